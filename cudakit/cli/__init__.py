@@ -1,0 +1,106 @@
+"""The command line: the table of commands, and the one way in.
+
+No module of a command is imported before that command is chosen: ``cudakit --help`` stays instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, cast
+
+import click
+
+from cudakit.cli.failure import report
+
+# Name: where the click command lives, and its line in ``cudakit --help``.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "memviz": (
+        "cudakit.cli.memviz:memviz",
+        "Show who holds GPU memory, and why it ran out.",
+    ),
+}
+
+_EPILOG = """\b
+Environment:
+  NO_COLOR=1       never write colours; FORCE_COLOR=1 writes them to a pipe too
+  COLUMNS=N        width of a report (a terminal's own, or 100 elsewhere)
+  CUDAKIT_DEBUG=1  print the traceback of an error
+
+\b
+Completion, for bash (zsh and fish likewise):
+  eval "$(_CUDAKIT_COMPLETE=bash_source cudakit)"
+"""
+
+
+def load_command(name: str) -> click.Command:
+    """Import the module of a command of the table, and nothing else."""
+    module, attribute = COMMANDS[name][0].split(":")
+    return cast(click.Command, getattr(import_module(module), attribute))
+
+
+class LazyGroup(click.Group):
+    """A group that lists stubs, and imports a command only to run it or to complete its options."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Replace the stub that stands in the listing by the command itself."""
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, load_command(name) if name and stub else stub, rest
+
+
+def _stubs() -> dict[str, click.Command]:
+    return {name: click.Command(name, short_help=line) for name, (_, line) in COMMANDS.items()}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands=_stubs(),
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="cudakit", prog_name="cudakit", message="%(prog)s %(version)s")
+def program() -> None:
+    """Answer questions about a GPU and the Python programs on it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (by default that of the process) and return its exit code.
+
+    The codes are those of cudakit.cli.failure.ExitCode. Nothing but SystemExit is raised.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 the last line of defence
+        return report(error, as_json=_wants_json(arguments))
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    if "_CUDAKIT_COMPLETE" in os.environ:
+        program.main(prog_name="cudakit")
+    if not arguments:
+        return _show_help()
+    try:
+        with program.make_context("cudakit", arguments) as context:
+            findings: Any = program.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    return int(findings or 0)
+
+
+def _show_help() -> int:
+    click.echo(program.get_help(click.Context(program, info_name="cudakit")), err=True)
+    return 2
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    # What follows "--" belongs to another program.
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own

@@ -1,0 +1,97 @@
+"""Every way in which a command can end, and what is said of a failure: one line and a hint."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import IntEnum
+
+import click
+
+from cudakit.cli.output import open_output, printable
+from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+
+
+class ExitCode(IntEnum):
+    """What the exit code of a command says."""
+
+    OK = 0  # the question is answered
+    FINDINGS = 1  # answered, and something is wrong: a race, a regression, memory that grew
+    USAGE = 2  # the command line cannot be carried out, or an input file cannot be used
+    ENVIRONMENT = 3  # the machine lacks something: a driver, a GPU, a library, memory, disk space
+    INTERNAL = 4  # something inside cudakit is wrong
+    INTERRUPTED = 130  # stopped by Ctrl-C
+    BROKEN_PIPE = 141  # the reader of the output went away, as in ``cudakit memviz x | head``
+
+
+def report(error: BaseException, *, as_json: bool) -> int:
+    """Tell the user what happened and return the exit code; with ``as_json`` on stdout as well."""
+    if os.environ.get("CUDAKIT_DEBUG"):
+        _print_traceback(error)
+    try:
+        return _tell(error, as_json=as_json)
+    except BrokenPipeError:
+        return ExitCode.BROKEN_PIPE
+    finally:
+        _settle_stdout()
+
+
+def _tell(error: BaseException, *, as_json: bool) -> int:
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        click.echo(err=True)
+        return ExitCode.INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return ExitCode.BROKEN_PIPE
+    known = _as_cudakit_error(error)
+    click.echo(f"cudakit: error: {printable(known.message)}", err=True)
+    if known.hint:
+        click.echo(f"hint: {printable(known.hint)}", err=True)
+    if as_json and sys.stdout is not None:
+        _tell_program(known)
+    return known.exit_code
+
+
+def _tell_program(error: CudakitError) -> None:
+    from cudakit.render.json import render_error
+
+    with open_output(None) as output:
+        output.write(render_error(error))
+
+
+def _as_cudakit_error(error: BaseException) -> CudakitError:
+    match error:
+        case CudakitError():
+            return error
+        case click.ClickException():
+            return UsageError(error.format_message(), hint=_help_hint(error))
+        case MemoryError():
+            return EnvironmentUnusable(
+                "the machine ran out of memory", hint="use a machine with more, or a smaller input"
+            )
+        case OSError(strerror=str(reason)):
+            where = f"{error.filename}: " if error.filename else ""
+            return EnvironmentUnusable(f"{where}{reason}")
+    return CudakitError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="please report it as a bug, with the traceback that CUDAKIT_DEBUG=1 prints",
+    )
+
+
+def _help_hint(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'cudakit'} --help"
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error, file=sys.stderr)
+
+
+def _settle_stdout() -> None:
+    """Flush stdout; where its reader or its disk is gone, drop the rest: the exit flushes again."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

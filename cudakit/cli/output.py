@@ -1,0 +1,167 @@
+"""Where a command's text goes: a file that appears complete or not at all, or standard output."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from cudakit.errors import EnvironmentUnusable, UsageError
+
+# Of a pipe or a file: stacks need more than 80 columns, a mail or a ticket bears no more than this.
+DEFAULT_WIDTH = 100
+# Below this a table cannot be read, whatever is cut.
+MINIMUM_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An open stream for text, and what a renderer must know of it."""
+
+    stream: TextIO
+    name: str
+    width: int  # columns
+    color: bool
+
+    def write(self, text: str | Iterable[str]) -> None:
+        """Write a text, or its pieces as they come.
+
+        A character that the stream cannot encode is written as its escape. Raises
+        EnvironmentUnusable where the disk is full.
+        """
+        for piece in (text,) if isinstance(text, str) else text:
+            with _explained(self.name):
+                self._write(piece)
+
+    def _write(self, piece: str) -> None:
+        try:
+            self.stream.write(piece)
+        except UnicodeEncodeError:
+            encoding = self.stream.encoding
+            self.stream.write(piece.encode(encoding, "backslashreplace").decode(encoding))
+
+
+@contextmanager
+def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
+    """Open a file, or standard output for None and ``-``; enter the block before the long work.
+
+    The text is written beside the file and takes its place when the block ends well; when it fails,
+    nothing is left. A device or a pipe is written directly. Raises UsageError where the file exists
+    and ``force`` is not given, is a directory or cannot be written.
+    """
+    if path is None or path == "-":
+        yield _describe(_standard_output(), "standard output")
+        return
+    target = Path(os.path.realpath(path))
+    mode = _mode(target, name=path)
+    _refuse_unusable(mode, name=path, force=force)
+    partial = _partial(target) if mode is None or stat.S_ISREG(mode) else None
+    stream = _create(partial or target, name=path)
+    try:
+        yield _describe(stream, path)
+        with _explained(path):
+            stream.close()
+            if partial:
+                partial.replace(target)
+    except BaseException:
+        _discard(stream, partial)
+        raise
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Return the columns to fill: ``COLUMNS``, else the terminal's own, else 100; at least 40."""
+    wish = os.environ.get("COLUMNS", "")
+    columns = int(wish) if wish.isdecimal() else 0
+    if not columns and stream.isatty():
+        columns = os.get_terminal_size(stream.fileno()).columns
+    return max(columns or DEFAULT_WIDTH, MINIMUM_WIDTH)
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Decide on colours: ``NO_COLOR`` (no-color.org), then ``FORCE_COLOR``, then the terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return is_capable_terminal(stream)
+
+
+def is_capable_terminal(stream: TextIO | None) -> bool:
+    """Say whether the stream is a terminal that understands colours and moving the cursor."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str) -> str:
+    """Put text from a file on one line that cannot steer a terminal; what could is escaped."""
+    line = " ".join(part.strip() for part in text.splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _describe(stream: TextIO, name: str) -> Output:
+    color = wants_color(stream) if stream is sys.stdout else is_capable_terminal(stream)
+    return Output(stream, name, terminal_width(stream), color)
+
+
+def _standard_output() -> TextIO:
+    # The type says otherwise, but a process started with ``>&-`` has none.
+    stdout: TextIO | None = sys.stdout
+    if stdout is None:
+        raise UsageError("standard output is closed", hint="write to a file with -o FILE")
+    return stdout
+
+
+def _mode(target: Path, *, name: str) -> int | None:
+    try:
+        return target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unwritable(name, error) from error
+
+
+def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
+    if name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
+        raise UsageError(f"{name} is a directory", hint="name a file in it")
+    if mode is not None and stat.S_ISREG(mode) and not force:
+        raise UsageError(f"{name} exists", hint="use --force to replace it")
+
+
+def _partial(target: Path) -> Path:
+    # In the same directory, for a rename to be one step; not named after the target, whose name
+    # may be as long as names can be.
+    return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
+
+
+def _create(place: Path, *, name: str) -> TextIO:
+    # A file of ours must be new; a device is there already.
+    mode: Literal["w", "x"] = "w" if place.exists() else "x"
+    try:
+        return place.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
+    except OSError as error:
+        raise _unwritable(name, error) from error
+
+
+def _unwritable(name: str, error: OSError) -> UsageError:
+    return UsageError(f"cannot write {name}: {error.strerror}", hint="choose another file")
+
+
+def _discard(stream: TextIO, partial: Path | None) -> None:
+    with suppress(OSError):
+        stream.close()
+    if partial:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot write {name}: {error.strerror}") from error

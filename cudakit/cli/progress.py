@@ -1,0 +1,47 @@
+"""How far long work has come, on one line of a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO, TypeAlias
+
+from cudakit.cli.output import is_capable_terminal, printable, terminal_width
+
+# Takes the name of the present stage, and how much of it is done, from 0 to 1.
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+@contextmanager
+def progress_line(*, quiet: bool = False) -> Iterator[Progress]:
+    """Give the block a Progress that shows on stderr if that is a terminal; clear it at the end."""
+    if quiet or not is_capable_terminal(sys.stderr):
+        yield _ignore
+        return
+    line = _Line(sys.stderr)
+    try:
+        yield line.show
+    finally:
+        line.replace("")
+
+
+class _Line:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._text = ""
+
+    def show(self, stage: str, fraction: float) -> None:
+        text = f"{printable(stage)} {fraction:4.0%}"
+        self.replace(text[: terminal_width(self._stream) - 1])
+
+    def replace(self, text: str) -> None:
+        # Work reports often, and a terminal may be far away.
+        if text != self._text:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._text = text
+
+
+def _ignore(stage: str, fraction: float) -> None:
+    pass

@@ -1,0 +1,175 @@
+"""From a Snapshot to the MemoryResult: every number that a report shows, and nothing of how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.memory.analyze.churn import churn
+from cudakit.core.memory.analyze.fragmentation import fragmentation, segment_groups
+from cudakit.core.memory.analyze.health import health
+from cudakit.core.memory.analyze.holders import facets, holders_by_line, holders_by_stack
+from cudakit.core.memory.analyze.leaks import find_leaks
+from cudakit.core.memory.analyze.oom import find_ooms
+from cudakit.core.memory.analyze.sites import Stacks
+from cudakit.core.memory.analyze.state import state_at, time_of
+from cudakit.core.memory.analyze.timeline import timeline
+from cudakit.core.memory.layout import Layout, layout_at, live_at
+from cudakit.core.memory.narrow import narrow
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.result import (
+    SCHEMA,
+    DeviceMemory,
+    FileFacts,
+    MemoryResult,
+    Moment,
+    Peak,
+)
+from cudakit.core.memory.snapshot import HOST, Action, DeviceTrace, Snapshot
+from cudakit.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """What to look at: the moment of the tables, and one device, stream or pool of several."""
+
+    at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
+    device: int | None = None  # HOST is pinned host memory
+    stream: int | None = None  # number by first appearance, 0 is the default stream
+    pool: tuple[int, int] | None = None
+
+
+def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
+    """Answer a MemorySpec for one or more snapshots.
+
+    Raises UsageError when no file has the device, the stream, the pool or the event asked for.
+    """
+    devices = [
+        analyze_device(snapshot, trace, spec)
+        for snapshot in snapshots
+        for trace in snapshot.devices
+        if spec.device is None or trace.device == spec.device
+    ]
+    if not devices:
+        known = sorted({trace.device for snapshot in snapshots for trace in snapshot.devices})
+        words = ", ".join("host" if device == HOST else str(device) for device in known)
+        raise UsageError(f"no device {spec.device} in the snapshot", hint=f"devices: {words}")
+    return MemoryResult(
+        schema=SCHEMA,
+        files=tuple(FileFacts(s.source, s.format, s.size_bytes, s.settings) for s in snapshots),
+        devices=tuple(devices),
+    )
+
+
+def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
+    """Answer a MemorySpec for one device."""
+    trace = narrow(snapshot, trace, stream=spec.stream, pool=spec.pool)
+    replayed = replay(snapshot, trace)
+    allocations = replayed.allocations
+    stacks = Stacks(snapshot)
+    lay = _Layouts(trace, replayed)
+    at = _moment(snapshot, trace, replayed, lay, spec.at)
+    live = live_at(allocations, at.event + 1)
+    steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
+    return DeviceMemory(
+        file=snapshot.source,
+        device=None if trace.device == HOST else trace.device,
+        events=len(trace.events),
+        exact=replayed.inconsistencies.total == 0 and not trace.warnings,
+        inconsistencies=replayed.inconsistencies.total,
+        end=state_at(replayed, lay(replayed.n_events), replayed.n_events),
+        peak=_peak(snapshot, trace, replayed),
+        at=at,
+        health=health(snapshot, trace, replayed),
+        ooms=find_ooms(snapshot, trace, stacks, replayed),
+        holders=holders_by_stack(stacks, allocations, live),
+        lines=holders_by_line(stacks, allocations, live),
+        facets=facets(snapshot, trace, allocations, live),
+        segments=segment_groups(snapshot, lay(at.event + 1)),
+        fragmentation=fragmentation(stacks, allocations, lay(at.event + 1)),
+        churn=churn(snapshot, trace, stacks, allocations),
+        steps=steps,
+        leaks=leaks,
+        timeline=timeline(snapshot, trace, replayed.curves),
+        layout=lay(replayed.n_events),
+        snapshot=snapshot,
+        trace=trace,
+        replay=replayed,
+    )
+
+
+class _Layouts:
+    """Layouts of a device, each made once."""
+
+    def __init__(self, trace: DeviceTrace, replayed: Replay) -> None:
+        self._trace = trace
+        self._replayed = replayed
+        self._known: dict[int, Layout] = {}
+
+    def __call__(self, moment: int) -> Layout:
+        if moment not in self._known:
+            allocations = self._replayed.allocations
+            self._known[moment] = layout_at(self._trace, allocations, moment)
+        return self._known[moment]
+
+
+def _moment(
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    replayed: Replay,
+    lay: Callable[[int], Layout],
+    at: str | int,
+) -> Moment:
+    name, event = _event_of(trace, replayed, at)
+    moment = event + 1
+    return Moment(
+        name=name,
+        event=event,
+        time_us=time_of(snapshot, trace, event),
+        state=state_at(replayed, lay(moment), moment),
+    )
+
+
+def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:
+    n = replayed.n_events
+    if at == "end":
+        return "end", n - 1
+    if at == "peak":
+        return "peak", _peak_moment(replayed) - 1
+    if at == "oom":
+        ooms = np.flatnonzero(trace.events.action == Action.OOM)
+        if not len(ooms):
+            raise UsageError(
+                f"device {trace.device} did not run out of memory in this trace",
+                hint="use --at peak or --at end",
+            )
+        return "oom", int(ooms[-1])
+    index = int(at)
+    if not -1 <= index < n:
+        raise UsageError(
+            f"there is no event {index} on device {trace.device}", hint=f"events run from 0 to {n - 1}"
+        )
+    return "event", index
+
+
+def _peak_moment(replayed: Replay) -> int:
+    return int(replayed.curves.requested.argmax())
+
+
+def _peak(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
+    curves, moment = replayed.curves, _peak_moment(replayed)
+    live = live_at(replayed.allocations, moment)
+    return Peak(
+        event=moment - 1,
+        time_us=time_of(snapshot, trace, moment - 1),
+        requested_bytes=int(curves.requested[moment]),
+        allocated_bytes=int(curves.allocated[moment]),
+        active_bytes=int(curves.active[moment]),
+        reserved_bytes=int(curves.reserved[moment]),
+        allocated_is_derived=not bool(replayed.allocations.size_known[live].all()),
+        highest_allocated_bytes=int(curves.allocated.max()),
+        highest_active_bytes=int(curves.active.max()),
+        highest_reserved_bytes=int(curves.reserved.max()),
+    )

@@ -1,0 +1,98 @@
+"""Free memory inside reserved segments, and the blocks that keep the segments from being given back."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.layout import Layout
+from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
+from cudakit.core.memory.snapshot import SegmentKind, Snapshot
+
+_Ints = npt.NDArray[np.int64]
+
+
+def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> Fragmentation:
+    """Measure what is free inside segments, and by whose blocks it is pinned."""
+    free, used = layout.free_by_segment(), layout.used_by_segment()
+    reserved = int(layout.segments.size.sum())
+    blocks = int(layout.block_size.sum())
+    rounding = blocks - int(layout.block_requested.sum())
+    return Fragmentation(
+        free_bytes=int(free.sum()),
+        free_share=int(free.sum()) / max(reserved, 1),
+        rounding_bytes=rounding,
+        rounding_share=rounding / max(blocks, 1),
+        holes=len(layout.hole_size),
+        largest_hole_bytes=int(layout.hole_size.max(initial=0)),
+        stranded_bytes=int(free[used > 0].sum()),
+        releasable_bytes=int(layout.segments.size[used == 0].sum()),
+        pins=_pins(stacks, allocations, layout, free),
+    )
+
+
+def _pins(
+    stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints
+) -> tuple[Pin, ...]:
+    """Charge the free bytes of each segment to every stack that has a block in it."""
+    stack = allocations.stack[layout.allocation].astype(np.int64)
+    n_segments = max(len(layout.segments), 1)
+    # One pair for each (stack, segment) that holds blocks of that stack.
+    pair, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
+    segment, pair_stack = layout.block_segment[first], stack[first]
+    alone = np.bincount(segment, minlength=n_segments)[segment] == 1
+    n_stacks = len(stacks.snapshot.stacks)
+    pinned = np.bincount(pair_stack, weights=free[segment], minlength=n_stacks)
+    pinned_alone = np.bincount(pair_stack, weights=free[segment] * alone, minlength=n_stacks)
+    segments = np.bincount(pair_stack[free[segment] > 0], minlength=n_stacks)
+    blocks = np.bincount(stack, minlength=n_stacks)
+    sizes = np.bincount(stack, weights=layout.block_size, minlength=n_stacks)
+    ranked = np.lexsort((-pinned, -pinned_alone))
+    found = []
+    for key in ranked[pinned[ranked] > 0].tolist():
+        frames = stacks.frames(key)
+        found.append(
+            Pin(
+                blocks=int(blocks[key]),
+                bytes=int(sizes[key]),
+                segments=int(segments[key]),
+                pinned_bytes=int(pinned[key]),
+                alone_bytes=int(pinned_alone[key]),
+                stack=frames,
+                site=site_of(frames),
+            )
+        )
+    return tuple(found)
+
+
+def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ...]:
+    """Sum segments by pool, stream, kind and expandability, largest first."""
+    segments = layout.segments
+    free = layout.free_by_segment()
+    hole = np.zeros(len(segments), np.int64)
+    np.maximum.at(hole, layout.hole_segment, layout.hole_size)
+    keys = np.stack(
+        (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
+    ).astype(np.int64)
+    distinct, group = np.unique(keys, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    found = []
+    for index, (pool, stream, kind, expandable) in enumerate(distinct.tolist()):
+        own = group == index
+        reserved, unused = int(segments.size[own].sum()), int(free[own].sum())
+        found.append(
+            SegmentGroup(
+                pool=snapshot.pools[pool],
+                stream=stream,
+                kind=SegmentKind(kind).name.lower(),
+                expandable=bool(expandable),
+                segments=int(own.sum()),
+                reserved_bytes=reserved,
+                used_bytes=reserved - unused,
+                free_bytes=unused,
+                largest_hole_bytes=int(hole[own].max()),
+            )
+        )
+    return tuple(sorted(found, key=lambda g: -g.reserved_bytes))

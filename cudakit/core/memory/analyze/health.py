@@ -1,0 +1,69 @@
+"""How far a file can be trusted, and what to record differently next time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.result import Contradictions, Health
+from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
+
+# Ring buffers are given round sizes; a trace of exactly such a length has most likely overflowed.
+_ROUND_LENGTHS = frozenset(
+    factor * 10**power for factor in (1, 2, 5) for power in range(3, 9)
+)
+_FEW_STACKS = 0.1  # share of allocations without a stack from which on it is worth a word
+
+
+def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
+    """Judge one device's trace."""
+    found = replayed.inconsistencies
+    stack = replayed.allocations.stack
+    without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
+    overflowed = _overflowed(trace, replayed)
+    return Health(
+        contradictions=Contradictions(
+            **{field.name: getattr(found, field.name) for field in fields(Contradictions)}
+        ),
+        begins_complete=replayed.begins_complete,
+        overflowed=overflowed,
+        without_stack=without_stack,
+        has_times=snapshot.has_times,
+        warnings=trace.warnings,
+        advice=tuple(_advice(snapshot, trace, without_stack, overflowed)),
+    )
+
+
+def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
+    if trace.overflowed is not None:
+        return trace.overflowed
+    if replayed.begins_complete:
+        return False
+    return True if len(trace.events) in _ROUND_LENGTHS else None
+
+
+def _advice(
+    snapshot: Snapshot, trace: DeviceTrace, without_stack: float, overflowed: bool | None
+) -> Iterator[str]:
+    if not len(trace.events):
+        yield (
+            "the file has no trace, so only the end is known: call "
+            "torch.cuda.memory._record_memory_history() before what you want to see"
+        )
+        return
+    if overflowed:
+        yield "old events were dropped: record with a larger max_entries to see further back"
+    kinds = set(np.unique(trace.events.action).tolist())
+    for action, word in ((Action.ALLOC, "alloc"), (Action.FREE_COMPLETED, "free_completed")):
+        if action not in kinds and Action.FREE not in kinds and Action.ALLOC in kinds | {action}:
+            yield f"the trace has no {word} events: record without skip_actions"
+    if without_stack > _FEW_STACKS:
+        yield (
+            f"{without_stack:.0%} of the allocations have no stack: those of the backward pass come "
+            'from C++ threads; record with stacks="all" to see them'
+        )
+    if not snapshot.has_times:
+        yield "the file has no times (torch before 2.2): events are shown in order only"

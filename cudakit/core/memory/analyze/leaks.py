@@ -1,0 +1,94 @@
+"""Call stacks that hold more after every step of the program."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.steps import step_moments
+from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.result import Leak, Steps
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+
+_Ints = npt.NDArray[np.int64]
+
+_FEWEST_STEPS = 3
+# Held amounts are compared at no more steps than this: enough for a slope, and bounded work.
+_MOST_STEPS = 64
+
+
+def find_leaks(
+    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, allocations: Allocations
+) -> tuple[Steps, tuple[Leak, ...]]:
+    """Find stacks whose live bytes never shrink from step to step and grow in most of them.
+
+    What grows only in the first half (caches, optimizer state, workspaces) is not a leak.
+    """
+    source, moments = step_moments(snapshot, trace, allocations)
+    steps = Steps(source, len(moments))
+    if len(moments) < _FEWEST_STEPS:
+        return steps, ()
+    picked = moments[_evenly(len(moments), _MOST_STEPS)]
+    per_step = (len(moments) - 1) / (len(picked) - 1)
+    ids, held, counts = _held_at(allocations, picked)
+    growing = _growing(held)
+    found = [
+        _leak(stacks, stack, bytes_held, count_held, per_step)
+        for stack, bytes_held, count_held in zip(
+            ids[growing].tolist(), held[growing], counts[growing], strict=True
+        )
+    ]
+    return steps, tuple(sorted(found, key=lambda leak: -leak.bytes_per_step))
+
+
+def _evenly(n: int, most: int) -> _Ints:
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
+
+
+def _held_at(allocations: Allocations, moments: _Ints) -> tuple[_Ints, _Ints, _Ints]:
+    """Sum live bytes and counts by stack at each moment: stack ids, and (stacks, moments) arrays."""
+    ids, row = np.unique(allocations.stack, return_inverse=True)
+    # Live at a moment: begin < moment <= end. An allocation adds from its first such moment on.
+    arrive = np.searchsorted(moments, allocations.begin, side="right")
+    leave = np.searchsorted(moments, allocations.end, side="right")
+    width = len(moments) + 1
+    shape = (len(ids), width)
+    held = np.zeros(shape[0] * width)
+    count = np.zeros(shape[0] * width)
+    for column, sign in ((arrive, 1), (leave, -1)):
+        cell = row * width + column
+        held += sign * np.bincount(cell, weights=allocations.size, minlength=len(held))
+        count += sign * np.bincount(cell, minlength=len(count))
+    return (
+        ids.astype(np.int64),
+        np.cumsum(held.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+    )
+
+
+def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
+    change = np.diff(held, axis=1)
+    late = change[:, change.shape[1] // 2 :]
+    never_shrinks = (change >= 0).all(axis=1)
+    mostly_grows = (change > 0).mean(axis=1) >= 0.5
+    return never_shrinks & mostly_grows & ((late > 0).mean(axis=1) >= 0.5)
+
+
+def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, per_step: float) -> Leak:
+    frames = stacks.frames(stack)
+    return Leak(
+        bytes_per_step=round(_theil_sen(held) / per_step),
+        count_per_step=_theil_sen(count) / per_step,
+        bytes=int(held[-1]),
+        count=int(count[-1]),
+        growth=tuple(held.tolist()),
+        stack=frames,
+        site=site_of(frames),
+    )
+
+
+def _theil_sen(values: _Ints) -> float:
+    """Take the median slope over all pairs (Sen 1968): a few odd steps do not move it."""
+    first, second = np.triu_indices(len(values), 1)
+    return float(np.median((values[second] - values[first]) / (second - first)))

@@ -1,0 +1,120 @@
+"""Why an allocation failed: what was free, where, and what would have made it fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.analyze import verdict
+from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.state import state_at, time_of
+from cudakit.core.memory.block_sizes import SMALL_REQUEST, segment_size
+from cudakit.core.memory.layout import Layout, layout_at
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.result import Fit, Oom
+from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind, Snapshot
+
+# A program that catches the error and tries again can fail thousands of times; each takes a layout.
+MOST_OOMS = 100
+
+
+def find_ooms(
+    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, replayed: Replay
+) -> tuple[Oom, ...]:
+    """Explain every failed allocation of a trace; of more than MOST_OOMS the first and the latest."""
+    events = np.flatnonzero(trace.events.action == Action.OOM)
+    if len(events) > MOST_OOMS:
+        events = np.concatenate((events[:1], events[1 - MOST_OOMS :]))
+    return tuple(_explain(snapshot, trace, stacks, replayed, event) for event in events.tolist())
+
+
+def _explain(
+    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, replayed: Replay, event: int
+) -> Oom:
+    layout = layout_at(trace, replayed.allocations, event)
+    room = measure(trace, layout, event)
+    state = state_at(replayed, layout, event)
+    found = verdict.judge(room, state, snapshot.settings)
+    frames = stacks.frames(int(trace.events.stack[event]))
+    return Oom(
+        event=event,
+        time_us=time_of(snapshot, trace, event),
+        size_bytes=room.size,
+        device_free_bytes=room.device_free,
+        state=state,
+        largest_hole_bytes=int(layout.hole_size.max(initial=0)),
+        free_bytes=room.free,
+        short_bytes=room.short,
+        fit=room.fit,
+        limited=room.limited,
+        verdict=found.code,
+        sentence=found.sentence,
+        remedies=found.remedies,
+        stack=frames,
+        site=site_of(frames),
+    )
+
+
+def measure(trace: DeviceTrace, layout: Layout, event: int) -> verdict.Room:
+    """Measure the room that a failed request had, and would have had."""
+    events, segments = trace.events, layout.segments
+    size, device_free = int(events.size[event]), int(events.address[event])
+    needed = segment_size(size)
+    own = _own_segments(trace, layout, event)
+    hole_is_own = own[layout.hole_segment]
+    used = layout.used_by_segment()
+    releasable = int(segments.size[used == 0].sum())
+    limited = device_free >= needed
+    # Under a limit of the process the room on the device is of no use: what counts is what is reserved.
+    usable = 0 if limited else device_free
+    own_free = int(layout.hole_size[hole_is_own].sum())
+    fit = Fit(
+        without_cache=usable + releasable >= needed,
+        without_holes=own_free + usable >= size,
+        in_another_pool=_largest(layout.hole_size[~hole_is_own]) >= size,
+        after_pending_frees=_fits_after_pending(layout, own, size),
+    )
+    free = int(layout.hole_size.sum())
+    return verdict.Room(
+        size=size,
+        device_free=device_free,
+        free=free,
+        own_free=own_free,
+        own_largest_hole=_largest(layout.hole_size[hole_is_own]),
+        releasable=releasable,
+        pending=int(layout.block_size[layout.block_pending].sum()),
+        short=max(size - free - usable, 0),
+        limited=limited,
+        expandable=bool(segments.expandable.any()),
+        fit=fit,
+    )
+
+
+def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> npt.NDArray[np.bool_]:
+    """Say which segments could have served the request: its stream, its pool, its kind."""
+    events, segments = trace.events, layout.segments
+    kind = SegmentKind.SMALL if int(events.size[event]) <= SMALL_REQUEST else SegmentKind.LARGE
+    pool = max(int(events.pool[event]), 0)
+    fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
+    return fits_kind & (segments.stream == events.stream[event]) & (segments.pool == pool)
+
+
+def _fits_after_pending(layout: Layout, own: npt.NDArray[np.bool_], size: int) -> bool:
+    """Say whether a hole, together with blocks pending free beside it, would have been large enough."""
+    blocks = layout.block_pending & own[layout.block_segment]
+    if not blocks.any():
+        return False
+    holes = own[layout.hole_segment]
+    segment = np.concatenate((layout.block_segment[blocks], layout.hole_segment[holes]))
+    offset = np.concatenate((layout.block_offset[blocks], layout.hole_offset[holes]))
+    length = np.concatenate((layout.block_size[blocks], layout.hole_size[holes]))
+    order = np.lexsort((offset, segment))
+    segment, offset, length = segment[order], offset[order], length[order]
+    joins = np.zeros(len(order), np.bool_)
+    joins[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + length)[:-1])
+    return _largest(np.bincount(np.cumsum(~joins), weights=length)) >= size
+
+
+def _largest(sizes: npt.NDArray[np.generic]) -> int:
+    return int(sizes.max(initial=0)) if len(sizes) else 0
+

@@ -1,0 +1,185 @@
+"""One sentence on a failed allocation, and what to try, most promising first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.core.memory.result import Fit, State
+from cudakit.units import format_bytes
+
+_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room that a failed request had, in bytes."""
+
+    size: int
+    device_free: int
+    free: int  # in holes, of any pool
+    own_free: int  # in holes that could have served the request
+    own_largest_hole: int
+    releasable: int  # in segments that hold nothing
+    pending: int  # blocks freed, still used by another stream
+    short: int  # what is missing even if every free byte could be used
+    limited: bool  # the device had room: something else refused
+    expandable: bool  # expandable segments are in use
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why it failed, as a code and in words, and what to do."""
+
+    code: str
+    sentence: str
+    remedies: tuple[str, ...]
+
+
+def judge(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+    """Choose the cause that, mended, is the least work: cache, pending frees, holes, pools, capacity."""
+    fit = room.fit
+    if fit.without_cache:
+        return _cache(room, state)
+    if fit.after_pending_frees:
+        return _pending(room, state)
+    if fit.without_holes:
+        return _fragmentation(room, state, settings)
+    if fit.in_another_pool:
+        return _pool(room, state)
+    if room.limited:
+        return _limit(room, state, settings)
+    return _capacity(room, state, settings)
+
+
+def _cache(room: Room, state: State) -> Verdict:
+    sentence = (
+        f"{_asked(room)} would have fitted without the cache: {format_bytes(room.releasable)} lie in "
+        f"empty segments that were not given back{_limit_clause(room, state)}."
+    )
+    return Verdict(
+        "cache",
+        sentence,
+        (
+            "call torch.cuda.empty_cache() before this allocation; segments of private pools "
+            "(CUDA graphs, MemPool) go back only when the pool is deleted",
+            f"{_CONF}=garbage_collection_threshold:0.8",
+        ),
+    )
+
+
+def _pending(room: Room, state: State) -> Verdict:
+    sentence = (
+        f"{_asked(room)} would have fitted a moment later: {format_bytes(room.pending)} were freed but "
+        f"still in use by other streams (record_stream){_limit_clause(room, state)}."
+    )
+    return Verdict(
+        "pending",
+        sentence,
+        (
+            "wait for the side stream before the tensor is freed "
+            "(torch.cuda.current_stream().wait_stream(side)), instead of record_stream",
+            "call torch.cuda.synchronize() before this allocation",
+        ),
+    )
+
+
+def _fragmentation(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+    sentence = (
+        f"{_asked(room)} would have fitted without holes: {format_bytes(room.own_free)} are free inside "
+        f"reserved segments, but the largest hole is {format_bytes(room.own_largest_hole)}"
+        f"{_limit_clause(room, state)}."
+    )
+    remedies = [
+        *_expandable_remedy(room),
+        "free, or allocate first, the small long-lived blocks that pin the segments "
+        "(see what pins them, below)",
+        *_split_remedy(room, settings),
+    ]
+    return Verdict("fragmentation", sentence, tuple(remedies))
+
+
+def _pool(room: Room, state: State) -> Verdict:
+    sentence = (
+        f"{_asked(room)} would have fitted into another pool or stream: "
+        f"{format_bytes(room.free - room.own_free)} are free there, where this request may not go"
+        f"{_limit_clause(room, state)}."
+    )
+    return Verdict(
+        "pool",
+        sentence,
+        (
+            "allocate on the stream that holds the free memory, or call torch.cuda.empty_cache() first",
+            "let CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), "
+            "and delete MemPools that are no longer used",
+            *_expandable_remedy(room),
+        ),
+    )
+
+
+def _limit(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+    sentence = (
+        f"{_asked(room)} met a limit of the process, not of the device: the device had "
+        f"{format_bytes(room.device_free)} free while this process held "
+        f"{format_bytes(state.reserved_bytes)}."
+    )
+    return Verdict(
+        "limit",
+        sentence,
+        (
+            "raise torch.cuda.set_per_process_memory_fraction "
+            f"(at least {format_bytes(state.reserved_bytes + room.size)} for this request)",
+            *_less(room, state),
+        ),
+    )
+
+
+def _capacity(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+    sentence = (
+        f"{_asked(room)} could not fit: {format_bytes(state.active_bytes)} were in use, "
+        f"{format_bytes(room.device_free)} free on the device and {format_bytes(room.free)} in holes; "
+        f"{format_bytes(room.short)} too little even if every free byte were usable."
+    )
+    return Verdict("capacity", sentence, (*_less(room, state), *_expandable_remedy(room)))
+
+
+def _less(room: Room, state: State) -> tuple[str, ...]:
+    return (
+        f"hold {format_bytes(max(room.short, 1))} less at this moment: a smaller batch, activation "
+        "checkpointing, or the top holders above (--at oom)",
+    )
+
+
+def _asked(room: Room) -> str:
+    return f"{format_bytes(room.size)} did not fit, but" if _could(room) else format_bytes(room.size)
+
+
+def _could(room: Room) -> bool:
+    fit = room.fit
+    return (
+        fit.without_cache or fit.without_holes or fit.in_another_pool or fit.after_pending_frees
+    )
+
+
+def _limit_clause(room: Room, state: State) -> str:
+    if not room.limited:
+        return ""
+    return (
+        f"; the device had {format_bytes(room.device_free)} free, so a limit of the process "
+        f"(set_per_process_memory_fraction) kept it at {format_bytes(state.reserved_bytes)}"
+    )
+
+
+def _expandable_remedy(room: Room) -> tuple[str, ...]:
+    return () if room.expandable else (f"{_CONF}=expandable_segments:True",)
+
+
+def _split_remedy(room: Room, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keep blocks of the failed size whole: a limit just below it, at least torch's least (20 MiB)."""
+    if room.expandable or settings.get("max_split_size", -1) not in (-1, None):
+        return ()
+    limit_mib = max(room.size // _MIB // 2, 21)
+    return (f"{_CONF}=max_split_size_mb:{limit_mib}",)

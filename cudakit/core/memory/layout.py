@@ -1,0 +1,111 @@
+"""What lay where at a moment: segments, the blocks in use in them, and the holes between.
+
+At the end this is what the snapshot itself says; at any other moment it is the replay cut through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.reserved import Reserved, mapped_at, whole_segments
+from cudakit.core.memory.snapshot import DeviceTrace
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Segments in address order, and by ``*_segment`` index the blocks and holes that tile them."""
+
+    segments: Reserved
+    allocation: _Ints  # of each block in use: index into Allocations
+    block_segment: _Ints
+    block_offset: _Ints  # bytes from the segment's start
+    block_size: _Ints
+    block_requested: _Ints
+    block_pending: npt.NDArray[np.bool_]  # freed, still used by another stream
+    hole_segment: _Ints
+    hole_offset: _Ints
+    hole_size: _Ints
+
+    def free_by_segment(self) -> _Ints:
+        """Sum the holes of each segment, bytes."""
+        return _sum_by(self.hole_segment, self.hole_size, len(self.segments))
+
+    def used_by_segment(self) -> _Ints:
+        """Sum the blocks in use or pending free of each segment, bytes."""
+        return _sum_by(self.block_segment, self.block_size, len(self.segments))
+
+
+def live_at(allocations: Allocations, moment: int) -> _Ints:
+    """List the allocations in use or pending free at a moment, by address."""
+    live = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
+    return live[np.argsort(allocations.address[live], kind="stable")]
+
+
+def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layout:
+    """Lay out a device's memory at a moment. What lies in no segment, in inexact traces, is left out."""
+    segments = segments_at(trace, moment)
+    live = live_at(allocations, moment)
+    address, size = allocations.address[live], allocations.size[live]
+    segment = np.searchsorted(segments.address, address, side="right") - 1
+    offset = np.zeros(len(live), np.int64)
+    if len(segments):
+        offset = (address - segments.address[np.maximum(segment, 0)]).astype(np.int64)
+        inside = (segment >= 0) & (offset + size <= segments.size[segment])
+    else:
+        inside = np.zeros(len(live), np.bool_)
+    live, segment, offset, size = live[inside], segment[inside], offset[inside], size[inside]
+    hole_segment, hole_offset, hole_size = _holes(segments, segment, offset, size)
+    return Layout(
+        segments=segments,
+        allocation=live,
+        block_segment=segment,
+        block_offset=offset,
+        block_size=size,
+        block_requested=allocations.requested[live],
+        block_pending=allocations.free_requested[live] < moment,
+        hole_segment=hole_segment,
+        hole_offset=hole_offset,
+        hole_size=hole_size,
+    )
+
+
+def segments_at(trace: DeviceTrace, moment: int) -> Reserved:
+    """List what was reserved at a moment, by address."""
+    whole = whole_segments(trace)
+    whole = whole.take((whole.begin < moment) & (moment <= whole.end))
+    mapped = mapped_at(trace, moment)
+    both = Reserved(
+        *(np.concatenate((getattr(whole, n), getattr(mapped, n))) for n in Reserved.__slots__)
+    )
+    return both.take(np.argsort(both.address, kind="stable"))
+
+
+def _holes(
+    segments: Reserved, segment: _Ints, offset: _Ints, size: _Ints
+) -> tuple[_Ints, _Ints, _Ints]:
+    """Find the gaps: before each block, and behind the last one of each segment."""
+    n = len(segments)
+    edge = np.arange(n, dtype=np.int64)
+    # A block of no length at the end of every segment, so that every gap is one before a block.
+    all_segments = np.concatenate((segment, edge))
+    all_offsets = np.concatenate((offset, segments.size))
+    all_ends = np.concatenate((offset + size, segments.size))
+    order = np.lexsort((all_offsets, all_segments))
+    all_segments, all_offsets = all_segments[order], all_offsets[order]
+    previous_end = np.zeros(len(order), np.int64)
+    previous_end[1:] = np.where(
+        all_segments[1:] == all_segments[:-1], all_ends[order][:-1], 0
+    )
+    gap = all_offsets - previous_end
+    real = gap > 0
+    return all_segments[real], previous_end[real], gap[real]
+
+
+def _sum_by(index: _Ints, amount: _Ints, n: int) -> _Ints:
+    return np.bincount(index, weights=amount, minlength=n).astype(np.int64)

@@ -1,0 +1,42 @@
+"""The native reader of pickles of plain data; ``pickled.py`` is its face."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+class PickledTree:
+    """The tree that a pickle of plain data describes. The buffer stays exported as long as it lives.
+
+    Raises ValueError(why, offset) for what pickled.py explains, ValueError("kind", found) for a node of
+    another kind than a method is about, IndexError for what is no handle.
+    """
+
+    def __new__(
+        cls, buffer: bytes, seed: bytes, convert: Callable[[int, bytes], bool | float | str | bytes]
+    ) -> PickledTree: ...
+    @property
+    def root(self) -> int: ...
+    def kind(self, handle: int, /) -> str: ...
+    def scalar(self, handle: int, /) -> Any: ...
+    def members(self, handle: int, /) -> dict[str, int]: ...
+    def lengths(self, lists: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64], /) -> None: ...
+    def gather(self, lists: npt.NDArray[np.uint64], items: npt.NDArray[np.uint64], /) -> None: ...
+    def column(
+        self, dicts: npt.NDArray[np.uint64], found: npt.NDArray[np.uint64], key: str, /
+    ) -> None: ...
+    def integers(
+        self,
+        handles: npt.NDArray[np.uint64],
+        numbers: npt.NDArray[np.int64],
+        known: npt.NDArray[np.bool_],
+        /,
+    ) -> None: ...
+    def intern(
+        self,
+        handles: npt.NDArray[np.uint64],
+        ids: npt.NDArray[np.int32],
+        nodes: npt.NDArray[np.uint64],
+        /,
+    ) -> None: ...

@@ -1,0 +1,78 @@
+"""The trace of one device: from its list of entries to Events."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.load.tables import StreamNumbers, Tables
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.snapshot import Action, Events
+
+# The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
+MOST_BYTES = 1 << 49
+
+_ACTIONS = {
+    "alloc": Action.ALLOC,
+    "free_requested": Action.FREE_REQUESTED,
+    "free_completed": Action.FREE_COMPLETED,
+    "free": Action.FREE,
+    "segment_alloc": Action.SEGMENT_ALLOC,
+    "segment_free": Action.SEGMENT_FREE,
+    "segment_map": Action.SEGMENT_MAP,
+    "segment_unmap": Action.SEGMENT_UNMAP,
+    "snapshot": Action.SNAPSHOT,
+    "oom": Action.OOM,
+    "annotate": Action.ANNOTATE,
+}
+
+
+def read_events(
+    tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
+) -> tuple[Events, tuple[str, ...]]:
+    """Read trace entries; returns the events and a sentence for each kind of defect met.
+
+    An entry without a usable address or size, or with an action that is not known, stays in the trace
+    as a marker (Action.UNKNOWN), so that indices keep their meaning.
+    """
+    action = _actions(tree, tables, tree.column(entries, "action"))
+    address, has_address = tree.integers(tree.column(entries, "addr"))
+    free, has_free = tree.integers(tree.column(entries, "device_free"))
+    size, has_size = tree.integers(tree.column(entries, "size"))
+    is_oom = action == Action.OOM
+    moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
+    broken = moves_memory & ~(has_address & has_size & (size >= 0) & (size <= MOST_BYTES))
+    warnings = _warnings(broken, action)
+    pool_handles = tree.column(entries, "pool_id")
+    events = Events(
+        action=np.where(broken, np.uint8(Action.UNKNOWN), action),
+        address=np.where(is_oom & has_free, free, address).view(np.uint64),
+        size=size,
+        stream=streams.number(tree.integers(tree.column(entries, "stream"))[0]),
+        time_us=tree.integers(tree.column(entries, "time_us"))[0],
+        stack=tables.stack_ids(tree.column(entries, "frames")),
+        pool=np.where(pool_handles == 0, np.int32(-1), tables.pool_ids(pool_handles)),
+        compile_context=tables.text_ids(tree.column(entries, "compile_context")),
+        user_metadata=tables.text_ids(tree.column(entries, "user_metadata")),
+        category=tables.text_ids(tree.column(entries, "category")),
+    )
+    return events, warnings
+
+
+def _actions(tree: Tree, tables: Tables, handles: Handles) -> npt.NDArray[np.uint8]:
+    ids, representatives = tree.intern(handles)
+    codes = [
+        _ACTIONS.get(word, Action.UNKNOWN) for word in tables.decode_texts(representatives)
+    ]
+    return np.array(codes or [Action.UNKNOWN], np.uint8)[ids]
+
+
+def _warnings(
+    broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]
+) -> tuple[str, ...]:
+    found = []
+    if n := int(np.count_nonzero(broken)):
+        found.append(f"{n:,} trace entries have no usable address or size and are passed over")
+    if n := int(np.count_nonzero(action == Action.UNKNOWN)):
+        found.append(f"{n:,} trace entries have an action that is not known and are passed over")
+    return tuple(found)

@@ -1,0 +1,257 @@
+"""The pickle machine in Python: a pickle of plain data becomes lists, dictionaries and scalars.
+
+It accepts and refuses exactly what ``_pickled.c`` does, at the same byte for the same reason, and serves
+where that was not built. Tuples become lists, and a key that is not text is dropped with its value, so
+that nothing but text is ever hashed. The opcodes are those of the standard library's ``pickletools``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from cudakit.core.memory.load.scalars import convert
+
+_HIGHEST_PROTOCOL = 5
+_STOP = ord(".")
+
+
+class Refused(ValueError):
+    """A file that is not read on: one word of reason, and the byte at which its opcode stands."""
+
+
+class Machine:
+    """Reads one pickle. What lies below the latest mark is out of reach until the mark is taken."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+        self._opcode_at = 0
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        """Return the value that the pickle describes.
+
+        Raises Refused.
+        """
+        data, size, steps = self._data, len(self._data), _STEPS
+        while self._at < size:
+            self._opcode_at = self._at
+            opcode = data[self._at]
+            self._at += 1
+            if opcode == _STOP:
+                return self._top()
+            steps[opcode](self)
+        self._opcode_at = size
+        raise self._refused("cut")
+
+    def _refused(self, why: str) -> Refused:
+        return Refused(why, self._opcode_at)
+
+    # Arguments.
+
+    def take(self, count: int) -> bytes:
+        start = self._at
+        self._at += count
+        if self._at > len(self._data):
+            raise self._refused("cut")
+        return self._data[start : self._at]
+
+    def number(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "little")
+
+    def counted(self, width: int) -> bytes:
+        return self.take(self.number(width))
+
+    def text(self, width: int) -> str:
+        raw = self.counted(width)
+        text: str = raw.decode() if raw.isascii() else self._converted(raw)
+        return text
+
+    def line(self) -> Any:
+        start, end = self._at, self._data.find(b"\n", self._at)
+        if end < 0:
+            raise self._refused("cut")
+        self._at = end + 1
+        return self._converted(self._data[start:end])
+
+    def _converted(self, raw: bytes) -> Any:
+        try:
+            return convert(self._data[self._opcode_at], raw)
+        except ValueError:
+            raise self._refused("argument") from None
+
+    # The stack.
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _top(self) -> Any:
+        if not self._stack:
+            raise self._refused("stack")
+        return self._stack[-1]
+
+    def duplicate(self) -> None:
+        self.push(self._top())
+
+    def mark(self) -> None:
+        self._below.append(self._stack)
+        self._stack = []
+
+    def pop(self) -> None:
+        if self._below and not self._stack:
+            self.pop_mark()
+        else:
+            self._pop_last(1)
+
+    def pop_mark(self) -> list[Any]:
+        if not self._below:
+            raise self._refused("mark")
+        popped, self._stack = self._stack, self._below.pop()
+        return popped
+
+    def _pop_last(self, count: int) -> list[Any]:
+        start = len(self._stack) - count
+        if start < 0:
+            raise self._refused("stack")
+        popped = self._stack[start:]
+        del self._stack[start:]
+        return popped
+
+    # The memo.
+
+    def put(self, index: int) -> None:
+        value = self._top()
+        # A byte of the file cannot have stored more than one value.
+        if index >= self._at:
+            raise self._refused("far")
+        self._memo[index] = value
+
+    def memoize(self) -> None:
+        self.put(len(self._memo))
+
+    def get(self, index: int) -> None:
+        try:
+            self._stack.append(self._memo[index])
+        except KeyError:
+            raise self._refused("memo") from None
+
+    # Containers.
+
+    def make_list(self, count: int | None = None) -> None:
+        self.push(self.pop_mark() if count is None else self._pop_last(count))
+
+    def make_dict(self) -> None:
+        made: dict[str, Any] = {}
+        self._set(made, self.pop_mark())
+        self.push(made)
+
+    def append(self) -> None:
+        if len(self._stack) < 2:
+            raise self._refused("stack")
+        self._append(self._pop_last(1))
+
+    def appends(self) -> None:
+        self._append(self.pop_mark())
+
+    def _append(self, items: list[Any]) -> None:
+        target = self._top()
+        if not isinstance(target, list):
+            raise self._refused("target")
+        target += items
+
+    def set_item(self) -> None:
+        if len(self._stack) < 3:
+            raise self._refused("stack")
+        self._set_top(self._pop_last(2))
+
+    def set_items(self) -> None:
+        self._set_top(self.pop_mark())
+
+    def _set_top(self, pairs: list[Any]) -> None:
+        target = self._top()
+        if not isinstance(target, dict):
+            raise self._refused("target")
+        self._set(target, pairs)
+
+    def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
+        if len(pairs) % 2:
+            raise self._refused("pairs")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if isinstance(key, str):
+                target[key] = value
+
+    # What stands around the values.
+
+    def protocol(self) -> None:
+        if self.number(1) > _HIGHEST_PROTOCOL:
+            raise self._refused("protocol")
+
+    def frame(self) -> None:
+        # A frame that is longer than the file shows a cut file at once.
+        if self.number(8) > len(self._data) - self._at:
+            raise self._refused("cut")
+
+    def refuse(self) -> None:
+        raise self._refused("opcode")
+
+
+_Step: TypeAlias = Callable[[Machine], object]
+
+_NAMED: dict[bytes, _Step] = {
+    b"N": lambda m: m.push(None),
+    b"\x88": lambda m: m.push(True),
+    b"\x89": lambda m: m.push(False),
+    b"K": lambda m: m.push(m.number(1)),
+    b"M": lambda m: m.push(m.number(2)),
+    b"J": lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
+    b"\x8a": lambda m: m.push(int.from_bytes(m.counted(1), "little", signed=True)),
+    b"\x8b": lambda m: m.push(int.from_bytes(m.counted(4), "little", signed=True)),
+    b"G": lambda m: m.push(*struct.unpack(">d", m.take(8))),
+    b"U": lambda m: m.push(m.text(1)),
+    b"T": lambda m: m.push(m.text(4)),
+    b"\x8c": lambda m: m.push(m.text(1)),
+    b"X": lambda m: m.push(m.text(4)),
+    b"\x8d": lambda m: m.push(m.text(8)),
+    b"C": lambda m: m.push(m.counted(1)),
+    b"B": lambda m: m.push(m.counted(4)),
+    b"\x8e": lambda m: m.push(m.counted(8)),
+    b"I": lambda m: m.push(m.line()),
+    b"L": lambda m: m.push(m.line()),
+    b"F": lambda m: m.push(m.line()),
+    b"S": lambda m: m.push(m.line()),
+    b"V": lambda m: m.push(m.line()),
+    b"]": lambda m: m.make_list(0),
+    b")": lambda m: m.make_list(0),
+    b"\x85": lambda m: m.make_list(1),
+    b"\x86": lambda m: m.make_list(2),
+    b"\x87": lambda m: m.make_list(3),
+    b"l": Machine.make_list,
+    b"t": Machine.make_list,
+    b"}": lambda m: m.push({}),
+    b"d": Machine.make_dict,
+    b"a": Machine.append,
+    b"e": Machine.appends,
+    b"s": Machine.set_item,
+    b"u": Machine.set_items,
+    b"(": Machine.mark,
+    b"0": Machine.pop,
+    b"1": Machine.pop_mark,
+    b"2": Machine.duplicate,
+    b"p": lambda m: m.put(m.line()),
+    b"q": lambda m: m.put(m.number(1)),
+    b"r": lambda m: m.put(m.number(4)),
+    b"\x94": Machine.memoize,
+    b"g": lambda m: m.get(m.line()),
+    b"h": lambda m: m.get(m.number(1)),
+    b"j": lambda m: m.get(m.number(4)),
+    b"\x80": Machine.protocol,
+    b"\x95": Machine.frame,
+}
+
+_STEPS: tuple[_Step, ...] = tuple(
+    _NAMED.get(bytes([opcode]), Machine.refuse) for opcode in range(256)
+)

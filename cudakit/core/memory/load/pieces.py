@@ -1,0 +1,171 @@
+"""What the allocator holds: from the lists of segments and blocks to columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.load.entries import MOST_BYTES
+from cudakit.core.memory.load.tables import StreamNumbers, Tables
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.snapshot import Blocks, BlockState, SegmentKind, Segments
+from cudakit.errors import SnapshotError
+
+_Sizes: TypeAlias = npt.NDArray[np.int64]
+
+_KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
+_STATES = {
+    "active_allocated": BlockState.ALLOCATED,
+    "active_pending_free": BlockState.PENDING_FREE,
+    "active_awaiting_free": BlockState.PENDING_FREE,  # the word of torch's documentation
+    "inactive": BlockState.INACTIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The segments of one device in address order, and their blocks."""
+
+    segments: Segments
+    blocks: Blocks
+
+
+def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
+    """Say to which device each segment belongs; what a file does not say is device 0."""
+    return tree.integers(tree.column(segments, "device"))[0]
+
+
+def read_pieces(
+    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
+) -> Pieces:
+    """Read the segments of one device and their blocks.
+
+    Raises SnapshotError for a segment without address or size, and for sizes that cannot be.
+    """
+    address, has_address = tree.integers(tree.column(handles, "address"))
+    if not has_address.all():
+        raise SnapshotError("a segment has no address: the file is damaged or no memory snapshot")
+    order = np.argsort(address.view(np.uint64), kind="stable")
+    handles, address = handles[order], address[order]
+    segments = Segments(
+        address=address.view(np.uint64),
+        size=_sizes(tree, handles, "total_size", what="segment"),
+        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        kind=_words(tree, tables, tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
+        pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
+        expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
+        stack=tables.stack_ids(tree.column(handles, "frames")),
+    )
+    return Pieces(segments, _read_blocks(tree, tables, segments, tree.column(handles, "blocks")))
+
+
+def _read_blocks(tree: Tree, tables: Tables, segments: Segments, lists: Handles) -> Blocks:
+    counts, handles = tree.children(lists)
+    segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    size = _sizes(tree, handles, "size", what="block")
+    history = _last_use(tree, tree.column(handles, "history"))
+    requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
+    used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
+    state = _words(tree, tables, tree.column(handles, "state"), _STATES, BlockState.INACTIVE)
+    requested = np.where(has_requested, requested, np.where(has_used, used, size))
+    frames = tree.column(handles, "frames")
+    return Blocks(
+        segment=segment,
+        address=_block_addresses(tree, handles, segments, segment, size),
+        size=size,
+        requested=np.where(state == BlockState.INACTIVE, 0, np.clip(requested, 0, size)),
+        state=state,
+        stack=tables.stack_ids(
+            np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
+        ),
+    )
+
+
+def _last_use(tree: Tree, histories: Handles) -> Handles:
+    """Find the newest use of each block in files from before torch 2.1; 0 where there is none."""
+    counts, uses = tree.children(histories)
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
+    newest = np.zeros(len(histories), np.uint64)
+    newest[counts > 0] = uses[starts[counts > 0]]
+    return newest
+
+
+def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
+    found = np.zeros(len(handles), np.uint64)
+    there = handles != 0
+    found[there] = tree.column(handles[there], key)
+    return found
+
+
+def _block_addresses(
+    tree: Tree,
+    handles: Handles,
+    segments: Segments,
+    segment: npt.NDArray[np.int32],
+    size: _Sizes,
+) -> npt.NDArray[np.uint64]:
+    """Read addresses; where a file has none (before torch 2.1), blocks lie one behind the other."""
+    address, known = tree.integers(tree.column(handles, "address"))
+    before = np.cumsum(size) - size
+    first_of_segment = np.searchsorted(segment, segment)
+    offset = (before - before[first_of_segment]).astype(np.uint64)
+    return np.where(known, address.view(np.uint64), segments.address[segment] + offset)
+
+
+def read_host_pieces(
+    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
+) -> Pieces:
+    """Read the pinned host allocator's segments (torch 2.14): each is one block, in use or not."""
+    address, _ = tree.integers(tree.column(handles, "address"))
+    order = np.argsort(address.view(np.uint64), kind="stable")
+    handles, address = handles[order], address[order]
+    n = len(handles)
+    key = "size" if n and tree.column(handles[:1], "size")[0] else "total_size"
+    size = _sizes(tree, handles, key, what="host segment")
+    allocated, _ = tree.integers(tree.column(handles, "allocated"))
+    active, _ = tree.integers(tree.column(handles, "active"))
+    state = np.where(
+        allocated != 0,
+        BlockState.ALLOCATED,
+        np.where(active != 0, BlockState.PENDING_FREE, BlockState.INACTIVE),
+    ).astype(np.uint8)
+    stack = tables.stack_ids(tree.column(handles, "frames"))
+    segments = Segments(
+        address=address.view(np.uint64),
+        size=size,
+        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        kind=np.full(n, SegmentKind.UNKNOWN, np.uint8),
+        pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
+        expandable=np.zeros(n, np.bool_),
+        stack=stack,
+    )
+    blocks = Blocks(
+        segment=np.arange(n, dtype=np.int32),
+        address=segments.address,
+        size=size,
+        requested=np.where(state == BlockState.INACTIVE, 0, size),
+        state=state,
+        stack=stack,
+    )
+    return Pieces(segments, blocks)
+
+
+def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
+    size, known = tree.integers(tree.column(handles, key))
+    if not known.all():
+        raise SnapshotError(f"a {what} has no {key}: the file is damaged or no memory snapshot")
+    wrong = (size < 0) | (size > MOST_BYTES)
+    if wrong.any():
+        raise SnapshotError(f"a {what} has a {key} of {size[wrong][0]} bytes: the file is damaged")
+    return size
+
+
+def _words(
+    tree: Tree, tables: Tables, handles: Handles, codes: dict[str, int], default: int
+) -> npt.NDArray[np.uint8]:
+    ids, representatives = tree.intern(handles)
+    known = [codes.get(word, default) for word in tables.decode_texts(representatives)]
+    return np.array(known or [default], np.uint8)[ids]

@@ -1,0 +1,110 @@
+"""From a path to the bytes of one snapshot: finds, reads and unpacks; knows nothing of what they mean."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cudakit.errors import SnapshotError
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZIP = b"PK\x03\x04"
+_CHUNK = 1 << 20
+
+# A snapshot of a steady loop packs about twentyfold. What unpacks further than this is refused, so that
+# memory stays in proportion to the file; small files may unpack to a fixed amount.
+_MOST_EXPANSION = 200
+_ALWAYS_ALLOWED = 64 << 20
+
+_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The uncompressed content of a file, and what it was called."""
+
+    name: str
+    content: bytes
+
+
+def read(path: str) -> Source:
+    """Read a file (``-`` is standard input) and unpack gzip or Zstandard by its first bytes.
+
+    Raises SnapshotError when there is nothing usable there.
+    """
+    packed = sys.stdin.buffer.read() if path == "-" else _read_file(Path(path))
+    name = "standard input" if path == "-" else path
+    if not packed:
+        raise SnapshotError(f"{name} is empty", hint=f"the dump did not finish; {_HINT_DUMP}")
+    if packed.startswith(_ZIP):
+        raise SnapshotError(
+            f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
+            hint=_HINT_DUMP,
+        )
+    return Source(name, _unpack(packed, name))
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise SnapshotError(
+                f"{path} is a directory", hint=f"name the files in it, for example {path}/*.pkl"
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SnapshotError(f"{path} cannot be read: {reason}") from None
+
+
+def _unpack(packed: bytes, name: str) -> bytes:
+    if packed.startswith(_GZIP):
+        return _expand(gzip.GzipFile(fileobj=io.BytesIO(packed)), len(packed), name)
+    if packed.startswith(_ZSTD):
+        return _expand(_open_zstd(packed), len(packed), name)
+    return packed
+
+
+def _open_zstd(packed: bytes) -> IO[bytes]:
+    # The standard library has Zstandard from Python 3.14 on; backports.zstd is the same code before.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    file: IO[bytes] = zstd.ZstdFile(io.BytesIO(packed))
+    return file
+
+
+def _expand(packed: IO[bytes], packed_bytes: int, name: str) -> bytes:
+    most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed_bytes)
+    content = bytearray()
+    try:
+        while chunk := packed.read(_CHUNK):
+            content += chunk
+            if len(content) > most:
+                raise SnapshotError(
+                    f"{name} unpacks to more than {most >> 20} MiB, "
+                    f"{_MOST_EXPANSION} times its size: no snapshot packs that well",
+                    hint="unpack it yourself if you trust it",
+                )
+    except (EOFError, OSError, zlib.error) as error:
+        raise _damaged(name, error) from None
+    except Exception as error:
+        # ZstdError derives from Exception itself and its module may not be imported here.
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise _damaged(name, error) from None
+    return bytes(content)
+
+
+def _damaged(name: str, error: Exception) -> SnapshotError:
+    return SnapshotError(
+        f"{name} is compressed and damaged or cut short: {error}", hint="copy the file again"
+    )

@@ -1,0 +1,120 @@
+"""Numbers for what repeats in a snapshot: frames, stacks, texts, pools and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.document import Frame
+
+_T = TypeVar("_T", bound=Hashable)
+_Ids = npt.NDArray[np.int32]
+
+
+class Tables:
+    """The tables that columns point into, growing while they are read. Entry 0 of each means "none"."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._texts: dict[str, int] = {"": 0}
+        self._frames: dict[Frame, int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {(): 0}
+        self._pools: dict[tuple[int, int], int] = {(0, 0): 0}
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text met so far, in the order of the ids given out."""
+        return tuple(self._texts)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Every frame met so far."""
+        return tuple(self._frames)
+
+    @property
+    def stacks(self) -> tuple[tuple[int, ...], ...]:
+        """Every stack met so far, as frame ids, innermost first."""
+        return tuple(self._stacks)
+
+    @property
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """Every pool met so far."""
+        return tuple(self._pools)
+
+    def text_ids(self, handles: Handles) -> _Ids:
+        """Number texts; what is absent or no text is the empty one."""
+        return self._number(handles, self._texts, self.decode_texts)
+
+    def stack_ids(self, handles: Handles) -> _Ids:
+        """Number stacks, given as lists of frame dictionaries; absent is the empty one."""
+        return self._number(handles, self._stacks, self._decode_stacks)
+
+    def pool_ids(self, handles: Handles) -> _Ids:
+        """Number pool ids, given as pairs; absent is the default pool."""
+        return self._number(handles, self._pools, self._decode_pools)
+
+    def decode_texts(self, handles: Handles) -> list[str]:
+        """Read texts one by one: for few handles."""
+        found = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
+        return [item if isinstance(item, str) else "" for item in found]
+
+    def _number(
+        self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], list[_T]]
+    ) -> _Ids:
+        local_ids, representatives = self._tree.intern(handles)
+        global_ids = [table.setdefault(item, len(table)) for item in decode(representatives)]
+        return np.array(global_ids, np.int32)[local_ids] if global_ids else local_ids
+
+    def _decode_stacks(self, handles: Handles) -> list[tuple[int, ...]]:
+        usable = np.array([bool(h) and self._tree.is_list(h) for h in handles.tolist()], np.bool_)
+        counts, frames = self._tree.children(np.where(usable, handles, np.uint64(0)))
+        frame_ids = self._frame_ids(frames).tolist()
+        ends = np.cumsum(counts).tolist()
+        return [
+            tuple(frame_ids[end - count : end])
+            for count, end in zip(counts.tolist(), ends, strict=True)
+        ]
+
+    def _frame_ids(self, handles: Handles) -> _Ids:
+        return self._number(handles, self._frames, self._decode_frames)
+
+    def _decode_frames(self, handles: Handles) -> list[Frame]:
+        names = self.decode_texts(self._tree.column(handles, "name"))
+        files = self.decode_texts(self._tree.column(handles, "filename"))
+        lines, _ = self._tree.integers(self._tree.column(handles, "line"))
+        return [Frame(*parts) for parts in zip(names, files, lines.tolist(), strict=True)]
+
+    def _decode_pools(self, handles: Handles) -> list[tuple[int, int]]:
+        found = [self._tree.plain(handle) if handle else None for handle in handles.tolist()]
+        return [_pool(item) for item in found]
+
+
+def _pool(item: object) -> tuple[int, int]:
+    if isinstance(item, (list, tuple)) and len(item) == 2:
+        first, second = item
+        if isinstance(first, int) and isinstance(second, int):
+            return first, second
+    return 0, 0
+
+
+class StreamNumbers:
+    """Numbers the streams of one device: the default stream is 0, others by first appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {0: 0}
+
+    @property
+    def raw(self) -> tuple[int, ...]:
+        """The raw handle of each stream, by number."""
+        return tuple(self._numbers)
+
+    def number(self, raw: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Number an array of raw stream handles."""
+        values, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
+        for value in values[np.argsort(first)].tolist():
+            self._numbers.setdefault(value, len(self._numbers))
+        return np.array([self._numbers[v] for v in values.tolist()], np.int32)[inverse]

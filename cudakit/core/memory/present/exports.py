@@ -1,0 +1,197 @@
+"""What other tools read: every allocation as a row, the curves on their times, the stacks as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.analyze.sites import Stacks
+from cudakit.core.memory.present.tables import device_name
+from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
+from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Series, Tree
+
+
+def allocations(result: MemoryResult) -> Document:
+    """Give every allocation of every device as a row: interval, size, stream, pool, line and stack."""
+    return Document("allocations", (_joined([_rows(device) for device in result.devices]),))
+
+
+def flame(result: MemoryResult) -> Document:
+    """Give what was held at the moment as a tree of calls, outermost first, for each device."""
+    return Document("held memory", tuple(_tree(device) for device in result.devices))
+
+
+def timeline(result: MemoryResult) -> Document:
+    """Give curves as counters and allocations as slices, on microseconds since the first event."""
+    nodes = [node for device in result.devices for node in _timed(device)]
+    return Document(result.files[0].name, tuple(nodes))
+
+
+def _rows(device: DeviceMemory) -> Columns:
+    found, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
+    n = len(trace.events)
+    sites = Stacks(snapshot).site_frames
+    words = tuple(frame_words(frame) for frame in snapshot.frames)
+    stacks = tuple(" < ".join(words[i] for i in stack) for stack in snapshot.stacks)
+    files = (device.file,)
+    return Columns(
+        "allocations",
+        {
+            "file": np.zeros(len(found), np.int32),
+            "device": np.full(len(found), -1 if device.device is None else device.device),
+            "address": found.address,
+            "requested_bytes": found.requested,
+            "size_bytes": found.size,
+            "size_is_derived": (~found.size_known).astype(np.uint8),
+            "begin_event": found.begin,
+            "free_requested_event": np.where(found.free_requested == n, -2, found.free_requested),
+            "end_event": np.where(found.end == n, -2, found.end),
+            "begin_us": _times(device, found.begin),
+            "end_us": _times(device, found.end),
+            "stream": found.stream,
+            "pool": found.pool,
+            "line": sites[found.stack],
+            "stack": found.stack,
+        },
+        text={
+            "file": files,
+            "pool": tuple(f"{a},{b}" for a, b in snapshot.pools),
+            "line": words,
+            "stack": stacks,
+        },
+    )
+
+
+def frame_words(frame: Frame) -> str:
+    """Write a frame on one line: file, line, function."""
+    place = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
+    return f"{place} {frame.name}".strip()
+
+
+def _times(device: DeviceMemory, event: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Look up the times of events; NaN for what is outside the trace."""
+    times = device.trace.events.time_us
+    inside = (event >= 0) & (event < len(times))
+    found = np.full(len(event), np.nan)
+    if device.snapshot.has_times:
+        found[inside] = times[event[inside]]
+    return found
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    arrays: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in parts[0].arrays}
+    text: dict[str, tuple[str, ...]] = dict.fromkeys(parts[0].text, ())
+    for part in parts:
+        for name, array in part.arrays.items():
+            shift = len(text.get(name, ()))
+            arrays[name].append(np.where(array < 0, array, array + shift) if shift else array)
+        for name, words in part.text.items():
+            text[name] += words
+    return Columns(
+        parts[0].name, {name: np.concatenate(found) for name, found in arrays.items()}, text
+    )
+
+
+def _tree(device: DeviceMemory) -> Tree:
+    """Merge the holders' stacks from the outermost frame inwards."""
+    root = _Call(device_name(device))
+    for holder in device.holders:
+        root.add(_labels(holder), holder.bytes)
+    return root.tree()
+
+
+def _labels(holder: Holder) -> list[str]:
+    if not holder.stack:
+        return ["no stack recorded"]
+    return [frame_words(frame) for frame in reversed(holder.stack)]
+
+
+class _Call:
+    """A node of the tree of calls while it grows."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.bytes = 0
+        self.children: dict[str, _Call] = {}
+
+    def add(self, labels: list[str], size: int) -> None:
+        node = self
+        node.bytes += size
+        for label in labels:
+            node = node.children.setdefault(label, _Call(label))
+            node.bytes += size
+
+    def tree(self) -> Tree:
+        """Freeze the tree, innermost calls first: stacks can be deeper than Python's recursion."""
+        order, frozen = [self], {}
+        for node in order:
+            order.extend(node.children.values())
+        for node in reversed(order):
+            children = tuple(frozen[id(child)] for child in node.children.values())
+            frozen[id(node)] = Tree(node.label, Bytes(node.bytes), children)
+        return frozen[id(self)]
+
+
+def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
+    trace, curves = device.trace, device.replay.curves
+    n = len(trace.events)
+    if not n:
+        return
+    clock = _clock(device)
+    name = device_name(device)
+    yield Chart(
+        kind="line",
+        title=f"{name} memory",
+        x=clock / 1e6,
+        series=tuple(
+            Series(f"{name} {label}", curve[1:])
+            for label, curve in (
+                ("requested", curves.requested),
+                ("allocated", curves.allocated),
+                ("reserved", curves.reserved),
+            )
+        ),
+        x_unit="seconds",
+        markers=tuple(
+            Marker(float(clock[oom.event]) / 1e6, "out of memory", "error") for oom in device.ooms
+        ),
+    )
+    yield _slices(device, clock)
+
+
+def _clock(device: DeviceMemory) -> npt.NDArray[np.int64]:
+    """Give each event a time in microseconds from 0 on, or its index where the file has no times."""
+    times = device.trace.events.time_us
+    if not device.snapshot.has_times:
+        return np.arange(len(times), dtype=np.int64)
+    steady = np.maximum.accumulate(times)
+    return steady - steady[0]
+
+
+def _slices(device: DeviceMemory, clock: npt.NDArray[np.int64]) -> Columns:
+    found, snapshot = device.replay.allocations, device.snapshot
+    n = len(clock)
+    start = clock[np.clip(found.begin, 0, n - 1)]
+    end = clock[np.clip(found.end, 0, n - 1)]
+    sites = Stacks(snapshot).site_frames[found.stack]
+    words = ("no stack recorded", *(frame_words(frame) for frame in snapshot.frames))
+    streams = tuple(
+        f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
+    )
+    return Columns(
+        f"{device_name(device)} allocations",
+        {
+            "start_us": start,
+            "duration_us": end - start,
+            "track": found.stream,
+            "name": sites + 1,
+            "address": found.address,
+            "requested_bytes": found.requested,
+            "size_bytes": found.size,
+        },
+        text={"track": streams, "name": words},
+    )

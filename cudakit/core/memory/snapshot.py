@@ -1,0 +1,145 @@
+"""A memory snapshot as columns: what an allocator holds at the end, and the trace that led there.
+
+The model that everything behind ``load`` reads; no raw dictionary passes it. Addresses and sizes are
+bytes, times Unix microseconds. A stack, a text or a pool is an index into the tables of the Snapshot;
+index 0 is the empty stack, the empty text, the default pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Frame
+
+# The device number under which the pinned host allocator's memory stands.
+HOST = -1
+
+
+class Action(IntEnum):
+    """What a trace entry says happened (torch/csrc/cuda/memory_snapshot.cpp, ``action_to_str``)."""
+
+    UNKNOWN = 0
+    ALLOC = 1
+    FREE_REQUESTED = 2
+    FREE_COMPLETED = 3
+    FREE = 4  # requested and completed at once, as viewers write it
+    SEGMENT_ALLOC = 5
+    SEGMENT_FREE = 6
+    SEGMENT_MAP = 7
+    SEGMENT_UNMAP = 8
+    SNAPSHOT = 9
+    OOM = 10
+    ANNOTATE = 11
+
+
+class BlockState(IntEnum):
+    """What a block of a segment is in use for when the snapshot is taken."""
+
+    INACTIVE = 0
+    ALLOCATED = 1
+    PENDING_FREE = 2  # freed by the program, still used by another stream
+
+
+class SegmentKind(IntEnum):
+    """The pool of requests up to 1 MiB, and that of larger ones (c10/cuda/CUDACachingAllocator)."""
+
+    SMALL = 0
+    LARGE = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The trace of one device, oldest first; every array has one item an event."""
+
+    action: npt.NDArray[np.uint8]
+    address: npt.NDArray[np.uint64]  # of an OOM: bytes free on the device
+    size: npt.NDArray[np.int64]  # of alloc and free: as requested, before rounding
+    stream: npt.NDArray[np.int32]  # index into DeviceTrace.streams
+    time_us: npt.NDArray[np.int64]  # all 0 where the file has no times
+    stack: npt.NDArray[np.int32]
+    pool: npt.NDArray[np.int32]  # -1 where the file does not say
+    compile_context: npt.NDArray[np.int32]
+    user_metadata: npt.NDArray[np.int32]
+    category: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The memory reserved from the device, by address."""
+
+    address: npt.NDArray[np.uint64]
+    size: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int32]
+    kind: npt.NDArray[np.uint8]  # SegmentKind
+    pool: npt.NDArray[np.int32]
+    expandable: npt.NDArray[np.bool_]
+    stack: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The pieces that segments are divided into, in address order within each."""
+
+    segment: npt.NDArray[np.int32]  # index into Segments
+    address: npt.NDArray[np.uint64]
+    size: npt.NDArray[np.int64]
+    requested: npt.NDArray[np.int64]  # 0 where inactive
+    state: npt.NDArray[np.uint8]  # BlockState
+    stack: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrace:
+    """All that a snapshot says of one device (or, as device HOST, of pinned host memory)."""
+
+    device: int
+    events: Events
+    segments: Segments
+    blocks: Blocks
+    streams: tuple[int, ...]  # raw handles in order of first appearance; 0 is the default stream
+    overflowed: bool | None = None  # whether old events were dropped; None where the file is silent
+    warnings: tuple[str, ...] = ()  # what did not fit together while reading
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One end of a named range of the program (``record_function`` and the like)."""
+
+    name: str
+    start: bool
+    device: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One file: devices, and the tables that their columns point into."""
+
+    source: str
+    format: str  # "pickle", "json"
+    size_bytes: int  # of the uncompressed content
+    devices: tuple[DeviceTrace, ...]
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty
+    texts: tuple[str, ...]  # texts[0] is ""
+    pools: tuple[tuple[int, int], ...]  # pools[0] is (0, 0), the default pool
+    annotations: tuple[Annotation, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    has_times: bool = True
+    has_traces: bool = True

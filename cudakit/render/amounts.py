@@ -1,0 +1,103 @@
+"""Values as plain words, before any renderer escapes, cuts or colours them."""
+
+from __future__ import annotations
+
+import math
+
+from cudakit.document import (
+    Bytes,
+    Change,
+    Count,
+    Frame,
+    Rate,
+    Ratio,
+    Seconds,
+    Stack,
+    Text,
+    Unavailable,
+    Value,
+)
+from cudakit.units import format_bytes, format_count, format_ratio, format_seconds
+
+NOT_AVAILABLE = "n/a"
+NO_STACK = "no stack recorded"
+
+_INSTALLED = ("site-packages/", "dist-packages/")
+_UNKNOWN_FILE = ("", "??")
+
+
+def words(value: Value) -> str:
+    """Write a value in words; a derived size is marked with ``~``, a stack is its site."""
+    match value:
+        case Text(text):
+            return text
+        case Frame():
+            return frame_words(value)
+        case Stack():
+            return frame_words(site(value)) if value.frames else NO_STACK
+        case Unavailable():
+            return NOT_AVAILABLE
+        case _:
+            return _amount(value) if math.isfinite(value.value) else NOT_AVAILABLE
+
+
+def magnitude(value: Value) -> float:
+    """Return the size of a value for drawing: 0 for what is no amount, not finite or negative."""
+    match value:
+        case Text() | Frame() | Stack() | Unavailable():
+            return 0.0
+        case _:
+            return max(float(value.value), 0.0) if math.isfinite(value.value) else 0.0
+
+
+def site(stack: Stack) -> Frame:
+    """Return the frame that a reader should see first. Raises IndexError for an empty stack."""
+    return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
+
+
+def frame_words(frame: Frame) -> str:
+    """Write a frame as ``train.py:15 step``, or the function alone where the file is unknown."""
+    return f"{place_words(frame)} {frame.name}".strip()
+
+
+def place_words(frame: Frame) -> str:
+    """Write where a frame stands, ``loop/train.py:15``; nothing where the file is unknown."""
+    if frame.filename in _UNKNOWN_FILE:
+        return ""
+    line = f":{frame.line}" if frame.line > 0 else ""
+    return _shortened(frame.filename) + line
+
+
+def _shortened(path: str) -> str:
+    """Keep what tells a path apart: what is behind site-packages, else its last two components."""
+    tidy = path.replace("\\", "/")
+    for folder in _INSTALLED:
+        _, found, inside = tidy.rpartition(folder)
+        if found:
+            return inside
+    return "/".join(tidy.rsplit("/", 2)[-2:])
+
+
+def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
+    match value:
+        case Bytes(size_bytes, derived):
+            return ("~" if derived else "") + format_bytes(size_bytes)
+        case Change(size_bytes):
+            return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
+        case Seconds(seconds):
+            return format_seconds(seconds) if seconds else "0 s"
+        case Rate(amount, unit):
+            return _rate(amount, unit)
+        case Ratio(ratio):
+            return format_ratio(ratio)
+        case Count(count):
+            return format_count(count)
+
+
+def _rate(amount: float, unit: str) -> str:
+    """Write a rate with decimal prefixes, as vendors give bandwidths and FLOP/s: ``3.35 TB/s``."""
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while abs(amount) >= 999.5 and len(prefixes) > 1:
+        amount /= 1000
+        del prefixes[0]
+    return f"{amount:.3g} {prefixes[0]}{unit}/s"

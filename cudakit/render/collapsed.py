@@ -1,0 +1,113 @@
+"""The first Tree of a Document as collapsed stacks, which flame graph tools read.
+
+One line a stack, ``root;child;leaf amount`` (Brendan Gregg's FlameGraph, stackcollapse).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from cudakit.document import (
+    Bytes,
+    Change,
+    Count,
+    Document,
+    Node,
+    Seconds,
+    Section,
+    Tree,
+    Unavailable,
+    Value,
+    View,
+)
+from cudakit.errors import UsageError
+
+_CHUNK_CHARACTERS = 64 * 1024
+_NANOSECONDS = 1_000_000_000
+
+# What ends a line for some reader (U+0085, U+2028, U+2029), and what a terminal may obey.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_Frame = TypeVar("_Frame")
+
+
+def render(document: Document) -> Iterator[str]:
+    """Write the first Tree as collapsed stacks, in chunks of about 64 KiB.
+
+    A line for each node with an amount of its own, what its children do not account for: bytes, a
+    count, or nanoseconds for Seconds. In a label ``;`` becomes ``:``, a control character a space.
+
+    Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
+    """
+    return _chunks(trees(document)[0])
+
+
+def trees(document: Document) -> tuple[Tree, ...]:
+    """Find the Trees of a document in reading order. Raises UsageError if there is none."""
+    found = tuple(_trees(document.nodes))
+    if not found:
+        raise UsageError(
+            f"{document.title!r} has no tree of stacks to write",
+            hint="choose another output format, such as json",
+        )
+    return found
+
+
+def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
+    """Walk a tree in pre-order: the path from the root to a node, and the node's own amount.
+
+    ``frame`` makes an item of the path from a label; the list is the walk's own and changes after
+    each step. Bytes and counts stay as they are, Seconds are nanoseconds, Unavailable is 0. A node
+    without an amount of its own, or whose parts exceed it, is left out.
+    """
+    path: list[_Frame] = []
+    pending = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        path[depth:] = [frame(node.label)]
+        own = _amount(node.value) - sum(_amount(child.value) for child in node.children)
+        if own > 0:
+            yield path, own
+        pending += [(child, depth + 1) for child in reversed(node.children)]
+
+
+def _trees(nodes: tuple[Node, ...]) -> Iterator[Tree]:
+    for node in nodes:
+        match node:
+            case Tree():
+                yield node
+            case Section():
+                yield from _trees(node.nodes)
+            case View():
+                yield from _trees((node.fallback,))
+
+
+def _amount(value: Value) -> int:
+    match value:
+        case Bytes() | Change() | Count():
+            return value.value
+        case Seconds():
+            return round(value.value * _NANOSECONDS)
+        case Unavailable():
+            return 0
+    raise TypeError(f"a tree adds up bytes, counts or seconds, not {type(value).__name__}")
+
+
+def _chunks(tree: Tree) -> Iterator[str]:
+    lines: list[str] = []
+    size = 0
+    for path, amount in stacks(tree, _label):
+        lines.append(f"{';'.join(path)} {amount}\n")
+        size += len(lines[-1])
+        if size >= _CHUNK_CHARACTERS:
+            yield "".join(lines)
+            lines, size = [], 0
+    yield "".join(lines)
+
+
+def _label(label: str) -> str:
+    words = _CONTROL.sub(" ", _SURROGATE.sub("\ufffd", label)).replace(";", ":").strip()
+    return words or "?"

@@ -1,0 +1,103 @@
+"""A Document as text for a terminal or a pipe. Pure: prints nothing and asks no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
+from cudakit.render.console import theme
+from cudakit.render.console.chart import chart_lines
+from cudakit.render.console.escape import escaped
+from cudakit.render.console.facts import facts_lines
+from cudakit.render.console.note import INDENT, note_lines
+from cudakit.render.console.table import table_lines
+from cudakit.render.console.tree import tree_lines
+from cudakit.render.console.wrap import cut
+
+
+def render(document: Document, *, width: int, color: bool) -> str:
+    """Write a document in lines of at most ``width`` cells, each ended by a newline.
+
+    Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
+    sixteen colours, bold or dim. Whatever a file brought into the document is made harmless.
+    """
+    title = Text(cut(escaped(document.title), width), theme.TITLE)
+    lines = [title, Text("━" * width, theme.FAINT), *_stacked(document.nodes, width, level=1)]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.rstrip()
+    return _colored(lines) if color else "".join(f"{line.plain}\n" for line in lines)
+
+
+def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
+    """Draw nodes under one another, with an empty line between all but neighbouring notes."""
+    lines: list[Text] = []
+    above: Node | None = None
+    for node in nodes:
+        block = _drawn(node, width, level=level)
+        if not block:
+            continue
+        if above is not None and not (isinstance(node, Note) and isinstance(above, Note)):
+            lines.append(Text())
+        lines += block
+        above = node
+    return lines
+
+
+def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
+    room = width - INDENT
+    match node:
+        case Section():
+            return _section(node, width, level=level)
+        case Note():
+            return note_lines(node, width)
+        case Facts():
+            return _indented(facts_lines(node, room))
+        case Table():
+            return _indented(table_lines(node, room))
+        case Tree():
+            return _indented(tree_lines(node, room))
+        case Chart():
+            return _indented(chart_lines(node, room))
+        case View():
+            return _drawn(node.fallback, width, level=level)
+        case Columns():
+            return []
+
+
+def _section(section: Section, width: int, *, level: int) -> list[Text]:
+    """Draw a heading and what stands under it; a section with nothing to show is left out."""
+    body = _stacked(section.nodes, width, level=level + 1)
+    return [_heading(section.title, width, level=level), *body] if body else []
+
+
+def _heading(title: str, width: int, *, level: int) -> Text:
+    words = cut(escaped(title), width - 6)
+    if level > 1:
+        return Text(words, theme.HEADING)
+    rule = "─" * max(width - cell_len(words) - 4, 0)
+    return Text.assemble(("── ", theme.FAINT), (words, theme.HEADING), (f" {rule}", theme.FAINT))
+
+
+def _indented(lines: list[Text]) -> list[Text]:
+    return [Text(" " * INDENT).append_text(line) for line in lines]
+
+
+def _colored(lines: Sequence[Text]) -> str:
+    # Imported here: a pipe needs no colours, and a Console is slow to import.
+    from rich.color import ColorSystem
+    from rich.console import Console
+
+    console = Console(file=StringIO(), legacy_windows=False, _environ={})
+    return "".join(
+        segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
+        if segment.style
+        else segment.text
+        for line in lines
+        # Text.render skips a line's own style; as part of another it becomes a span of that.
+        for segment in Text().append_text(line).render(console, end="\n")
+    )

@@ -1,0 +1,61 @@
+"""Facts: labels and values in aligned columns, side by side where there is room."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cudakit.document import Facts, Stack, Unavailable, Value
+from cudakit.render.amounts import NOT_AVAILABLE
+from cudakit.render.console import theme
+from cudakit.render.console.escape import escaped
+from cudakit.render.console.frames import callers, stack_line
+from cudakit.render.console.grid import beside
+from cudakit.render.console.words import style_of, words
+from cudakit.render.console.wrap import cut, wrapped
+
+_SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120
+_SIDE_BY_SIDE_ROWS = 4
+_GAP = 2
+_GUTTER = 6
+_MOST_CALLERS = 4
+
+
+def facts_lines(facts: Facts, width: int) -> list[Text]:
+    """Draw labelled values; two columns of them, read downwards, from a width of 120 on."""
+    rows = facts.rows
+    if width < _SIDE_BY_SIDE_FROM or len(rows) < _SIDE_BY_SIDE_ROWS:
+        return _column(rows, width)
+    half = (len(rows) + 1) // 2
+    left = _column(rows[:half], (width - _GUTTER) // 2)
+    at = max(line.cell_len for line in left) + _GUTTER
+    return beside(left, _column(rows[half:], width - at), at=at)
+
+
+def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
+    labels = [cut(escaped(label), width // 2) for label, _ in rows]
+    indent = max(map(cell_len, labels), default=0) + _GAP
+    lines = []
+    for label, (_, value) in zip(labels, rows, strict=True):
+        first, *rest = _value_lines(value, width - indent)
+        head = (label, theme.FAINT)
+        lines.append(Text.assemble(head, " " * (indent - cell_len(label)), first))
+        lines += [Text(" " * indent).append_text(line) for line in rest]
+    return lines
+
+
+def _value_lines(value: Value, room: int) -> list[Text]:
+    match value:
+        case Stack():
+            return _stack_lines(value, room)
+        case Unavailable(reason) if reason:
+            text = f"{NOT_AVAILABLE} ({escaped(reason)})"
+            return [Text(line, theme.FAINT) for line in wrapped(text, room)]
+        case _:
+            return [Text(line, style_of(value)) for line in wrapped(words(value), room)]
+
+
+def _stack_lines(stack: Stack, room: int) -> list[Text]:
+    site = stack_line(stack, room=room, with_callers=False)
+    behind = [cut(f"← {caller}", room) for caller in callers(stack)[:_MOST_CALLERS]]
+    return [site, *(Text(caller, theme.FAINT) for caller in behind)]

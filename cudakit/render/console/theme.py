@@ -1,0 +1,22 @@
+"""Styles from the sixteen colours of the reader's own theme; colour is never the only signal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TITLE: Final = "bold"
+HEADING: Final = "bold cyan"
+HEADER: Final = "bold"
+TOTAL: Final = "bold"
+FAINT: Final = "dim"
+PLAIN: Final = ""
+BAR: Final = "cyan"
+
+OK: Final = "green"
+INFO: Final = "cyan"
+WARN: Final = "yellow"
+ERROR: Final = "bold red"
+
+LEVELS: Final = {"ok": OK, "info": INFO, "warn": WARN, "error": ERROR}
+SYMBOLS: Final = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
+SERIES: Final = ("cyan", "magenta", "yellow")

@@ -1,0 +1,85 @@
+"""A Document as one HTML file that works offline and that its reader need not trust."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+
+from cudakit.document import Document, Section
+from cudakit.render.html.nodes import Place, columns_of, drawn, is_empty
+from cudakit.render.markup import Markup, element, escaped
+
+_NEWLINE = Markup("\n")
+
+
+def render(document: Document) -> str:
+    """Write a document as a page without scripts and without any reference to the outside.
+
+    Its content-security policy admits the page's own stylesheet only, by hash (CSP Level 3, section
+    2.3.1), so that nothing that a file brought into the document can load, run or restyle anything.
+    """
+    style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
+    page = element("html", _head(document.title, style), _NEWLINE, _body(document), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _head(title: str, style: str) -> Markup:
+    parts = (
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy(style)),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        # Without this a browser asks the server, if there is one, for an icon.
+        element("link", rel="icon", href="data:,"),
+        element("title", title),
+        element("style", Markup(style)),
+    )
+    return element("head", *(line for part in parts for line in (_NEWLINE, part)), _NEWLINE)
+
+
+def _policy(style: str) -> str:
+    digest = b64encode(sha256(style.encode()).digest()).decode("ascii")
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _body(document: Document) -> Markup:
+    place = Place(level=2, anchor="part", columns=columns_of(document))
+    content = element(
+        "main",
+        element("h1", document.title),
+        *(line for part in drawn(document.nodes, place) for line in (_NEWLINE, part)),
+        _NEWLINE,
+    )
+    contents = _table_of_contents(document)
+    return element("body", _hatching(), contents, _NEWLINE, content, class_="with-contents" if contents else None)
+
+
+def _table_of_contents(document: Document) -> Markup | None:
+    """Link the sections, by the anchors that ``drawn`` gives them."""
+    links = [
+        element("li", element("a", escaped(node.title, limit=80), href=f"#part-{i}"))
+        for i, node in enumerate(document.nodes)
+        if isinstance(node, Section) and not is_empty(node)
+    ]
+    if len(links) < 2:
+        return None
+    return element("nav", element("ul", *links), aria_label="Contents")
+
+
+def _hatching() -> Markup:
+    """Define the pattern of free memory once; the stylesheet refers to it."""
+    line = element("path", class_="hatch", d="M-1 1l2-2M0 6l6-6M5 7l2-2")
+    pattern = element(
+        "pattern",
+        element("rect", class_="hatched", width=6, height=6),
+        line,
+        id="hatching",
+        width=6,
+        height=6,
+        patternUnits="userSpaceOnUse",
+    )
+    return element("svg", element("defs", pattern), class_="hidden", width=0, height=0, aria_hidden="true")

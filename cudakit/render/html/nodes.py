@@ -1,0 +1,130 @@
+"""Nodes of a document to HTML: one function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cudakit.document import (
+    Chart,
+    Columns,
+    Document,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Tree,
+    View,
+)
+from cudakit.render.html.table import table
+from cudakit.render.html.values import fact
+from cudakit.render.html.views import VIEWS
+from cudakit.render.markup import Markup, element, join
+from cudakit.render.svg.chart import chart
+from cudakit.render.svg.flame import flame
+
+_LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
+_SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
+_DEEPEST_HEADING = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the page a node stands: the level of the next heading, the anchor around it."""
+
+    level: int
+    anchor: str
+    columns: Mapping[str, Columns]
+
+
+def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
+    """Write nodes one after another; a section with nothing to show is left out.
+
+    Raises ValueError where a View names Columns that the document does not have.
+    """
+    for i, node in enumerate(nodes):
+        if not is_empty(node):
+            yield _drawn(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
+
+
+def columns_of(document: Document) -> dict[str, Columns]:
+    """Find all Columns of a document, by name."""
+    return {columns.name: columns for columns in _columns(document.nodes)}
+
+
+def is_empty(node: Node) -> bool:
+    """Say whether a node has nothing to show: Columns are drawn by Views only."""
+    if isinstance(node, Section):
+        return all(map(is_empty, node.nodes))
+    return isinstance(node, Columns)
+
+
+def _drawn(node: Node, place: Place) -> Markup:
+    match node:
+        case Section():
+            return _section(node, place)
+        case Note():
+            return _note(node)
+        case Facts():
+            return _facts(node)
+        case Table():
+            return table(node)
+        case Tree():
+            return flame(node)
+        case Chart():
+            return chart(node)
+        case View():
+            return _view(node, place)
+        case Columns():
+            return Markup()
+
+
+def _section(section: Section, place: Place) -> Markup:
+    within = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
+    return element(
+        "section",
+        element(f"h{place.level}", section.title),
+        *(line for part in drawn(section.nodes, within) for line in (Markup("\n"), part)),
+        Markup("\n"),
+        id=place.anchor,
+    )
+
+
+def _note(note: Note) -> Markup:
+    badge = element("span", _SYMBOLS[note.level], class_="badge", aria_hidden="true")
+    level = element("strong", _LEVELS[note.level])
+    hint = element("span", note.hint, class_="hint") if note.hint else None
+    words = element("div", level, " ", element("span", note.text), hint)
+    return element("div", badge, words, class_=f"note {note.level}")
+
+
+def _facts(facts: Facts) -> Markup:
+    pairs = (
+        element("div", element("dt", label), element("dd", fact(value)))
+        for label, value in facts.rows
+    )
+    return element("dl", *pairs, class_="facts")
+
+
+def _view(view: View, place: Place) -> Markup:
+    draw = VIEWS.get(view.kind)
+    if draw is None:
+        return join(drawn((view.fallback,), place))
+    missing = [name for name in view.columns if name not in place.columns]
+    if missing:
+        raise ValueError(f"the view {view.kind!r} names Columns {missing}, which are not there")
+    return draw([place.columns[name] for name in view.columns])
+
+
+def _columns(nodes: Sequence[Node]) -> Iterator[Columns]:
+    for node in nodes:
+        match node:
+            case Columns():
+                yield node
+            case Section():
+                yield from _columns(node.nodes)
+            case View():
+                yield from _columns((node.fallback,))
+            case _:
+                pass

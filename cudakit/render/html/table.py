@@ -1,0 +1,67 @@
+"""Tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cudakit.document import Column, Ratio, Table, Value
+from cudakit.render.amounts import words
+from cudakit.render.html.values import cell
+from cudakit.render.markup import Markup, element, join
+
+_BAR = 72
+_NEWLINE = Markup("\n")
+
+
+def table(node: Table) -> Markup:
+    """Write a table; what is wider than the page scrolls on its own."""
+    head = element("thead", element("tr", *map(_heading, node.columns)))
+    rows = (line for row in node.rows for line in (_NEWLINE, _row(node.columns, row)))
+    total = node.total_row
+    grid = element(
+        "table",
+        head,
+        element("tbody", *rows) if node.rows else None,
+        element("tfoot", _row(node.columns, total)) if total else None,
+    )
+    # A keyboard can scroll only what it can focus.
+    frame = element(
+        "div", grid, class_="scroll", tabindex=0, role="region", aria_label=_name(node)
+    )
+    empty = None if node.rows else element("p", "nothing to list", class_="muted")
+    caption = element("p", node.caption, class_="caption") if node.caption else None
+    return join((frame, empty, caption))
+
+
+def _name(node: Table) -> str:
+    return "Table of " + ", ".join(column.name for column in node.columns if column.name)
+
+
+def _heading(column: Column) -> Markup:
+    return element("th", column.name, scope="col", class_=column.kind)
+
+
+def _row(columns: Sequence[Column], values: Sequence[Value]) -> Markup:
+    return element("tr", *map(_cell, columns, values))
+
+
+def _cell(column: Column, value: Value) -> Markup:
+    is_bar = column.kind == "bar" and isinstance(value, Ratio) and math.isfinite(value.value)
+    content = _bar(value) if is_bar and isinstance(value, Ratio) else cell(value)
+    return element("td", content, class_=column.kind)
+
+
+def _bar(ratio: Ratio) -> Markup:
+    length = round(min(max(ratio.value, 0.0), 1.0) * _BAR, 1)
+    # What is not zero stays visible.
+    length = max(length, 1.0) if ratio.value > 0 else length
+    bar = element(
+        "svg",
+        element("rect", class_="track", width=_BAR, height=8, rx=2),
+        element("rect", class_="fill", width=length, height=8, rx=2),
+        width=_BAR,
+        height=8,
+        aria_hidden="true",
+    )
+    return join((bar, element("span", words(ratio))))

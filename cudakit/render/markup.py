@@ -1,0 +1,91 @@
+"""HTML and SVG as text that is safe by construction: the one place of a page where escaping happens.
+
+A plain string is text and is escaped wherever it is put; only ``element`` and ``join`` make Markup.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import TypeAlias
+
+# A name that is longer was made to flood the page; a tooltip should fit a screen.
+TEXT_LIMIT = 2000
+TITLE_LIMIT = 300
+
+_VOID = frozenset({"br", "link", "meta"})
+_SHAPES = frozenset({"circle", "line", "path", "rect"})
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = str | None
+Attribute: TypeAlias = str | int | float | bool | None
+
+
+def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
+    """Make an element; a child that is not Markup is text, None is nothing.
+
+    Attribute names are given with ``_`` for ``-`` and may end in ``_`` (``class_``). None and False leave
+    an attribute out, True writes it without a value. Raises ValueError for what the page's
+    content-security policy forbids: ``style``, event handlers, links that leave the page.
+    """
+    opening = tag + "".join(_attribute(key, value) for key, value in attributes.items())
+    if tag in _VOID:
+        return Markup(f"<{opening}>")
+    content = join(children)
+    if tag in _SHAPES and not content:
+        return Markup(f"<{opening}/>")
+    return Markup(f"<{opening}>{content}</{tag}>")
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """Put elements and texts one after another."""
+    return Markup("".join(_child(child) for child in children if child is not None))
+
+
+def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
+    r"""Make text harmless: no markup, nothing invisible, at most ``limit`` characters.
+
+    What Unicode does not count as printable (controls, bidirectional overrides, lone surrogates) is
+    written as ``\x1b`` or ``\u202e``.
+    """
+    head = text[: limit + 1]
+    if not head.isprintable():
+        head = "".join(map(_visible, head))
+    return Markup(html.escape(head if len(head) <= limit else head[: limit - 1] + "…"))
+
+
+def _child(child: str) -> str:
+    return child if isinstance(child, Markup) else escaped(child)
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return f" {name}"
+    text = value if isinstance(value, str) else f"{value:.6g}"
+    if name == "style" or name.startswith("on") or (name == "href" and not _is_inside(text)):
+        raise ValueError(f'{name}="{text}" is against the page\'s content-security policy')
+    return f' {name}="{escaped(text, limit=_limit(name))}"'
+
+
+def _limit(attribute: str) -> int:
+    # The data of a path is ours and long; everything else may carry words from a file.
+    return 1 << 30 if attribute == "d" else TITLE_LIMIT
+
+
+def _is_inside(link: str) -> bool:
+    return link.startswith(("#", "data:,"))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")

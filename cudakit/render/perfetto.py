@@ -1,0 +1,308 @@
+"""A Document's curves and spans as a trace that ui.perfetto.dev and chrome://tracing open.
+
+The format is the Trace Event Format: JSON, times in microseconds. Perfetto decides what is safe:
+it drops a slice that overlaps another of its thread without nesting, reads a time as a double and
+cuts it to nanoseconds, and rejects a file with an escaped surrogate pair (its importers/json).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush, merge
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Chart, Columns, Document, Node, Section, View
+from cudakit.errors import UsageError
+
+_CHUNK_CHARACTERS = 64 * 1024
+_BLOCK_ROWS = 1024
+
+_PID = 1
+# A thread whose tid is the pid is the process's main thread: lanes come after it.
+_FIRST_TID = _PID + 1
+
+# Times beyond 146 years are cut, so that 64 bits of nanoseconds hold a start plus a duration.
+_LIMIT_NS = 2**62 - 1024
+
+_SLICE_ARRAYS = frozenset({"start_us", "duration_us", "track", "name"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_Array: TypeAlias = npt.NDArray[Any]
+_Event: TypeAlias = tuple[int, str]  # nanoseconds, one JSON object
+_Encoder: TypeAlias = Callable[[_Array], list[str]]
+
+
+def render(document: Document) -> Iterator[str]:
+    """Write a trace, in chunks of about 64 KiB, events in order of time.
+
+    * A line or area Chart gives a counter track for each series, with an event where its value
+      changes, and an instant for each marker. ``x`` is time; a count is shown as microseconds.
+    * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` give
+      slices, their other arrays as arguments. Spans of one track that overlap lie on numbered
+      lanes, each a thread of its own. A negative duration counts as 0; a row with a NaN or infinite
+      time is left out.
+
+    Charts and Columns of one document are expected to count time from the same instant.
+    Raises UsageError if the document has neither.
+    """
+    nodes = tuple(_flatten(document.nodes))
+    charts = [node for node in nodes if isinstance(node, Chart) and node.kind in ("line", "area")]
+    spans = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
+    if not charts and not spans:
+        raise UsageError(
+            f"{document.title!r} has nothing on a time axis to write as a trace",
+            hint="choose another output format, such as json",
+        )
+    return _chunks(_objects(document.title, charts, spans))
+
+
+def _flatten(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, Section):
+            yield from _flatten(node.nodes)
+        elif isinstance(node, View):
+            yield from _flatten((node.fallback,))
+
+
+def _has_slices(columns: Columns) -> bool:
+    return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
+
+
+def _chunks(objects: Iterable[str]) -> Iterator[str]:
+    pending = ['{"displayTimeUnit":"ms","traceEvents":[']
+    size = 0
+    separator = "\n"
+    for text in objects:
+        pending += separator, text
+        size += len(text)
+        separator = ",\n"
+        if size >= _CHUNK_CHARACTERS:
+            yield "".join(pending)
+            pending, size = [], 0
+    yield "".join([*pending, "\n]}\n"])
+
+
+def _objects(title: str, charts: list[Chart], spans: list[Columns]) -> Iterator[str]:
+    yield _metadata("process_name", "name", title, tid=_PID)
+    sources: list[Iterator[_Event]] = []
+    for chart in charts:
+        sources += _markers(chart), *_counters(chart)
+    first_tid = _FIRST_TID
+    for columns in spans:
+        slices = _slices(columns, first_tid=first_tid)
+        sources.append(_slice_events(slices))
+        for tid, name in enumerate(slices.lane_names, first_tid):
+            yield _metadata("thread_name", "name", name, tid=tid)
+            yield _metadata("thread_sort_index", "sort_index", tid, tid=tid)
+        first_tid += len(slices.lane_names)
+    for _, text in merge(*sources, key=itemgetter(0)):
+        yield text
+
+
+def _metadata(kind: str, key: str, value: str | int, *, tid: int) -> str:
+    text = _quote(value) if isinstance(value, str) else value
+    return f'{{"ph":"M","pid":{_PID},"tid":{tid},"name":"{kind}","args":{{"{key}":{text}}}}}'
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def _markers(chart: Chart) -> Iterator[_Event]:
+    for marker in sorted(chart.markers, key=lambda marker: marker.x):
+        if not math.isfinite(marker.x):
+            continue
+        at_ns = _nanoseconds(np.array([marker.x]), _per_x(chart))
+        label = _quote(marker.label)
+        yield (
+            int(at_ns[0]),
+            f'{{"ph":"i","ts":{_times(at_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
+            f'"name":{label},"args":{{"level":"{marker.level}"}}}}',
+        )
+
+
+def _counters(chart: Chart) -> Iterator[Iterator[_Event]]:
+    for series in chart.series:
+        name = f"{chart.title} · {series.name}" if chart.title else series.name
+        known = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
+        at_ns = _nanoseconds(chart.x[known], _per_x(chart))
+        order = np.argsort(at_ns, kind="stable")
+        at_ns, y = at_ns[order], series.y[known][order]
+        changed = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
+        yield _counter_events(name, chart.y_unit, at_ns[changed], y[changed])
+
+
+def _per_x(chart: Chart) -> int:
+    return 1_000_000_000 if chart.x_unit == "seconds" else 1_000
+
+
+def _counter_events(name: str, unit: str, at_ns: _Array, y: _Array) -> Iterator[_Event]:
+    head = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
+    template = f'{head},"args":{{"{unit}":%s}}}}'
+    for block in _blocks(len(y)):
+        texts = zip(_times(at_ns[block]), _numbers(y[block]), strict=True)
+        yield from zip(at_ns[block].tolist(), map(template.__mod__, texts), strict=True)
+
+
+# --- spans ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Slices:
+    """The spans of a Columns node in order of start; every array has one item a span."""
+
+    columns: Columns
+    row: _Array  # index into the arrays of columns
+    start_ns: _Array
+    duration_ns: _Array
+    tid: _Array
+    lane_names: tuple[str, ...]  # by tid, from the first
+
+
+def _slices(columns: Columns, *, first_tid: int) -> _Slices:
+    arrays = columns.arrays
+    row = np.flatnonzero(np.isfinite(arrays["start_us"]) & np.isfinite(arrays["duration_us"]))
+    start_ns = _nanoseconds(arrays["start_us"][row], 1_000)
+    duration_ns = np.maximum(_nanoseconds(arrays["duration_us"][row], 1_000), 0)
+    order = np.lexsort((duration_ns, start_ns))
+    row, start_ns, duration_ns = row[order], start_ns[order], duration_ns[order]
+    ids, track = np.unique(arrays["track"][row], return_inverse=True)
+    lane = _lanes(track, start_ns, start_ns + duration_ns, tracks=len(ids))
+    lanes = np.zeros(len(ids), dtype=np.int64)
+    np.maximum.at(lanes, track, lane + 1)
+    tid = first_tid + (np.cumsum(lanes) - lanes)[track] + lane
+    names = _lane_names(_track_names(columns, ids), lanes.tolist())
+    return _Slices(columns, row, start_ns, duration_ns, tid, tuple(names))
+
+
+def _lanes(track: _Array, start_ns: _Array, end_ns: _Array, *, tracks: int) -> _Array:
+    """Give each span the lowest lane of its track that is free when it starts.
+
+    Greedy colouring of intervals in order of start: as many lanes as spans overlap at most.
+    """
+    busy: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]  # heaps of (end, lane)
+    free: list[list[int]] = [[] for _ in range(tracks)]  # heaps of lanes
+    lanes = np.empty(len(track), dtype=np.int64)
+    for block in _blocks(len(track)):
+        chosen = []
+        spans = zip(*(array[block].tolist() for array in (track, start_ns, end_ns)), strict=True)
+        for on, start, end in spans:
+            while busy[on] and busy[on][0][0] <= start:
+                heappush(free[on], heappop(busy[on])[1])
+            lane = heappop(free[on]) if free[on] else len(busy[on])
+            heappush(busy[on], (end, lane))
+            chosen.append(lane)
+        lanes[block] = chosen
+    return lanes
+
+
+def _track_names(columns: Columns, ids: _Array) -> list[str]:
+    words = columns.text.get("track", ())
+    return [words[track] if 0 <= track < len(words) else f"track {track}" for track in ids.tolist()]
+
+
+def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
+    for name, count in zip(tracks, lanes, strict=True):
+        if count == 1:
+            yield name
+        else:
+            yield from (f"{name} · lane {number}" for number in range(1, count + 1))
+
+
+def _slice_events(slices: _Slices) -> Iterator[_Event]:
+    columns = slices.columns
+    others = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
+    encoders = {name: _encoder(name, columns) for name in ("name", *others)}
+    keys = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in others)
+    template = f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys}}}}}'
+    for block in _blocks(len(slices.row)):
+        row, start_ns = slices.row[block], slices.start_ns[block]
+        texts = zip(
+            _times(start_ns),
+            _durations(slices.duration_ns[block]),
+            slices.tid[block].tolist(),
+            *(encode(columns.arrays[name][row]) for name, encode in encoders.items()),
+            strict=True,
+        )
+        yield from zip(start_ns.tolist(), map(template.__mod__, texts), strict=True)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
+
+
+def _nanoseconds(times: _Array, per_unit: int) -> _Array:
+    """Convert times of ``per_unit`` nanoseconds each to int64, cut to what 64 bits can add."""
+    if times.dtype.kind == "f":
+        scaled = np.rint(times.astype(np.float64) * per_unit)
+        return np.clip(scaled, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
+    limit = _LIMIT_NS // per_unit
+    return np.clip(times.astype(np.int64), -limit, limit) * per_unit
+
+
+def _times(at_ns: _Array) -> list[str]:
+    # A tenth of a nanosecond more: 1.001 as a double, times 1000 and cut, would be 1000 ns.
+    return [text + "1" if "." in text else text for text in _durations(at_ns)]
+
+
+def _durations(span_ns: _Array) -> list[str]:
+    """Write nanoseconds as microseconds, with three decimals unless they are whole."""
+    whole, rest = np.divmod(np.abs(span_ns), 1_000)
+    if not rest.any():
+        return list(map(str, (span_ns // 1_000).tolist()))
+    parts = zip((span_ns < 0).tolist(), whole.tolist(), rest.tolist(), strict=True)
+    return [
+        f"{'-' if minus else ''}{us}.{ns:03d}" if ns else f"{'-' if minus else ''}{us}"
+        for minus, us, ns in parts
+    ]
+
+
+def _encoder(name: str, columns: Columns) -> _Encoder:
+    """Choose how the items of one array are written in JSON."""
+    words = columns.text.get(name)
+    if words is not None:
+        unknown = '""' if name == "name" else "null"
+        return partial(_decoded, np.array([*map(_quote, words), unknown], dtype=object))
+    kind = columns.arrays[name].dtype.kind
+    if kind == "u" and (name == "address" or name.endswith("_address")):
+        return _addresses
+    return _numbers if kind in "biuf" else _texts
+
+
+def _decoded(texts: _Array, ids: _Array) -> list[str]:
+    unknown = len(texts) - 1
+    index = ids.astype(np.int64)
+    decoded: list[str] = texts[np.where((index >= 0) & (index < unknown), index, unknown)].tolist()
+    return decoded
+
+
+def _addresses(array: _Array) -> list[str]:
+    return [f'"{item:#x}"' for item in array.tolist()]
+
+
+def _numbers(array: _Array) -> list[str]:
+    if array.dtype.kind == "b":
+        return ["true" if item else "false" for item in array.tolist()]
+    if array.dtype.kind == "f":
+        return [repr(item) if math.isfinite(item) else "null" for item in array.tolist()]
+    return list(map(str, array.tolist()))
+
+
+def _texts(array: _Array) -> list[str]:
+    return [_quote(str(item)) for item in array.tolist()]
+
+
+def _quote(text: str) -> str:
+    return json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False)

@@ -1,0 +1,220 @@
+"""The View ``memory-layout``: every segment as a bar, its blocks coloured by what they are in use for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Columns
+from cudakit.render.markup import Markup, element
+from cudakit.render.svg.pieces import (
+    IN_USE,
+    PENDING,
+    ROUNDING,
+    USES,
+    Pieces,
+    Spans,
+    bytes_by_segment,
+    pieces_of,
+    spans_of,
+)
+from cudakit.render.svg.plot import percent
+from cudakit.render.svg.segments import Group, Row, Segment, grouped, largest_segments, rows
+from cudakit.units import format_bytes, format_ratio
+
+_SEGMENTS = 200
+_BAR = 18
+_ROW = 24
+# Half pixels of a wide page.
+_UNITS = 2000
+# A tooltip costs some 100 bytes of page; the largest pieces are those that can be pointed at.
+_TITLED = 600
+# Units: blocks at least so wide get a gap to the next, so that a reader can count them.
+_SEPARABLE = 8
+
+_USES: Final = {IN_USE: "in use", ROUNDING: "rounding waste", PENDING: "pending free"}
+_CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What is drawn into the segments: ``used_bytes`` and ``units`` have an item a segment."""
+
+    spans: Mapping[int, Spans]  # by segment
+    titled: Mapping[int, Pieces]  # by segment
+    used_bytes: npt.NDArray[np.int64]
+    units: npt.NDArray[np.int64]
+
+
+def memory_layout(columns: Sequence[Columns]) -> Markup:
+    """Draw segments and blocks, the largest 200 segments where there are more.
+
+    The first Columns has an item a segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
+    the second one a block: ``segment`` (index into the first), ``offset`` (bytes from its start), ``size``,
+    ``requested``, ``state`` (0 inactive, 1 allocated, 2 pending free).
+    """
+    segments, blocks = columns
+    sizes = segments.arrays["size"].astype(np.int64)
+    pieces = pieces_of(blocks, sizes)
+    chosen = largest_segments(segments, most=_SEGMENTS)
+    groups = grouped(segments, chosen)
+    contents = _contents(pieces, groups, sizes)
+    drawn = [part for group in groups for part in _drawn_group(group, contents)]
+    return element(
+        "figure",
+        _legend(pieces, sizes),
+        *drawn,
+        _left_out(sizes, chosen),
+        class_="layout",
+    )
+
+
+def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int64]) -> _Contents:
+    units = np.zeros(len(sizes), np.int64)
+    for group in groups:
+        for segment in group.segments:
+            units[segment.index] = max(round(segment.width * _UNITS), 1)
+    visible = pieces.take(units[pieces.segment] > 0)
+    spans = spans_of(visible, units / np.maximum(sizes, 1))
+    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_TITLED])
+    used = bytes_by_segment(pieces, IN_USE, segments=len(sizes))
+    titled = _pieces_by_segment(visible.take(largest))
+    return _Contents(_spans_by_segment(spans), titled, used, units)
+
+
+def _spans_by_segment(spans: Spans) -> dict[int, Spans]:
+    return {
+        int(i): Spans(spans.segment[at], spans.low[at], spans.high[at], spans.use[at])
+        for i in np.unique(spans.segment)
+        for at in (np.flatnonzero(spans.segment == i),)
+    }
+
+
+def _pieces_by_segment(pieces: Pieces) -> dict[int, Pieces]:
+    return {int(i): pieces.take(pieces.segment == i) for i in np.unique(pieces.segment)}
+
+
+def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Markup:
+    totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
+    free = int(sizes.sum()) - sum(totals.values())
+    return element(
+        "ul",
+        *(_legend_item(_CLASSES[use], _USES[use], total) for use, total in totals.items()),
+        _legend_item("free", "free", free),
+        class_="legend",
+    )
+
+
+def _legend_item(class_name: str, name: str, total_bytes: int) -> Markup:
+    key = element(
+        "svg",
+        element("rect", class_=class_name, width=24, height=12),
+        class_="key",
+        width=24,
+        height=12,
+        aria_hidden="true",
+    )
+    return element("li", key, name, " ", element("span", format_bytes(total_bytes), class_="muted"))
+
+
+def _drawn_group(group: Group, contents: _Contents) -> tuple[Markup, Markup]:
+    lines = tuple(rows(group.segments))
+    used = sum(int(contents.used_bytes[segment.index]) for segment in group.segments)
+    count = len(group.segments)
+    remark = (
+        f"{count} segment{'s' if count > 1 else ''} · {format_bytes(group.size_bytes)} · "
+        f"{format_ratio(used / max(group.size_bytes, 1))} in use"
+    )
+    heading = element(
+        "p", element("strong", group.name), element("span", remark, class_="muted"), class_="group"
+    )
+    picture = element(
+        "svg",
+        element("title", f"Layout of {group.name}"),
+        element("desc", remark),
+        *(_drawn_row(line, i * _ROW, contents) for i, line in enumerate(lines)),
+        class_="chart",
+        role="img",
+        width="100%",
+        height=len(lines) * _ROW,
+    )
+    return heading, picture
+
+
+def _drawn_row(row: Row, top: int, contents: _Contents) -> Markup:
+    label = element("text", row.label, class_="tick end", x=-8, y=top + _BAR / 2, dy="0.32em")
+    bars = (
+        _drawn_segment(segment, left, top, contents)
+        for segment, left in zip(row.segments, row.lefts, strict=True)
+    )
+    return element("g", label, *bars)
+
+
+def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Markup:
+    used = int(contents.used_bytes[segment.index])
+    words = (
+        f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
+    )
+    place = {"x": percent(left), "y": top, "width": percent(segment.width), "height": _BAR}
+    units = int(contents.units[segment.index])
+    filling = element(
+        "svg",
+        *_paths(contents.spans.get(segment.index)),
+        *_titled(contents.titled.get(segment.index), units / max(segment.size_bytes, 1)),
+        viewBox=f"0 0 {units} 1",
+        preserveAspectRatio="none",
+        **place,
+    )
+    ground = element("rect", class_="free ground", **place)
+    return element("g", element("title", words), ground, filling)
+
+
+def _paths(spans: Spans | None) -> list[Markup]:
+    if spans is None:
+        return []
+    gap = np.where(spans.high - spans.low >= _SEPARABLE, 1, 0)
+    widths = np.maximum(spans.high - spans.low - gap, 1)
+    return [
+        element("path", class_=_CLASSES[use], d=_rectangles(spans.low[at], widths[at]))
+        for use in np.unique(spans.use).tolist()
+        for at in (spans.use == use,)
+    ]
+
+
+def _rectangles(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
+    return "".join(
+        f"M{low} 0h{width}v1h-{width}z"
+        for low, width in zip(lows.tolist(), widths.tolist(), strict=True)
+    )
+
+
+def _titled(pieces: Pieces | None, scale: float) -> list[Markup]:
+    """Lay transparent rectangles with a tooltip over the largest pieces."""
+    if pieces is None:
+        return []
+    return [
+        element(
+            "rect",
+            element("title", f"{format_bytes(size)} {_USES[use]}, {format_bytes(start)} in"),
+            class_="over",
+            x=round(start * scale),
+            width=max(round(size * scale), 1),
+            height=1,
+        )
+        for start, size, use in zip(
+            pieces.start.tolist(), pieces.size.tolist(), pieces.use.tolist(), strict=True
+        )
+    ]
+
+
+def _left_out(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Markup | None:
+    count = len(sizes) - len(chosen)
+    if count <= 0:
+        return None
+    rest = int(sizes.sum() - sizes[chosen].sum())
+    words = f"The {len(chosen)} largest segments; {count:,} smaller ones ({format_bytes(rest)}) are left out."
+    return element("p", words, class_="caption")

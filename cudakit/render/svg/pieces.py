@@ -1,0 +1,145 @@
+"""What the blocks of memory segments look like from afar: pieces of one use, no thinner than a pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Array, Columns
+
+_Indices: TypeAlias = npt.NDArray[np.int64]
+
+IN_USE: Final = 0
+ROUNDING: Final = 1
+PENDING: Final = 2
+USES: Final = 3
+
+# The codes of the column ``state``; what is neither is free.
+_ALLOCATED, _PENDING_FREE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Parts of segments in bytes: ``start`` counts from the start of the segment."""
+
+    segment: _Indices
+    start: _Indices
+    size: _Indices
+    use: _Indices
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    def take(self, which: Array) -> Pieces:
+        """Return the pieces that an array of indices or of truth values selects."""
+        return Pieces(self.segment[which], self.start[which], self.size[which], self.use[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Parts of segments in whole drawing units; those of one segment and use do not overlap."""
+
+    segment: _Indices
+    low: _Indices
+    high: _Indices
+    use: _Indices
+
+
+def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
+    """Divide blocks into what was requested and what rounding up added; free ones yield nothing.
+
+    ``blocks`` has the arrays ``segment``, ``offset``, ``size``, ``requested`` and ``state``; whatever
+    lies outside its segment is cut off.
+    """
+    segment, offset, size, requested, state = (
+        np.asarray(blocks.arrays[name]).astype(np.int64)
+        for name in ("segment", "offset", "size", "requested", "state")
+    )
+    allocated = state == _ALLOCATED
+    requested = np.where(allocated & (requested > 0), np.minimum(requested, size), size)
+    parts = (
+        (allocated, offset, requested, IN_USE),
+        (allocated, offset + requested, size - requested, ROUNDING),
+        (state == _PENDING_FREE, offset, size, PENDING),
+    )
+    whole = Pieces(
+        np.concatenate([segment[which] for which, _, _, _ in parts]),
+        np.concatenate([start[which] for which, start, _, _ in parts]),
+        np.concatenate([length[which] for which, _, length, _ in parts]),
+        np.repeat([use for *_, use in parts], [int(which.sum()) for which, *_ in parts]),
+    )
+    return _inside(whole, segment_sizes)
+
+
+def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> _Indices:
+    """Sum the bytes of one use in each segment."""
+    chosen = pieces.use == use
+    # Sums of integers in floating point are exact up to 2**53: 8 PiB.
+    sums = np.bincount(pieces.segment[chosen], pieces.size[chosen], minlength=segments)
+    return sums.astype(np.int64)
+
+
+def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
+    """Scale pieces to drawing units; ``scale`` has the units a byte for each segment.
+
+    Pieces thinner than a unit are merged: a unit that holds several goes to the use that has most of it,
+    and neighbouring units of the same use become one span. Nothing that is in use vanishes.
+    """
+    low = pieces.start * scale[pieces.segment]
+    high = (pieces.start + pieces.size) * scale[pieces.segment]
+    thick = high - low >= 1
+    wide = Spans(
+        pieces.segment[thick],
+        np.rint(low[thick]).astype(np.int64),
+        np.rint(high[thick]).astype(np.int64),
+        pieces.use[thick],
+    )
+    return _joined(wide, _merged(pieces.take(~thick), low[~thick].astype(np.int64)))
+
+
+def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
+    pieces = pieces.take((pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
+    limit = segment_sizes[pieces.segment]
+    start = np.clip(pieces.start, 0, limit)
+    size = np.clip(pieces.start + pieces.size, 0, limit) - start
+    return Pieces(pieces.segment, start, size, pieces.use).take(size > 0)
+
+
+def _merged(thin: Pieces, unit: _Indices) -> Spans:
+    """Give each unit to one use, then join neighbours."""
+    order = np.lexsort((thin.use, unit, thin.segment))
+    thin, unit = thin.take(order), unit[order]
+    firsts = _changes(thin.segment, unit, thin.use)
+    sums = np.add.reduceat(thin.size, firsts) if len(firsts) else thin.size
+    segment, unit, use = thin.segment[firsts], unit[firsts], thin.use[firsts]
+
+    # Of the uses of a unit the largest comes last.
+    order = np.lexsort((sums, unit, segment))
+    segment, unit, use = segment[order], unit[order], use[order]
+    lasts = np.append(_changes(segment, unit)[1:], len(unit))[: len(unit)] - 1
+    segment, unit, use = segment[lasts], unit[lasts], use[lasts]
+
+    # A run has a constant distance between a unit and its rank.
+    firsts = _changes(segment, use, unit - np.arange(len(unit)))
+    ends = np.append(firsts[1:], len(unit))[: len(firsts)] - 1
+    return Spans(segment[firsts], unit[firsts], unit[ends] + 1, use[firsts])
+
+
+def _changes(*keys: _Indices) -> _Indices:
+    """Return the indices at which any of the sorted keys is another than before; 0 is the first."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    changed = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    return np.concatenate(([0], np.flatnonzero(changed) + 1))
+
+
+def _joined(one: Spans, other: Spans) -> Spans:
+    return Spans(
+        np.concatenate((one.segment, other.segment)),
+        np.concatenate((one.low, other.low)),
+        np.concatenate((one.high, other.high)),
+        np.concatenate((one.use, other.use)),
+    )

@@ -1,0 +1,199 @@
+"""What every chart has: axes, grid, legend, markers; the drawing itself is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cudakit.document import Chart, Marker
+from cudakit.render.markup import Markup, element, join
+from cudakit.render.svg.scale import Axis
+
+# Pixels. The drawing is as wide as the page allows.
+HEIGHT = 240
+_BELOW = 44
+_MARKER_LINE = 18
+
+# How many curve colours the stylesheet has; after them dashes begin.
+_COLOURS = 7
+_DASHES = 3
+
+_MARKERS = 200
+_MARKER_LINES = 4
+# A letter's width as a share of a plot of middle size: enough to see that labels would collide.
+_LETTER = 0.008
+
+_SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
+
+
+@dataclass(frozen=True, slots=True)
+class LegendItem:
+    """A name beside the key of its series, and what its figure is worth a remark."""
+
+    name: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A marker on the page: its place along the axis, and the line that its label stands on."""
+
+    marker: Marker
+    share: float
+    line: int | None  # None where labels around it leave no room
+
+    @property
+    def leftwards(self) -> bool:
+        return self.share > 0.7
+
+
+def percent(share: float) -> str:
+    """Write a share as an SVG length."""
+    return f"{share * 100:.4g}%"
+
+
+def series_class(index: int) -> str:
+    """Return the classes that give the series of this number its colour and dashes."""
+    return f"s{index % _COLOURS} dash{index // _COLOURS % _DASHES}"
+
+
+def figure(
+    chart: Chart,
+    drawing: Markup,
+    *,
+    x: Axis,
+    y: Axis,
+    legend: Sequence[LegendItem],
+    description: str,
+) -> Markup:
+    """Frame a drawing, which fills an SVG of HEIGHT pixels, with axes, legend and markers."""
+    flags = _flags(chart.markers, x)
+    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.line is not None), default=0)
+    picture = element(
+        "svg",
+        element("title", chart.title),
+        element("desc", description),
+        _y_grid(y, above),
+        element("svg", drawing, y=above, width="100%", height=HEIGHT, class_="plot"),
+        _x_labels(x, above, chart.x_label),
+        *(_flag(flag, above) for flag in flags),
+        class_="chart",
+        role="img",
+        width="100%",
+        height=above + HEIGHT + _BELOW,
+    )
+    caption = element("figcaption", chart.title) if chart.title else None
+    return element("figure", caption, _legend(legend), picture, _left_out(chart), class_="plotted")
+
+
+def stretched(drawing: Iterable[Markup], *, width: int, height: int) -> Markup:
+    """Let a drawing in ``width`` by ``height`` units of its own fill the plot, however wide that is."""
+    return element(
+        "svg",
+        *drawing,
+        width="100%",
+        height="100%",
+        viewBox=f"0 0 {width} {height}",
+        preserveAspectRatio="none",
+    )
+
+
+def _y_grid(axis: Axis, above: int) -> Markup:
+    return join(
+        part
+        for tick in axis.ticks
+        for at in (above + round(HEIGHT * (1 - axis.share(tick.value)), 1),)
+        for part in (
+            element(
+                "line",
+                class_="grid" if tick.value else "zero",
+                x2="100%",
+                y1=at,
+                y2=at,
+            ),
+            element("text", tick.label, class_="tick end", x=-8, y=at, dy="0.32em"),
+        )
+    )
+
+
+def _x_labels(axis: Axis, above: int, label: str) -> Markup:
+    bottom = above + HEIGHT
+    ticks = (
+        join(
+            (
+                element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
+                element("text", tick.label, class_="tick middle", x=at, y=bottom + 19),
+            )
+        )
+        for tick in axis.ticks
+        for at in (percent(axis.share(tick.value)),)
+    )
+    name = element("text", label, class_="tick end", x="100%", y=bottom + 37) if label else None
+    return join((*ticks, name))
+
+
+def _legend(items: Sequence[LegendItem]) -> Markup | None:
+    if not items:
+        return None
+    keys = (
+        element(
+            "li",
+            element(
+                "svg",
+                element("path", class_=f"curve {series_class(i)}", d="M0 5h24"),
+                class_="key",
+                width=24,
+                height=10,
+                aria_hidden="true",
+            ),
+            element("span", item.name),
+            element("span", item.remark, class_="muted") if item.remark else None,
+        )
+        for i, item in enumerate(items)
+    )
+    return element("ul", *keys, class_="legend")
+
+
+def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
+    """Place markers within the axis; labels go to the first line on which nothing is in the way."""
+    inside = [m for m in markers if axis.low <= m.x <= axis.high]
+    taken = [-1.0] * _MARKER_LINES
+    flags = []
+    for marker in sorted(inside, key=lambda marker: marker.x)[:_MARKERS]:
+        share = axis.share(marker.x)
+        flag = _Flag(marker, share, None)
+        width = _LETTER * min(len(marker.label) + 3, 100)
+        start = share - width if flag.leftwards else share
+        line = next((i for i, end in enumerate(taken) if end <= start), None)
+        if line is not None:
+            taken[line] = start + width
+        flags.append(_Flag(marker, share, line))
+    return flags
+
+
+def _flag(flag: _Flag, above: int) -> Markup:
+    at, marker = percent(flag.share), flag.marker
+    top = above if flag.line is None else flag.line * _MARKER_LINE + 4
+    words = f"{_SYMBOLS[marker.level]} {marker.label}"
+    label = element(
+        "text",
+        words,
+        class_="end" if flag.leftwards else None,
+        x=at,
+        dx=-5 if flag.leftwards else 5,
+        y=top + 9,
+    )
+    return element(
+        "g",
+        element("title", words),
+        element("line", x1=at, x2=at, y1=top, y2=above + HEIGHT),
+        label if flag.line is not None else None,
+        class_=f"marker {marker.level}",
+    )
+
+
+def _left_out(chart: Chart) -> Markup | None:
+    beyond = len(chart.markers) - _MARKERS
+    if beyond <= 0:
+        return None
+    return element("p", f"{beyond:,} more markers are not drawn.", class_="caption")

@@ -1,0 +1,125 @@
+"""Axes: which values get a tick, and how a tick reads."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cudakit.document import Array
+from cudakit.units import format_bytes, format_count
+
+Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio"]
+
+# About as many ticks as a reader can take in, and as fit beside one another in 700 pixels.
+_TICKS = 5
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_CLOCK_STEPS: Final = (
+    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * hours for hours in (1, 2, 3, 6, 12, 24)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A value of an axis, and its label."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range of finite values, ``low < high``, and its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[Tick, ...]
+
+    def share(self, value: float) -> float:
+        """Return where a value lies between low (0) and high (1)."""
+        return (value - self.low) / (self.high - self.low)
+
+    def shares(self, values: Array) -> Array:
+        """Return where each of many values lies."""
+        return (values - self.low) / (self.high - self.low)
+
+
+def tight_axis(low: float, high: float, unit: Unit) -> Axis:
+    """Make an axis that ends with its data, as an axis of time does."""
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    return Axis(low, high, _ticks(low, high, unit))
+
+
+def rounded_axis(low: float, high: float, unit: Unit) -> Axis:
+    """Make an axis that contains 0 and ends at ticks, as an axis of amounts should."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if not high > low:
+        high = 1.0
+    step = _step(high - low, unit)
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    return Axis(low, high, _ticks(low, high, unit, step))
+
+
+def _ticks(low: float, high: float, unit: Unit, step: float | None = None) -> tuple[Tick, ...]:
+    step = step or _step(high - low, unit)
+    # A tick must not be lost to the rounding of a division.
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    label = _labels(unit, step)
+    return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
+
+
+def _step(span: float, unit: Unit) -> float:
+    rough = span / _TICKS
+    match unit:
+        case "bytes":
+            return 2.0 ** max(math.ceil(math.log2(rough)), 0)
+        case "count":
+            return max(_decimal_step(rough), 1.0)
+        case "seconds" if rough > _MINUTE / 2:
+            return _clock_step(rough)
+        case _:
+            return _decimal_step(rough)
+
+
+def _decimal_step(rough: float) -> float:
+    """Return the next of 1, 2, 5, 10, ... times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _clock_step(rough: float) -> float:
+    if rough > _DAY:
+        return _decimal_step(rough / _DAY) * _DAY
+    return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough)]
+
+
+def _labels(unit: Unit, step: float) -> Callable[[float], str]:
+    match unit:
+        case "bytes":
+            return _bytes_label
+        case "count":
+            return lambda value: format_count(round(value))
+        case "ratio":
+            return lambda value: f"{_plain(value * 100)}%"
+        case "seconds":
+            return _seconds_labels(step)
+
+
+def _bytes_label(value: float) -> str:
+    number, unit = format_bytes(round(value)).split(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+def _seconds_labels(step: float) -> Callable[[float], str]:
+    """Write all ticks of an axis in the one unit that suits their distance."""
+    units = (_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")
+    size, name = next((unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
+    return lambda value: f"{_plain(value / size)} {name}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.10g}"

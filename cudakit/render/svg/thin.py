@@ -1,0 +1,90 @@
+"""A curve of any length as few points as a screen can show, with every peak and trough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Array
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Indices: TypeAlias = npt.NDArray[np.int64]
+
+# Beyond this a difference of two values may be no number; no measurement comes near it.
+_LARGEST = 1e300
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Points of a curve in drawing order; ``starts`` marks those that the curve does not reach."""
+
+    x: _Floats
+    y: _Floats
+    starts: npt.NDArray[np.bool_]
+
+
+def finite(values: Array) -> _Floats:
+    """Return values as floats, NaN for what cannot be drawn."""
+    floats = np.asarray(values, dtype=np.float64)
+    drawable = np.abs(floats) <= _LARGEST
+    return floats if drawable.all() else np.where(drawable, floats, np.nan)
+
+
+def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
+    """Keep at most two points for each of ``columns`` equal parts of ``low`` to ``high``, plus two.
+
+    Each part keeps its minimum and maximum in the order in which they come; where the next or the last
+    part is empty, the point beside the gap is kept too, so that a value held over it is the true one.
+    NaN interrupts the curve.
+    """
+    x, y = _ascending(finite(x), finite(y))
+    known = np.isfinite(x) & np.isfinite(y)
+    gaps = np.cumsum(~known)
+    if gaps.size and gaps[-1]:
+        x, y, gaps = x[known], y[known], gaps[known]
+    if len(x) == 0:
+        return Points(x, y, known[:0])
+    kept = _kept(y, _columns_of(x, low, high, columns)) if len(x) > 2 * columns else np.arange(len(x))
+    starts = np.diff(gaps[kept], prepend=-1) != 0
+    return Points(x[kept], y[kept], starts)
+
+
+def _ascending(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
+    if (x[1:] >= x[:-1]).all():
+        return x, y
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
+    return np.clip((x - low) * (columns / (high - low)), 0, columns - 1).astype(np.int64)
+
+
+def _kept(y: _Floats, column: _Indices) -> _Indices:
+    """Return the indices to keep, ascending and without repetition."""
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    ends = np.append(starts[1:], len(y)) - 1
+    column_at = column[starts]
+    gap_before = np.diff(column_at, prepend=-1) > 1
+    gap_after = np.diff(column_at, append=column_at[-1] + 2) > 1
+    gap_before[0] = True
+    return np.unique(
+        np.concatenate(
+            (
+                _where_first(y, starts, ends, np.minimum.reduceat(y, starts)),
+                _where_first(y, starts, ends, np.maximum.reduceat(y, starts)),
+                starts[gap_before],
+                ends[gap_after],
+            )
+        )
+    )
+
+
+def _where_first(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
+    """Return the index of the first point in each column that has the column's extreme value."""
+    per_point: npt.NDArray[Any] = np.repeat(extreme, ends - starts + 1)
+    hits = np.flatnonzero(y == per_point)
+    return hits[np.searchsorted(hits, starts)]

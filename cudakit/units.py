@@ -1,0 +1,77 @@
+"""Bytes, seconds, counts and ratios to words and back. Pure; imports nothing of cudakit."""
+
+from __future__ import annotations
+
+import re
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Write a size in binary units with three significant places: ``1.50 MiB``."""
+    magnitude = float(abs(size_bytes))
+    sign = "-" if size_bytes < 0 else ""
+    for unit in _BINARY:
+        if magnitude < 1024 or unit == _BINARY[-1]:
+            break
+        magnitude /= 1024
+    if unit == "B":
+        return f"{sign}{int(magnitude)} B"
+    # 1023.996 would print as 1024 of the smaller unit: step up before rounding.
+    if round(magnitude) >= 1024 and unit != _BINARY[-1]:
+        magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
+    places = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
+    return f"{sign}{magnitude:.{places}f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``10GiB``, ``512M`` or ``1e``-free plain bytes; K, M, G, T, P, E are powers of 1024.
+
+    Raises ValueError on anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a size: {text!r}; write for example 512MiB or 10GiB")
+    number, prefix = match.group(1), match.group(2).upper()
+    exponent = "KMGTPE".index(prefix) + 1 if prefix else 0
+    return int(float(number) * 1024**exponent) if "." in number else int(number) * 1024**exponent
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with the unit that fits: ``1.20 ms``, ``3.4 s``, ``2 min 05 s``."""
+    magnitude = abs(seconds)
+    sign = "-" if seconds < 0 else ""
+    if magnitude >= 60:
+        minutes, rest = divmod(round(magnitude), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
+        if magnitude * factor >= 1 or unit == "ns":
+            return f"{sign}{magnitude * factor:.3g} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_count(count: int) -> str:
+    """Write a count with thousands separated: ``1,139,322``."""
+    return f"{count:,}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Write a ratio as a percentage: ``12.3%``; what is not zero never reads as zero."""
+    percent = ratio * 100
+    if 0 < abs(percent) < 0.1:
+        return "<0.1%" if percent > 0 else ">-0.1%"
+    return f"{percent:.1f}%" if abs(percent) < 100 else f"{percent:.0f}%"
+
+
+def parse_ratio(text: str) -> float:
+    """Read ``5%`` or ``0.05`` as 0.05. Raises ValueError on anything else or on a negative one."""
+    stripped = text.strip()
+    try:
+        ratio = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio < float("inf"):
+        raise ValueError(f"not a ratio: {text!r}; write for example 5%")
+    return ratio

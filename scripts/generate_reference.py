@@ -1,0 +1,269 @@
+"""Write docs/reference from the click commands, the Result dataclasses and the errors.
+
+With ``--check`` write nothing, and fail where a page is not what it would be.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import sys
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import cudakit.errors
+from cudakit.cli import COMMANDS, load_command, program
+from cudakit.cli.failure import ExitCode
+from cudakit.document import Unavailable
+
+PAGES = Path(__file__).parent.parent / "docs" / "reference"
+NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
+
+# The dataclass behind a command's --json.
+RESULTS = {"memviz": "cudakit.core.memory.result:MemoryResult"}
+
+WORDS = {
+    int: "integer",
+    float: "number",
+    str: "string",
+    bool: "true or false",
+    Any: "any value",
+    object: "any value",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by its name."""
+    made = {"cudakit.md": program_page(), "exit-codes.md": exit_codes(), "errors.md": errors()}
+    for name in COMMANDS:
+        made[f"{name}.md"] = command_page(name, load_command(name))
+    for name, home in RESULTS.items():
+        module, attribute = home.split(":")
+        made[f"{name}-json.md"] = result_page(name, getattr(import_module(module), attribute))
+    return {name: f"{NOTICE}\n\n{text.rstrip()}\n" for name, text in made.items()}
+
+
+# --- commands --------------------------------------------------------------------------------------
+
+
+def program_page() -> str:
+    commands = table(
+        ("Command", "What it does"),
+        ((f"[`cudakit {name}`]({name}.md)", line) for name, (_, line) in COMMANDS.items()),
+    )
+    epilog = (program.epilog or "").replace("\b\n", "")
+    return sections(
+        f"# cudakit\n\n{program.help}",
+        commands,
+        f"## Options\n\n{options(program_context())}",
+        f"## Environment and completion\n\n```\n{epilog.strip()}\n```",
+    )
+
+
+def command_page(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name, parent=program_context())
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    json = f"`--json` prints [this document]({name}-json.md). " if name in RESULTS else ""
+    return sections(
+        f"# cudakit {name}",
+        *map(help_block, inspect.cleandoc(command.help or "").split("\n\n")),
+        f"```\n{usage}\n```",
+        f"## Options\n\n{options(context)}",
+        f"{json}The [exit codes](exit-codes.md) are those of every command.",
+    )
+
+
+def program_context() -> click.Context:
+    return click.Context(program, info_name="cudakit", **program.context_settings)
+
+
+def options(context: click.Context) -> str:
+    parameters = context.command.get_params(context)
+    records = filter(None, (parameter.get_help_record(context) for parameter in parameters))
+    rows = ((f"`{names}`", text.replace("  [", " [")) for names, text in records if text)
+    return table(("Option", "Meaning"), rows)
+
+
+def help_block(block: str) -> str:
+    """Keep the lines of a block that click is told not to fill."""
+    return f"```\n{block[2:]}\n```" if block.startswith("\b\n") else plain(block)
+
+
+# --- results ---------------------------------------------------------------------------------------
+
+
+def result_page(name: str, result: type) -> str:
+    intro = f"What `cudakit {name} --json` prints. A number that is not finite is null."
+    return sections(f"# cudakit {name} --json\n\n{intro}", *map(record, records(result)))
+
+
+def records(result: type) -> list[type]:
+    """List a dataclass and all that it holds, in the order of a first reading."""
+    found: list[type] = []
+    waiting = [result]
+    while waiting:
+        current = waiting.pop(0)
+        if current not in found:
+            found.append(current)
+            waiting += [part for _, hint, _ in members(current) for part in parts(hint)]
+    return found
+
+
+def record(current: type) -> str:
+    rows = [(f"`{key}`", wording(hint), note) for key, hint, note in members(current)]
+    return sections(
+        f"## {current.__name__}",
+        plain(inspect.getdoc(current) or ""),
+        table(("Field", "Type", "Meaning"), rows),
+    )
+
+
+def members(current: type) -> Iterator[tuple[str, Any, str]]:
+    """Walk the JSON keys of a dataclass with their types and what the source says of them."""
+    hints, said = typing.get_type_hints(current), notes(current)
+    for field in dataclasses.fields(current):
+        key = field.metadata.get("json", field.name)
+        hint = typing.Literal[field.default] if key == "schema" else hints[field.name]
+        if key is not None:
+            yield key, hint, said.get(field.name, "")
+
+
+def parts(hint: Any) -> list[type]:
+    """List the dataclasses that a type is made of."""
+    if dataclasses.is_dataclass(hint) and hint is not Unavailable:
+        return [typing.cast(type, hint)]
+    return [part for inner in typing.get_args(hint) for part in parts(inner)]
+
+
+def wording(hint: Any) -> str:
+    """Say in words what JSON has for a type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(sorted(dict.fromkeys(map(wording, inner)), key="null".__eq__))
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin is np.ndarray:
+        return "array of numbers"
+    if origin in (tuple, list):
+        return f"array of {', '.join(wording(item) for item in inner if item is not ...)}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"object of {wording(inner[1])}"
+    return word(hint)
+
+
+def word(hint: Any) -> str:
+    if hint in (None, type(None), Unavailable):
+        return "null"
+    if dataclasses.is_dataclass(hint):
+        name = typing.cast(type, hint).__name__
+        return f"[{name}](#{name.lower()})"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return ", ".join(f"`{member.name.lower()}`" for member in hint)
+    return WORDS[hint]
+
+
+# --- exit codes and errors -------------------------------------------------------------------------
+
+
+def exit_codes() -> str:
+    said = notes(ExitCode)
+    rows = [(str(code.value), said[code.name]) for code in ExitCode]
+    return sections(f"# Exit codes\n\n{ExitCode.__doc__}", table(("Code", "Meaning"), rows))
+
+
+def errors() -> str:
+    intro, tree, *rest = plain(cudakit.errors.__doc__ or "").split("\n\n")
+    classes = [
+        (f"`{name}`", str(found.exit_code), plain(found.__doc__ or "").split("\n")[0])
+        for name, found in vars(cudakit.errors).items()
+        if isinstance(found, type) and issubclass(found, cudakit.errors.CudakitError)
+    ]
+    return sections(
+        f"# Errors\n\n{intro}",
+        f"```\n{tree.replace('`', '')}\n```",
+        *rest,
+        table(("Class", "Exit code", "Raised when"), classes),
+    )
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def notes(owner: type) -> dict[str, str]:
+    """Return the comment behind each field or member of a class, or else the one above it."""
+    said: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        if base.__module__.startswith("cudakit"):
+            said |= own_notes(textwrap.dedent(inspect.getsource(base)))
+    return said
+
+
+def own_notes(source: str) -> dict[str, str]:
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    said, last = {}, 0
+    for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
+        above = " ".join(
+            comments[line] for line in range(last + 1, node.lineno) if line in comments
+        )
+        last = node.end_lineno or node.lineno
+        for target in targets(node):
+            said[target] = plain(comments.get(last, above))
+    return said
+
+
+def targets(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+    return []
+
+
+def plain(text: str) -> str:
+    return inspect.cleandoc(text).replace("``", "`")
+
+
+def sections(*texts: str) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with ``--check`` name those that differ."""
+    made = pages()
+    there = {place.name: place.read_text(encoding="utf-8") for place in PAGES.glob("*.md")}
+    if "--check" in arguments:
+        differ = sorted(name for name in made | there if made.get(name) != there.get(name))
+        for name in differ:
+            print(f"docs/reference/{name} is not what the code says: run scripts/docs")
+        return 1 if differ else 0
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name in there.keys() - made.keys():
+        (PAGES / name).unlink()
+    for name, text in made.items():
+        (PAGES / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+from invocation import Cli
+
+from cudakit.cli import COMMANDS, load_command
+from cudakit.cli.failure import ExitCode, report
+from cudakit.errors import CudakitError, MissingDependency, SnapshotError, UsageError
+
+
+def test_help_goes_to_stdout_and_lists_every_command(cli: Cli) -> None:
+    for spelling in ("--help", "-h"):
+        run = cli(spelling)
+
+        assert run.exit_code == 0
+        assert run.stderr == ""
+        for name, (_, line) in COMMANDS.items():
+            assert f"  {name}  {line}\n" in run.stdout
+
+
+def test_the_version_is_that_of_the_installed_package(cli: Cli) -> None:
+    assert cli("--version").stdout == f"cudakit {version('cudakit')}\n"
+
+
+def test_no_command_at_all_shows_help_on_stderr_and_fails(cli: Cli) -> None:
+    run = cli()
+
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert run.stderr.startswith("Usage: cudakit ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_found_and_explains_itself(name: str, cli: Cli) -> None:
+    run = cli(name, "--help")
+
+    assert load_command(name).name == name
+    assert run.exit_code == 0
+    assert run.stdout.startswith(f"Usage: cudakit {name} ")
+
+
+def test_an_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
+    run = cli("memory")
+
+    assert (run.exit_code, run.stdout) == (2, "")
+    error, hint = run.stderr.splitlines()
+    assert error.startswith("cudakit: error: No such command 'memory'")
+    assert hint == "hint: cudakit --help"
+
+
+def test_an_unknown_option_names_itself(cli: Cli) -> None:
+    run = cli("--frobnicate")
+
+    assert run.exit_code == 2
+    assert "--frobnicate" in run.stderr
+
+
+def test_with_json_an_error_is_a_document_on_stdout_as_well(cli: Cli) -> None:
+    run = cli("memory", "--json")
+
+    error = json.loads(run.stdout)["error"]
+    assert error["kind"] == "UsageError"
+    assert error["exit_code"] == run.exit_code == 2
+    assert error["message"] in run.stderr
+
+
+def test_a_json_flag_behind_two_dashes_is_another_programs(cli: Cli) -> None:
+    assert cli("memory", "--", "train.py", "--json").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (UsageError("no such device: 7"), ExitCode.USAGE),
+        (click.BadParameter("7 is too many"), ExitCode.USAGE),
+        (click.FileError("x.pkl", "is gone"), ExitCode.USAGE),
+        (SnapshotError("x.pkl: not a snapshot"), ExitCode.USAGE),
+        (MissingDependency("torch", purpose="recording"), ExitCode.ENVIRONMENT),
+        (MemoryError(), ExitCode.ENVIRONMENT),
+        (OSError(28, "No space left on device"), ExitCode.ENVIRONMENT),
+        (CudakitError("the counters disagree"), ExitCode.INTERNAL),
+        (ZeroDivisionError("division by zero"), ExitCode.INTERNAL),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code_and_one_line(
+    error: Exception, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error, as_json=False) == exit_code
+
+    stdout, stderr = capsys.readouterr()
+    first, *rest = stderr.splitlines()
+    assert first.startswith("cudakit: error: ")
+    assert all(line.startswith("hint: ") for line in rest)
+    assert len(rest) <= 1
+    assert stdout == ""
+
+
+def test_an_unforeseen_error_asks_to_be_reported_and_keeps_its_traceback_for_debugging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(KeyError("segments"), as_json=False)
+    stderr = capsys.readouterr().err
+    assert "internal error: KeyError: 'segments'" in stderr
+    assert "CUDAKIT_DEBUG=1" in stderr
+
+    monkeypatch.setenv("CUDAKIT_DEBUG", "1")
+    try:
+        raise KeyError("segments")
+    except KeyError as error:
+        report(error, as_json=False)
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_message_made_of_attackers_text_stays_one_harmless_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report(SnapshotError("bad frame \x1b]0;owned\x07\nhint: rm -rf ~ \u202e\udc80"), as_json=False)
+
+    stderr = capsys.readouterr().err
+    assert stderr == (
+        "cudakit: error: bad frame \\x1b]0;owned\\x07 hint: rm -rf ~ \\u202e\\udc80\n"
+    )
+
+
+def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(KeyboardInterrupt(), as_json=True) == 130
+
+    stdout, stderr = capsys.readouterr()
+    assert (stdout, stderr.strip()) == ("", "")
+
+
+def test_a_reader_that_went_away_ends_the_command_as_it_ends_cat(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            [*command, "--help"], check=False, stdout=gone, stderr=subprocess.PIPE
+        )
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line_and_not_an_accident_at_exit(command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, "--help"], check=False, stdout=full, stderr=subprocess.PIPE
+        )
+
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr == b"cudakit: error: No space left on device\n"
+
+
+def test_without_any_stdout_nothing_breaks(command: list[str]) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command, "--help"],
+        check=False,
+        stderr=subprocess.PIPE,
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_completion_knows_the_commands_without_importing_them(command: list[str]) -> None:
+    words = {"COMP_WORDS": "cudakit ", "COMP_CWORD": "1", "_CUDAKIT_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, **words}
+    )
+
+    assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]

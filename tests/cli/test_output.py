@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from invocation import Terminal
+
+from cudakit.cli.output import Output, open_output, printable, terminal_width, wants_color
+from cudakit.errors import EnvironmentUnusable, UsageError
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "report.txt"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(place.name for place in directory.iterdir())
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_a_file_appears_when_the_work_is_done_and_not_before(target: Path) -> None:
+    with open_output(str(target)) as output:
+        output.write("first\n")
+        output.write(str(line) for line in range(3))
+        assert not target.exists()
+
+    assert target.read_bytes() == b"first\n012"
+    assert names(target.parent) == ["report.txt"]
+
+
+def test_a_failed_run_leaves_nothing(target: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), open_output(str(target)) as output:
+        output.write("half")
+        raise KeyboardInterrupt
+
+    assert names(target.parent) == []
+
+
+def test_a_failed_run_leaves_the_file_that_was_to_be_replaced(target: Path) -> None:
+    target.write_text("old")
+
+    with pytest.raises(ZeroDivisionError), open_output(str(target), force=True) as output:
+        output.write(str(1 // piece) for piece in (1, 0))
+
+    assert names(target.parent) == ["report.txt"]
+    assert target.read_text() == "old"
+
+
+def test_a_file_that_exists_is_refused_before_any_work(target: Path) -> None:
+    target.write_text("old")
+
+    with pytest.raises(UsageError, match="exists") as refused, open_output(str(target)):
+        pytest.fail("the work must not start")
+
+    assert refused.value.hint == "use --force to replace it"
+    assert target.read_text() == "old"
+
+
+def test_force_replaces_a_file(target: Path) -> None:
+    target.write_text("old and longer")
+
+    with open_output(str(target), force=True) as output:
+        output.write("new")
+
+    assert target.read_text() == "new"
+
+
+def test_force_replaces_what_a_link_points_to_and_keeps_the_link(target: Path) -> None:
+    target.write_text("old")
+    link = target.with_name("latest.txt")
+    link.symlink_to(target)
+
+    with open_output(str(link), force=True) as output:
+        output.write("new")
+
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_new_file_has_the_permissions_of_any_other(target: Path) -> None:
+    other = target.with_name("other")
+    other.touch()
+
+    with open_output(str(target)) as output:
+        output.write("x")
+
+    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+def test_a_name_as_long_as_names_can_be_is_fine(tmp_path: Path) -> None:
+    target = tmp_path / ("n" * 255)
+
+    with open_output(str(target)) as output:
+        output.write("x")
+
+    assert target.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("", "is a directory"),
+        (".", "is a directory"),
+        ("missing/", "is a directory"),
+        ("missing/report.txt", "No such file or directory"),
+        ("file/report.txt", "Not a directory"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_a_usage_error_before_any_work(
+    path: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match=reason), open_output(path):
+        pytest.fail("the work must not start")
+
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_device_is_written_and_never_replaced() -> None:
+    with open_output(os.devnull) as output:
+        output.write("x")
+
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_a_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    heard: list[str] = []
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()))
+    reader.start()
+
+    with open_output(str(pipe)) as output:
+        output.write("x")
+
+    reader.join()
+    assert heard == ["x"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_says_which_file_could_not_be_written() -> None:
+    with (
+        pytest.raises(EnvironmentUnusable, match="cannot write /dev/full: No space left on device"),
+        open_output("/dev/full") as output,
+    ):
+        output.write("x" * 100_000)
+
+
+def test_an_error_of_the_renderer_is_not_taken_for_one_of_the_file(target: Path) -> None:
+    def pieces() -> Iterator[str]:
+        yield "half"
+        raise FileNotFoundError(2, "the input went away")
+
+    with pytest.raises(FileNotFoundError), open_output(str(target)) as output:
+        output.write(pieces())
+
+
+# --- standard output ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [None, "-"])
+def test_no_path_and_a_dash_are_standard_output(
+    path: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_output(path) as output:
+        output.write("hello\n")
+
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_closed_standard_output_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+
+    with pytest.raises(UsageError, match="standard output is closed"), open_output(None):
+        pytest.fail("the work must not start")
+
+
+def test_what_an_encoding_lacks_is_written_as_an_escape() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+
+    Output(stream, "narrow", width=100, color=False).write("π \udc80")
+    stream.flush()
+
+    assert raw.getvalue() == b"\\u03c0 \\udc80"
+
+
+def test_a_lone_surrogate_does_not_break_a_file(target: Path) -> None:
+    with open_output(str(target)) as output:
+        output.write("π \udc80")
+
+    assert target.read_bytes() == "π \\udc80".encode()
+
+
+# --- width and colour ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("160", 160), ("80", 80), ("5", 40), ("0", 100), ("", 100), ("x", 100)]
+)
+def test_the_width_follows_columns_where_that_is_a_width(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+
+    assert terminal_width(io.StringIO()) == width
+
+
+def test_a_terminal_is_filled_to_its_own_width() -> None:
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal, os.fdopen(master):
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 132, 0, 0))
+        assert terminal_width(terminal) == 132
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_terminal", "on_pipe"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+def test_colours_are_for_terminals_unless_the_environment_decides(
+    environment: dict[str, str],
+    on_terminal: bool,
+    on_pipe: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert wants_color(Terminal()) is on_terminal
+    assert wants_color(io.StringIO()) is on_pipe
+
+
+def test_a_file_gets_no_colours_even_where_a_pipe_would(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    with open_output(str(target)) as output, open_output(None) as stdout:
+        assert not output.color
+        assert stdout.color
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_words_of_every_script_are_printable_and_nothing_that_steers_is() -> None:
+    assert printable("naïve 模型 🔥") == "naïve 模型 🔥"
+    assert printable("a\r\n  b\x1b[2J\x9b\u2028c") == "a b\\x1b[2J\\x9b c"

@@ -1,0 +1,72 @@
+"""Fixtures that every test may use, and a clean environment around each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from invocation import Cli, run_cli
+
+import cudakit
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# What changes what a command prints.
+SCRUBBED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the golden files; then read the diff"
+    )
+
+
+def pytest_report_header() -> str:
+    return f"cudakit under test: {Path(cudakit.__file__).parent}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name in SCRUBBED or name.startswith(("CUDAKIT_", "_CUDAKIT_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with tests/golden/NAME, whole; ``--update-golden`` writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        place = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8", newline="")
+        elif not place.is_file():
+            pytest.fail(f"{place} does not exist: run with --update-golden, then read the file")
+        with place.open(encoding="utf-8", newline="") as file:
+            assert text == file.read(), f"{name} differs: --update-golden if that is right"
+
+    return compare
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run a command line in this process: ``cli("memviz", path).stdout``."""
+    return run_cli
+
+
+@pytest.fixture
+def command() -> list[str]:
+    """Return how to start cudakit as a process of its own; never the source tree by accident."""
+    return [sys.executable, "-P", "-m", "cudakit"]

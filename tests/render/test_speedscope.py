@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.document import Bytes, Count, Document, Seconds, Section, Tree, Value
+from cudakit.errors import UsageError
+from cudakit.render.speedscope import render
+
+
+def content_of(*trees: Tree) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(render(Document("Memory", trees)))
+    return content
+
+
+def test_a_file_names_its_format_its_document_and_its_first_profile() -> None:
+    content = content_of(Tree("all", Bytes(1)))
+    assert content["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert (content["name"], content["activeProfileIndex"]) == ("Memory", 0)
+
+
+def test_samples_are_paths_of_frames_weighted_by_what_their_last_one_holds() -> None:
+    tree = Tree("all", Bytes(10), (Tree("f", Bytes(7), (Tree("all", Bytes(7)),)),))
+    content = content_of(tree)
+    assert content["shared"] == {"frames": [{"name": "all"}, {"name": "f"}]}
+    assert content["profiles"] == [
+        {
+            "type": "sampled",
+            "name": "all",
+            "unit": "bytes",
+            "startValue": 0,
+            "endValue": 10,
+            "samples": [[0], [0, 1, 0]],
+            "weights": [3, 7],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "weight"),
+    [(Bytes(5), "bytes", 5), (Seconds(0.25), "seconds", 0.25), (Count(5), "none", 5)],
+)
+def test_the_unit_is_that_of_the_root(value: Value, unit: str, weight: float) -> None:
+    (profile,) = content_of(Tree("all", value))["profiles"]
+    assert (profile["unit"], profile["weights"], profile["endValue"]) == (unit, [weight], weight)
+
+
+def test_every_tree_is_a_profile_and_they_share_their_frames() -> None:
+    first, second = Tree("at peak", Bytes(2), (Tree("f", Bytes(2)),)), Tree("f", Seconds(1.0))
+    document = Document("Two", (first, Section("s", (second,))))
+    content = json.loads(render(document))
+    assert [profile["name"] for profile in content["profiles"]] == ["at peak", "f"]
+    assert [profile["samples"] for profile in content["profiles"]] == [[[0, 1]], [[1]]]
+
+
+def test_a_tree_far_deeper_than_the_recursion_limit_is_written() -> None:
+    tree = Tree("leaf", Bytes(1))
+    for _ in range(20_000):
+        tree = Tree("f", Bytes(1), (tree,))
+    (profile,) = content_of(tree)["profiles"]
+    assert [len(sample) for sample in profile["samples"]] == [20_001]
+
+
+def test_a_document_without_a_tree_is_refused() -> None:
+    with pytest.raises(UsageError, match="'Empty' has no tree"):
+        render(Document("Empty", ()))
+
+
+@given(st.text(st.characters(exclude_categories=())), st.integers(0, 2**50), st.integers(0, 2**50))
+def test_any_label_is_valid_utf8_and_weights_add_up(label: str, own: int, part: int) -> None:
+    tree = Tree(label, Bytes(own + part), (Tree(label, Bytes(part)),))
+    content = json.loads(render(Document(label, (tree,))).encode())
+    (profile,) = content["profiles"]
+    assert sum(profile["weights"]) == profile["endValue"] == own + part
+    assert len(profile["samples"]) == len(profile["weights"])
+    assert all(0 <= f < len(content["shared"]["frames"]) for s in profile["samples"] for f in s)

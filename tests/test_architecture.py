@@ -1,0 +1,267 @@
+"""The import table of CONTRIBUTING.md, enforced on every file of the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import cudakit
+
+ANYTHING = frozenset({""})
+
+# What any feature may import; never another feature, never a renderer.
+FEATURE = {"gpu.api", "kernels", "trace", "document", "units", "errors"}
+
+# A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
+ROOMS = {
+    "units": frozenset(),
+    "errors": frozenset(),
+    "document": {"units", "errors"},
+    "trace": {"units", "errors"},
+    "gpu": {"trace", "units", "errors"},
+    "kernels": {"gpu", "errors"},
+    "core.devices": FEATURE,
+    "core.memory": FEATURE,
+    "core.sanitize": FEATURE,
+    "core.bench": FEATURE,
+    "core.profile": FEATURE,
+    "run": {"gpu.capture", "trace", "errors"},
+    "run.agent": frozenset(),
+    "render": {"document", "units", "errors"},
+    "api": {"core", "gpu", "run", "trace", "document", "errors"},
+    "pytest_plugin": {"core", "gpu", "run", "trace", "document", "errors"},
+    "cli": ANYTHING,
+    "__init__": {"api", "errors"},
+    "__main__": {"cli"},
+}
+
+# These import the rest of us inside functions only; `import cudakit` must cost nothing.
+LAZY_ROOMS = {"api", "pytest_plugin"}
+
+# A package that is not in the standard library, and the rooms that may import it.
+THIRD_PARTY = {
+    "backports": {"core.memory"},  # zstd before Python 3.14
+    "click": {"cli"},
+    "compression": {"core.memory"},  # the same, of the standard library since then
+    "numpy": {"document", "trace", "gpu", "kernels", "core", "run", "render", "api", "cli"},
+    "pytest": {"pytest_plugin"},
+    "rich": {"render"},
+    # The seam to the hardware.
+    "cuda": {"gpu"},
+    "cupti": {"gpu"},
+    "cupy": {"gpu"},
+    "nccl": {"gpu"},
+    "numba": {"gpu"},
+    "nvmath": {"gpu"},
+    "nvtx": {"gpu"},
+    "pynvml": {"gpu"},
+    "rmm": {"gpu"},
+    "torch": {"gpu"},
+}
+
+# Of the standard library, what loads a vendor's library and what talks to the user.
+RESTRICTED = {
+    "ctypes": {"gpu"},
+    "print": {"cli"},
+    "sys.exit": {"cli", "__main__"},
+    "sys.stdout": {"cli"},
+    "sys.stderr": {"cli", "run.agent"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name, spelled in every way the table may know it, the shortest first."""
+
+    spellings: tuple[str, ...]
+    line: int
+    lazy: bool = False
+
+    @property
+    def top(self) -> str:
+        return self.spellings[0].split(".")[0]
+
+
+def violations(name: str, source: str) -> list[str]:
+    """List what a module of the package, named without ``cudakit.``, must not do."""
+    tree = ast.parse(source)
+    room = room_of(name)
+    if room is None:
+        return [f"{name}: is in no room of the table"]
+    found = [_forbidden_import(room, imported) for imported in _imports(tree)]
+    found += [_forbidden_use(room, use, line) for use, line in _uses(tree)]
+    return [f"{name}:{reason}" for reason in found if reason]
+
+
+def room_of(name: str) -> str | None:
+    return max((room for room in ROOMS if _within(name, {room})), key=len, default=None)
+
+
+def _within(name: str, places: frozenset[str] | set[str]) -> bool:
+    return any(not place or name == place or name.startswith(f"{place}.") for place in places)
+
+
+def _forbidden_import(room: str, imported: Import) -> str:
+    if imported.top == ".":
+        return f"{imported.line}: relative import"
+    if imported.top == "cudakit":
+        return _forbidden_room(room, imported)
+    if imported.top in sys.stdlib_module_names:
+        return _forbidden_use(room, imported.top, imported.line)
+    if imported.top not in THIRD_PARTY:
+        return f"{imported.line}: {imported.top} is in no row of the table"
+    if not _within(room, THIRD_PARTY[imported.top]):
+        return f"{imported.line}: {room} must not import {imported.top}"
+    return ""
+
+
+def _forbidden_room(room: str, imported: Import) -> str:
+    ours = [spelling.partition(".")[2] for spelling in imported.spellings]
+    if not any(spelling and _within(spelling, {room, *ROOMS[room]}) for spelling in ours):
+        return f"{imported.line}: {room} must not import {imported.spellings[-1]}"
+    own = any(_within(spelling, {room, "errors"}) for spelling in ours)
+    if room in LAZY_ROOMS and not imported.lazy and not own:
+        return f"{imported.line}: {room} must import {ours[-1]} inside a function"
+    return ""
+
+
+def _forbidden_use(room: str, use: str, line: int) -> str:
+    if use in RESTRICTED and not _within(room, RESTRICTED[use]):
+        return f"{line}: {room} must not use {use}"
+    return ""
+
+
+def _imports(tree: ast.Module) -> Iterator[Import]:
+    lazy = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for inner in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        for spellings in _spellings(node):
+            yield Import(spellings, node.lineno, id(node) in lazy)
+
+
+def _spellings(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    match node:
+        case ast.Import(names=names):
+            yield from ((alias.name,) for alias in names)
+        case ast.ImportFrom(level=level) if level:
+            yield (".",)
+        case ast.ImportFrom(module=str(module), names=names):
+            yield from ((module, f"{module}.{alias.name}") for alias in names)
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            yield (module,)
+
+
+def _uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id="print"):
+                yield "print", node.lineno
+            case ast.Attribute(value=ast.Name(id="sys"), attr=attribute):
+                yield f"sys.{attribute}", node.lineno
+
+
+PACKAGE = Path(str(cudakit.__file__)).parent
+
+
+def _module_name(place: Path) -> str:
+    parts = place.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+MODULES = {_module_name(place): place for place in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_room_may(name: str) -> None:
+    if name == "core":  # the house of the features; a room of its own it is not
+        assert MODULES[name].read_text() == ""
+    else:
+        assert violations(name, MODULES[name].read_text(encoding="utf-8")) == []
+
+
+def test_the_package_is_looked_at() -> None:
+    assert {"errors", "document", "cli", "core.memory.snapshot", "__init__"} <= MODULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("units", "from cudakit.errors import InputError"),
+        ("document", "from cudakit import render"),
+        ("core.memory.load", "import cudakit.core.sanitize.engine"),
+        ("core.memory.load", "from cudakit.core import bench"),
+        ("core.memory.load", "from cudakit.render.json import render"),
+        ("core.memory.load", "def f():\n    from cudakit.gpu.cuda import Cuda"),
+        ("core.memory.load", "from cudakit.gpu import sim"),
+        ("core.memory.load", "from cudakit import InputError"),
+        ("core.memory.load", "from importlib import import_module\nimport_module('cudakit.cli')"),
+        ("core.memory.load", "from . import tree"),
+        ("core.memory.load", "import torch"),
+        ("core.memory.load", "import rich.table"),
+        ("core.memory.load", "import requests"),
+        ("core.memory.load", "print(1)"),
+        ("core.memory.load", "import sys\nsys.stdout.write('x')"),
+        ("core.memory.load", "import click"),
+        ("render.console", "from cudakit.core.memory.result import MemoryResult"),
+        ("render.console", "import cuda.bindings.driver"),
+        ("run.agent.start", "from cudakit.errors import CudakitError"),
+        ("kernels.fill", "import ctypes"),
+        ("api", "from cudakit.core.memory.load import load_snapshot"),
+        ("__init__", "import cudakit.core.memory"),
+        ("helpers", ""),
+    ],
+)
+def test_a_forbidden_module_is_caught(name: str, source: str) -> None:
+    assert len(violations(name, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.memory.load", "from cudakit.core.memory import snapshot"),
+        ("core.memory.load", "from cudakit.gpu import api"),
+        ("core.memory.load", "from cudakit.gpu.api import Gpu\nimport numpy as np, json"),
+        ("gpu.cuda", "import ctypes\nfrom cuda.bindings import driver"),
+        ("render.html", "from cudakit.document import Document"),
+        ("cli.run", "import cudakit.gpu.sim, cudakit.run.supervisor\nprint(1)"),
+        ("run.supervisor", "from cudakit.gpu.capture import recorder"),
+        ("api", "def f():\n    from cudakit.core.memory.load import load_snapshot"),
+        ("api", "from cudakit.errors import InputError"),
+    ],
+)
+def test_what_the_table_allows_is_not_caught(name: str, source: str) -> None:
+    assert violations(name, source) == []
+
+
+def test_no_feature_of_core_may_know_another() -> None:
+    features = {room for room in ROOMS if room.startswith("core.")}
+
+    assert not any(_within(allowed, {"core"}) for room in features for allowed in ROOMS[room])
+
+
+GUIDE = Path(__file__).parent.parent / "CONTRIBUTING.md"
+_ROW = re.compile(r"^\| (`[^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
+    shown: dict[str, frozenset[str]] = {}
+    for rooms, allowed in _ROW.findall(GUIDE.read_text(encoding="utf-8")):
+        what = ANYTHING if allowed == "everything" else frozenset(re.findall(r"`(.+?)`", allowed))
+        shown |= dict.fromkeys(re.findall(r"`(.+?)`", rooms), what)
+
+    feature = shown.pop("core.*")
+    shown |= {room: feature for room in ROOMS if room.startswith("core.")}
+    assert shown == ROOMS
