@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudakit.api import load_snapshot, memviz, memviz_diff
     from cudakit.errors import (
         CudakitError,
         EnvironmentUnusable,
@@ -26,6 +27,9 @@ _HOMES = {
     "MissingDependency": "cudakit.errors",
     "SnapshotError": "cudakit.errors",
     "UsageError": "cudakit.errors",
+    "load_snapshot": "cudakit.api",
+    "memviz": "cudakit.api",
+    "memviz_diff": "cudakit.api",
 }
 
 __all__ = [
@@ -36,6 +40,9 @@ __all__ = [
     "SnapshotError",
     "UsageError",
     "__version__",
+    "load_snapshot",
+    "memviz",
+    "memviz_diff",
 ]
 
 

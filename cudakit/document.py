@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 # --- values ----------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve of a Chart: ``y`` has the length of the chart's ``x``. ``step`` holds each value to the next x."""
+    """One curve of a Chart, as long as its ``x``; ``step`` holds each value to the next x."""
 
     name: str
     y: Array

@@ -45,7 +45,9 @@ def format_seconds(seconds: float) -> str:
     if magnitude >= 60:
         minutes, rest = divmod(round(magnitude), 60)
         hours, minutes = divmod(minutes, 60)
-        return f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
+        return (
+            f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
+        )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
         if magnitude * factor >= 1 or unit == "ns":
             return f"{sign}{magnitude * factor:.3g} {unit}"

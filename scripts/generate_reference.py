@@ -1,4 +1,4 @@
-"""Write docs/reference from the click commands, the Result dataclasses and the errors.
+"""Write docs/reference from the commands, the Results, the public functions and the errors.
 
 With ``--check`` write nothing, and fail where a page is not what it would be.
 """
@@ -23,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 
+import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
@@ -31,8 +32,14 @@ from cudakit.document import Unavailable
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
-# The dataclass behind a command's --json.
-RESULTS = {"memviz": "cudakit.core.memory.result:MemoryResult"}
+# A page, the command line that prints such JSON, and the dataclass behind it.
+RESULTS = {
+    "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
+    "memviz-diff-json.md": (
+        "memviz AFTER --diff BEFORE --json",
+        "cudakit.core.memory.result:DiffResult",
+    ),
+}
 
 WORDS = {
     int: "integer",
@@ -46,13 +53,15 @@ WORDS = {
 
 def pages() -> dict[str, str]:
     """Return the text of every page by its name."""
-    made = {"cudakit.md": program_page(), "exit-codes.md": exit_codes(), "errors.md": errors()}
-    for name in COMMANDS:
-        made[f"{name}.md"] = command_page(name, load_command(name))
-    for name, home in RESULTS.items():
-        module, attribute = home.split(":")
-        made[f"{name}-json.md"] = result_page(name, getattr(import_module(module), attribute))
-    return {name: f"{NOTICE}\n\n{text.rstrip()}\n" for name, text in made.items()}
+    made = {
+        "cudakit.md": program_page(),
+        "errors.md": errors(),
+        "exit-codes.md": exit_codes(),
+        "python.md": python_page(),
+    }
+    made |= {f"{name}.md": command_page(name, load_command(name)) for name in COMMANDS}
+    made |= {page: result_page(line, home) for page, (line, home) in RESULTS.items()}
+    return {page: f"{NOTICE}\n\n{text.rstrip()}\n" for page, text in made.items()}
 
 
 # --- commands --------------------------------------------------------------------------------------
@@ -75,13 +84,18 @@ def program_page() -> str:
 def command_page(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=name, parent=program_context())
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    json = f"`--json` prints [this document]({name}-json.md). " if name in RESULTS else ""
+    forms = [
+        f"* [`cudakit {line}`]({page})"
+        for page, (line, _) in RESULTS.items()
+        if line.split()[0] == name
+    ]
     return sections(
         f"# cudakit {name}",
-        *map(help_block, inspect.cleandoc(command.help or "").split("\n\n")),
+        *blocks(command.help or ""),
         f"```\n{usage}\n```",
         f"## Options\n\n{options(context)}",
-        f"{json}The [exit codes](exit-codes.md) are those of every command.",
+        f"## JSON\n\n{chr(10).join(forms)}" if forms else "",
+        "The [exit codes](exit-codes.md) are those of every command.",
     )
 
 
@@ -96,17 +110,14 @@ def options(context: click.Context) -> str:
     return table(("Option", "Meaning"), rows)
 
 
-def help_block(block: str) -> str:
-    """Keep the lines of a block that click is told not to fill."""
-    return f"```\n{block[2:]}\n```" if block.startswith("\b\n") else plain(block)
-
-
 # --- results ---------------------------------------------------------------------------------------
 
 
-def result_page(name: str, result: type) -> str:
-    intro = f"What `cudakit {name} --json` prints. A number that is not finite is null."
-    return sections(f"# cudakit {name} --json\n\n{intro}", *map(record, records(result)))
+def result_page(line: str, home: str) -> str:
+    module, attribute = home.split(":")
+    result = getattr(import_module(module), attribute)
+    intro = f"What `cudakit {line}` prints. A number that is not finite is null."
+    return sections(f"# cudakit {line}\n\n{intro}", *map(record, records(result)))
 
 
 def records(result: type) -> list[type]:
@@ -135,9 +146,8 @@ def members(current: type) -> Iterator[tuple[str, Any, str]]:
     hints, said = typing.get_type_hints(current), notes(current)
     for field in dataclasses.fields(current):
         key = field.metadata.get("json", field.name)
-        hint = typing.Literal[field.default] if key == "schema" else hints[field.name]
         if key is not None:
-            yield key, hint, said.get(field.name, "")
+            yield key, hints[field.name], said.get(field.name, "")
 
 
 def parts(hint: Any) -> list[type]:
@@ -172,6 +182,29 @@ def word(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return ", ".join(f"`{member.name.lower()}`" for member in hint)
     return WORDS[hint]
+
+
+# --- Python ----------------------------------------------------------------------------------------
+
+
+def python_page() -> str:
+    public = (getattr(cudakit, name) for name in cudakit.__all__)
+    functions = filter(inspect.isfunction, public)
+    return sections(
+        f"# Python\n\n{plain(cudakit.api.__doc__ or '')}",
+        *map(function_section, functions),
+        "What goes wrong is raised as one of the [errors](errors.md).",
+    )
+
+
+def function_section(function: types.FunctionType) -> str:
+    definition = typing.cast(ast.FunctionDef, ast.parse(inspect.getsource(function)).body[0])
+    definition.body = [ast.Expr(ast.Constant(...))]
+    return sections(
+        f"## cudakit.{function.__name__}",
+        f"```python\n{ast.unparse(definition).removesuffix('...').rstrip()[:-1]}\n```",
+        *blocks(function.__doc__ or ""),
+    )
 
 
 # --- exit codes and errors -------------------------------------------------------------------------
@@ -236,6 +269,17 @@ def targets(node: ast.stmt) -> list[str]:
 
 def plain(text: str) -> str:
     return inspect.cleandoc(text).replace("``", "`")
+
+
+def blocks(text: str) -> list[str]:
+    """Divide a text at empty lines; what must keep its lines is fenced."""
+    return [block(part) for part in inspect.cleandoc(text).split("\n\n")]
+
+
+def block(text: str) -> str:
+    if text.startswith("\b\n"):
+        return f"```\n{text[2:]}\n```"
+    return f"```pycon\n{text}\n```" if text.startswith(">>>") else plain(text)
 
 
 def sections(*texts: str) -> str:

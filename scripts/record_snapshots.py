@@ -9,14 +9,17 @@ what scripts/bench_memviz.py measures.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gzip
+import itertools
 import json
 import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,9 +61,9 @@ def streams() -> None:
 
 def expandable() -> None:
     """Grow and shrink with expandable segments, so that ranges are mapped and unmapped."""
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     _churn(random.Random(2), events=900, live=40, largest=24 * _MIB, empty_cache_every=150)
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def pools() -> None:
@@ -68,7 +71,7 @@ def pools() -> None:
     static = torch.zeros(4 * _MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = (static * 2 + 1).relu() @ torch.ones(4 * _MIB, device="cuda")
+        result = (static * 2 + 1).relu()
     graph.replay()
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -97,15 +100,16 @@ def fragmented_oom() -> None:
     """Run out of memory with enough bytes reserved, none of them in one piece."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2048 * _MIB / total)
-    held = [torch.empty(18 * _MIB, dtype=torch.uint8, device="cuda") for _ in range(90)]
-    small = [torch.empty(2 * _MIB, dtype=torch.uint8, device="cuda") for _ in range(90)]
-    del held[:]
-    try:
+    activations, statistics = [], []
+    for _ in range(90):
+        activations.append(torch.empty(9 * _MIB, dtype=torch.uint8, device="cuda"))
+        statistics.append(torch.empty(2 * _MIB, dtype=torch.uint8, device="cuda"))
+        activations.append(torch.empty(9 * _MIB, dtype=torch.uint8, device="cuda"))
+    del activations
+    with contextlib.suppress(torch.OutOfMemoryError):
         _too_much()
-    except torch.OutOfMemoryError:
-        pass
     torch.cuda.set_per_process_memory_fraction(1.0)
-    _keep(small)
+    _keep(statistics)
 
 
 def _too_much() -> torch.Tensor:
@@ -187,9 +191,11 @@ def _call_paths(
             if level == levels - 1:
                 source.append("    return allocate()")
             else:
-                source.append(f"    return LEVELS[{level + 1}][path % {width}](path // {width}, allocate)")
+                source.append(
+                    f"    return LEVELS[{level + 1}][path % {width}](path // {width}, allocate)"
+                )
     space: dict[str, object] = {}
-    exec(compile("\n".join(source), "model.py", "exec"), space)
+    exec(compile("\n".join(source), "model.py", "exec"), space)  # noqa: S102 our own text, above
     table = [[space[f"level{i}_branch{j}"] for j in range(width)] for i in range(levels)]
     space["LEVELS"] = table
     return lambda path, allocate: table[0][path % width](path // width, allocate)  # type: ignore[operator]
@@ -207,15 +213,27 @@ def record(case: Callable[[], None], folder: Path) -> None:
     torch.cuda.memory._record_memory_history(stacks="python", context="all")
     case()
     snapshot = torch.cuda.memory._snapshot()
+    _shorten_paths(snapshot)
     statistics = torch.cuda.memory_stats()
     torch.cuda.memory._record_memory_history(enabled=None)
     name = case.__name__
     with gzip.open(folder / f"{name}.pkl.gz", "wb", compresslevel=6) as file:
         pickle.dump(snapshot, file)
-    facts = {key: value for key, value in _facts(statistics)}
+    facts = dict(_facts(statistics))
     facts["events"] = sum(map(len, snapshot["device_traces"]))
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=2) + "\n")
     print(name, facts["events"], "events", facts["peak"])
+
+
+def _shorten_paths(snapshot: dict[str, Any]) -> None:
+    """Cut from file names what only says where this machine keeps things. Frames are shared."""
+    own = str(Path(__file__).resolve().parent.parent)
+    packages = str(Path(torch.__file__).parent.parent)
+    entries = [*itertools.chain.from_iterable(snapshot["device_traces"]), *snapshot["segments"]]
+    entries += [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    for frame in {id(f): f for entry in entries for f in entry["frames"]}.values():
+        name = frame["filename"].replace(own, "project")
+        frame["filename"] = name.replace(packages, "python/site-packages")
 
 
 def _facts(statistics: dict[str, int]) -> Iterator[tuple[str, object]]:

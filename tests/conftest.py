@@ -15,7 +15,7 @@ import cudakit
 GOLDEN = Path(__file__).parent / "golden"
 
 # What changes what a command prints.
-SCRUBBED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM")
+SCRUBBED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM", "PYTHONUNBUFFERED")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,12 @@ def test_importing_the_package_imports_nothing_else_of_it() -> None:
 
 def test_the_installed_package_says_that_it_is_typed() -> None:
     assert (files("cudakit") / "py.typed").is_file()
+
+
+def test_the_installed_package_carries_every_asset_of_its_pages() -> None:
+    source = Path(__file__).parent.parent / "cudakit" / "render" / "assets"
+    installed = files("cudakit") / "render" / "assets"
+
+    names = {place.name for place in source.iterdir() if place.is_file()}
+    assert names == {place.name for place in installed.iterdir()}
+    assert names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from enum import IntEnum
 
 import click
@@ -47,7 +48,9 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
     if known.hint:
         click.echo(f"hint: {printable(known.hint)}", err=True)
     if as_json and sys.stdout is not None:
-        _tell_program(known)
+        # The person has been told: that the program cannot be is no reason to end otherwise.
+        with suppress(BrokenPipeError, EnvironmentUnusable):
+            _tell_program(known)
     return known.exit_code
 
 

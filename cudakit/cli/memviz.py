@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions, output_options, percent
 from cudakit.cli.output import Output, open_output
 from cudakit.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from cudakit.core.memory.result import MemoryResult
+    from cudakit.core.memory.analyze import MemorySpec
+    from cudakit.core.memory.result import DiffResult, MemoryResult
+    from cudakit.core.memory.snapshot import Snapshot
+    from cudakit.document import Document
 
 _EXPORTS = {
     "html": "Write the report as one offline HTML page.",
@@ -22,13 +26,6 @@ _EXPORTS = {
     "collapsed": "Write held bytes as collapsed stacks, for flame graphs.",
     "speedscope": "Write held bytes by stack for speedscope.",
 }
-
-
-def _pool(text: str) -> tuple[int, int]:
-    first, _, second = text.partition(",")
-    if not (first.isdecimal() and second.isdecimal()):
-        raise click.BadParameter(f"{text!r} is not a pool; write two numbers, for example 0,1")
-    return int(first), int(second)
 
 
 def _moment(text: str) -> str | int:
@@ -40,12 +37,46 @@ def _moment(text: str) -> str | int:
 
 
 def _device(text: str) -> int:
+    from cudakit.core.memory.snapshot import HOST
+
     if text == "host":
-        return -1
+        return HOST
     number = text.removeprefix("cuda:")
     if not number.isdecimal():
         raise click.BadParameter(f"{text!r} is not a device; write 0, cuda:0 or host")
     return int(number)
+
+
+def _pool(text: str) -> tuple[int, int]:
+    first, _, second = text.partition(",")
+    if not (first.isdecimal() and second.isdecimal()):
+        raise click.BadParameter(f"{text!r} is not a pool; write two numbers, for example 0,1")
+    return int(first), int(second)
+
+
+def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that become a MemorySpec."""
+    for option in (
+        click.option(
+            "--pool", type=_pool, metavar="A,B", help="One pool only, by its two numbers."
+        ),
+        click.option(
+            "--stream", type=int, metavar="N", help="One stream only, as the report numbers it."
+        ),
+        click.option(
+            "--device", type=_device, metavar="N", help="One device only: 0, cuda:0 or host."
+        ),
+        click.option(
+            "--at",
+            type=_moment,
+            default="peak",
+            show_default=True,
+            metavar="WHEN",
+            help="The moment the tables speak of: peak, end, oom (the last) or the index of an event.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,17 +87,7 @@ def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="SNAPSHOT...")
-@click.option(
-    "--at",
-    type=_moment,
-    default="peak",
-    show_default=True,
-    metavar="WHEN",
-    help="The moment the tables speak of: peak, end, oom (the last one), or the index of an event.",
-)
-@click.option("--device", type=_device, metavar="N", help="One device only: 0, cuda:0 or host.")
-@click.option("--stream", type=int, metavar="N", help="One stream only, by its number in the report.")
-@click.option("--pool", type=_pool, metavar="A,B", help="One memory pool only, by its two numbers.")
+@_selection_options
 @click.option(
     "--top",
     type=click.IntRange(min=0),
@@ -75,32 +96,35 @@ def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="N",
     help="Rows of each table; 0 shows all.",
 )
-@click.option("--diff", "before", metavar="SNAPSHOT", help="Compare with an earlier snapshot.")
+@click.option(
+    "--diff", "before", metavar="SNAPSHOT", help="Show what changed since an earlier one."
+)
 @click.option(
     "--fail-on-growth",
+    "limit",
     type=percent,
     metavar="RATIO",
-    help="With --diff: exit with 1 if peak or end grew by more than this, for example 5%.",
+    help="With --diff: exit with 1 if more than this was added at peak or end, for example 5%.",
 )
 @_export_options
 @output_options
 def memviz(
     *,
     files: tuple[str, ...],
+    top: int,
+    before: str | None,
+    limit: float | None,
+    output: OutputOptions,
     at: str | int,
     device: int | None,
     stream: int | None,
     pool: tuple[int, int] | None,
-    top: int,
-    before: str | None,
-    fail_on_growth: float | None,
-    output: OutputOptions,
     **exports: str | None,
 ) -> int:
     """Show who holds GPU memory, what fragments it, and why it ran out.
 
-    SNAPSHOT is what torch.cuda.memory._dump_snapshot() wrote: pickle or JSON, plain, .gz or .zst; - reads
-    standard input. Several files are compared. Nothing in a file is executed.
+    SNAPSHOT is what torch.cuda.memory._dump_snapshot() wrote: pickle or JSON, plain, .gz or .zst;
+    - reads standard input. Several files are shown side by side. Nothing in a file is executed.
 
     \b
     cudakit memviz snapshot.pkl
@@ -110,56 +134,109 @@ def memviz(
     from cudakit.core.memory.analyze import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
-    if fail_on_growth is not None and before is None:
-        raise click.UsageError("--fail-on-growth needs --diff")
+    if before is None:
+        if limit is not None:
+            raise click.UsageError("--fail-on-growth compares two snapshots: it needs --diff")
+        return _show(files, spec, output, exports, top)
+    return _compare(files, before, spec, output, exports, top, limit)
+
+
+def _show(
+    files: tuple[str, ...],
+    spec: MemorySpec,
+    options: OutputOptions,
+    exports: Mapping[str, str | None],
+    top: int,
+) -> int:
     with ExitStack() as stack:
-        # Before the long work: a file that cannot be written fails at once.
-        main = stack.enter_context(open_output(output.path, force=output.force))
-        opened = {
-            name: stack.enter_context(open_output(path, force=output.force))
-            for name, path in exports.items()
-            if path is not None
-        }
-        result = _analyze(files, spec, quiet=output.quiet)
-        _write(main, result, as_json=output.json, top=top)
+        main, opened = _open(stack, options, exports)
+        from cudakit.core.memory.analyze import analyze
+        from cudakit.core.memory.present import report
+
+        result = analyze(_load(files, quiet=options.quiet), spec)
+        _write(main, result, lambda: report(result, top=top), as_json=options.json)
         for name, target in opened.items():
-            target.write(_export(name, result))
-    return 0
+            target.write(_export(name, result, top))
+    return ExitCode.OK
 
 
-def _analyze(files: tuple[str, ...], spec: Any, *, quiet: bool) -> MemoryResult:
-    from cudakit.core.memory.analyze import analyze
+def _compare(
+    files: tuple[str, ...],
+    before: str,
+    spec: MemorySpec,
+    options: OutputOptions,
+    exports: Mapping[str, str | None],
+    top: int,
+    limit: float | None,
+) -> int:
+    if len(files) != 1:
+        raise click.UsageError("--diff compares one snapshot with one other")
+    unfit = [name for name, path in exports.items() if path is not None and name != "html"]
+    if unfit:
+        raise click.UsageError(f"--{unfit[0]} writes one snapshot, not a difference")
+    with ExitStack() as stack:
+        main, opened = _open(stack, options, exports)
+        from cudakit.core.memory.analyze.diff import diff
+        from cudakit.core.memory.present.diff import report
+
+        old, new = _load((before, files[0]), quiet=options.quiet)
+        result = diff(old, new, spec)
+        _write(main, result, lambda: report(result, top=top), as_json=options.json)
+        for target in opened.values():
+            target.write(_page(report(result, top=top)))
+    grew = limit is not None and result.grew_beyond(limit)
+    return ExitCode.FINDINGS if grew else ExitCode.OK
+
+
+def _open(
+    stack: ExitStack, options: OutputOptions, exports: Mapping[str, str | None]
+) -> tuple[Output, dict[str, Output]]:
+    """Open every output before the long work: a file that cannot be written fails at once."""
+    main = stack.enter_context(open_output(options.path, force=options.force))
+    opened = {
+        name: stack.enter_context(open_output(path, force=options.force))
+        for name, path in exports.items()
+        if path is not None
+    }
+    return main, opened
+
+
+def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
     from cudakit.core.memory.load import load
 
+    snapshots = []
     with progress_line(quiet=quiet) as progress:
-        snapshots = []
         for number, file in enumerate(files):
             progress(f"reading {file}", number / len(files))
             snapshots.append(load(file))
-        progress("analyzing", 1.0)
-        return analyze(snapshots, spec)
+    return snapshots
 
 
-def _write(target: Output, result: MemoryResult, *, as_json: bool, top: int) -> None:
+def _write(
+    target: Output,
+    result: MemoryResult | DiffResult,
+    document: Callable[[], Document],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         from cudakit.render import json
 
         target.write(json.render(result))
     else:
-        from cudakit.core.memory.present import report
         from cudakit.render import console
 
-        document = report(result, top=top)
-        target.write(console.render(document, width=target.width, color=target.color))
+        target.write(console.render(document(), width=target.width, color=target.color))
 
 
-def _export(name: str, result: MemoryResult) -> str | Iterable[str]:
+def _export(name: str, result: MemoryResult, top: int) -> str | Iterable[str]:
     from importlib import import_module
 
     from cudakit.core.memory.present import exports, report
 
+    if name == "html":
+        return _page(report(result, top=top))
     document = {
-        "html": report,
         "csv": exports.allocations,
         "perfetto": exports.timeline,
         "collapsed": exports.flame,
@@ -167,3 +244,9 @@ def _export(name: str, result: MemoryResult) -> str | Iterable[str]:
     }[name](result)
     rendered: str | Iterable[str] = import_module(f"cudakit.render.{name}").render(document)
     return rendered
+
+
+def _page(document: Document) -> str:
+    from cudakit.render import html
+
+    return html.render(document)

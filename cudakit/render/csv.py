@@ -30,8 +30,8 @@ def render(document: Document) -> Iterator[str]:
     """Write the first Columns node as CSV, in chunks of lines that end in CR LF.
 
     The header is the array names. Ids are written as their words in ``text``; an id without a word
-    is an empty cell, as is NaN. Unsigned integers named ``address`` or ``*_address`` are written as
-    ``0x`` hex. A word that a spreadsheet would take for a formula gets a leading apostrophe.
+    is an empty cell, as are NaN and masked items. Unsigned integers named ``address`` or
+    ``*_address`` are written as ``0x`` hex. A word that a spreadsheet would take for a formula gets a leading apostrophe.
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """
@@ -96,7 +96,8 @@ def _truths(array: _Array) -> list[str]:
 
 
 def _integers(array: _Array) -> list[str]:
-    return list(map(str, array.tolist()))
+    # A masked item, one that does not exist, is None here.
+    return ["" if item is None else str(item) for item in array.tolist()]
 
 
 def _decimals(array: _Array) -> list[str]:

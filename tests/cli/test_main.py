@@ -157,6 +157,17 @@ def test_a_full_disk_is_one_line_and_not_an_accident_at_exit(command: list[str])
     assert done.stderr == b"cudakit: error: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_does_not_hide_an_earlier_error(command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, "memory", "--json"], check=False, stdout=full, stderr=subprocess.PIPE
+        )
+
+    assert done.returncode == ExitCode.USAGE
+    assert [line.split(b":")[0] for line in done.stderr.splitlines()] == [b"cudakit", b"hint"]
+
+
 def test_without_any_stdout_nothing_breaks(command: list[str]) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command, "--help"],

@@ -129,34 +129,45 @@ def test_a_place_that_cannot_be_written_is_a_usage_error_before_any_work(
 
 
 def test_a_device_is_written_and_never_replaced() -> None:
-    with open_output(os.devnull) as output:
-        output.write("x")
+    reader, device = os.openpty()
+    with os.fdopen(reader, "rb") as screen, os.fdopen(device):
+        with open_output(os.ttyname(device)) as output:
+            output.write("x")
 
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+        assert screen.read(1) == b"x"
+        assert stat.S_ISCHR(os.stat(os.ttyname(device)).st_mode)
 
 
 def test_a_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     heard: list[str] = []
-    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
     reader.start()
 
     with open_output(str(pipe)) as output:
         output.write("x")
 
-    reader.join()
+    reader.join(timeout=10)
     assert heard == ["x"]
     assert pipe.is_fifo()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_says_which_file_could_not_be_written() -> None:
-    with (
-        pytest.raises(EnvironmentUnusable, match="cannot write /dev/full: No space left on device"),
-        open_output("/dev/full") as output,
-    ):
-        output.write("x" * 100_000)
+    with open("/dev/full", "wb", buffering=0) as full:
+        stream = io.TextIOWrapper(io.BufferedWriter(full, 1), write_through=True)
+        with pytest.raises(EnvironmentUnusable, match=r"cannot write x\.txt: No space left"):
+            Output(stream, "x.txt", width=100, color=False).write("words")
+
+
+def test_a_reader_that_went_away_is_not_taken_for_a_full_disk() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as gone:
+        stream = io.TextIOWrapper(io.BufferedWriter(gone, 1), write_through=True)
+        with pytest.raises(BrokenPipeError):
+            Output(stream, "x.txt", width=100, color=False).write("words")
 
 
 def test_an_error_of_the_renderer_is_not_taken_for_one_of_the_file(target: Path) -> None:

@@ -176,7 +176,8 @@ def test_a_document_of_all_nodes_reads_as_in_the_golden_file(
 
 def test_colour_adds_only_colour_codes() -> None:
     coloured = render(ALL_NODES, width=100, color=True)
-    assert "\x1b[" in coloured
+    assert coloured.startswith("\x1b[1mcudakit memviz run.pkl.gz\x1b[0m\n")
+    assert "\x1b[33m! \x1b[0mStacks were" in coloured
     assert COLOUR.sub("", coloured) == render(ALL_NODES, width=100, color=False)
 
 
@@ -199,11 +200,11 @@ def test_every_level_of_a_note_has_its_own_symbol() -> None:
 
 def test_a_hint_stands_on_its_own_line_and_wraps_behind_its_arrow() -> None:
     note = Note("warn", "Too few events.", "Record again with a larger number of entries.")
-    lines = render(Document("t", (note,)), width=30, color=False).splitlines()[2:]
+    lines = render(Document("t", (note,)), width=29, color=False).splitlines()[2:]
     assert lines == [
         "! Too few events.",
-        "  → Record again with a larger",
-        "    number of entries.",
+        "  → Record again with a",
+        "    larger number of entries.",
     ]
 
 
@@ -234,9 +235,7 @@ AMOUNTS = st.one_of(
     st.builds(Count, st.integers()),
 )
 FRAMES = st.builds(Frame, TEXTS, TEXTS, st.integers(-1, 10**6))
-STACK_VALUES = st.builds(
-    Stack, st.lists(FRAMES, max_size=4).map(tuple), st.integers(-1, 5)
-)
+STACK_VALUES = st.builds(Stack, st.lists(FRAMES, max_size=4).map(tuple), st.integers(-1, 5))
 VALUES = st.one_of(
     AMOUNTS, st.builds(Text, TEXTS), FRAMES, STACK_VALUES, st.builds(Unavailable, TEXTS)
 )
@@ -286,8 +285,10 @@ LEAVES: st.SearchStrategy[Node] = st.one_of(
 )
 NODES = st.recursive(
     LEAVES,
-    lambda inner: st.builds(Section, TEXTS, st.lists(inner, max_size=3).map(tuple))
-    | st.builds(View, st.just("race"), st.just(()), inner),
+    lambda inner: (
+        st.builds(Section, TEXTS, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(View, st.just("race"), st.just(()), inner)
+    ),
     max_leaves=3,
 )
 DOCUMENTS = st.builds(Document, TEXTS, st.lists(NODES, max_size=3).map(tuple))

@@ -99,9 +99,7 @@ def _holes(
     order = np.lexsort((all_offsets, all_segments))
     all_segments, all_offsets = all_segments[order], all_offsets[order]
     previous_end = np.zeros(len(order), np.int64)
-    previous_end[1:] = np.where(
-        all_segments[1:] == all_segments[:-1], all_ends[order][:-1], 0
-    )
+    previous_end[1:] = np.where(all_segments[1:] == all_segments[:-1], all_ends[order][:-1], 0)
     gap = all_offsets - previous_end
     real = gap > 0
     return all_segments[real], previous_end[real], gap[real]

@@ -60,15 +60,24 @@ def cut(rows: Rows) -> Lifetimes:
     first = np.flatnonzero(starts)
     last = np.append(first[1:], n)[: len(first)] - 1
     lifetime = np.cumsum(starts) - 1
-    found = []
-    for step in (BEGIN, REQUEST, COMPLETE):
-        event = np.full(len(first), -1, np.int64)
-        here = rows.step == step
-        event[lifetime[here]] = rows.event[here]
-        found.append(event)
     oldest = new_address[first]
-    newest = np.append(oldest[1:], True)[: len(first)]
-    return Lifetimes(first, last, *found, newest=newest, oldest=oldest)
+    return Lifetimes(
+        first=first,
+        last=last,
+        begin=_events(rows, lifetime, BEGIN, len(first)),
+        request=_events(rows, lifetime, REQUEST, len(first)),
+        complete=_events(rows, lifetime, COMPLETE, len(first)),
+        newest=np.append(oldest[1:], True)[: len(first)],
+        oldest=oldest,
+    )
+
+
+def _events(rows: Rows, lifetime: _Ints, step: int, n: int) -> _Ints:
+    """Find the event of one step in each lifetime; -1 where it was not recorded."""
+    event = np.full(n, -1, np.int64)
+    here = rows.step == step
+    event[lifetime[here]] = rows.event[here]
+    return event
 
 
 def _stable_by_address(address: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:

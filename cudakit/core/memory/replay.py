@@ -340,7 +340,9 @@ def pool_at(trace: DeviceTrace, address: npt.NDArray[np.uint64]) -> npt.NDArray[
         return np.zeros(len(address), np.int32)
     place = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
     offset = address - segments.address[place]
-    inside = (address >= segments.address[place]) & (offset < segments.size[place].astype(np.uint64))
+    inside = (address >= segments.address[place]) & (
+        offset < segments.size[place].astype(np.uint64)
+    )
     return np.where(inside, segments.pool[place], 0).astype(np.int32)
 
 

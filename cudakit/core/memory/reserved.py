@@ -65,7 +65,9 @@ def whole_segments(trace: DeviceTrace) -> Reserved:
         size=size,
         stream=events.stream[source],
         pool=pool.astype(np.int32),
-        kind=np.where(size == _SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE).astype(np.uint8),
+        kind=np.where(size == _SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE).astype(
+            np.uint8
+        ),
         expandable=np.zeros(len(size), np.bool_),
         begin=lives.begin,
         end=np.where(lives.complete >= 0, lives.complete, n),

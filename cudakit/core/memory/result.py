@@ -42,7 +42,9 @@ class Peak:
     allocated_bytes: int
     active_bytes: int
     reserved_bytes: int
-    allocated_is_derived: bool  # some block sizes follow from the allocator's rules, not from the file
+    allocated_is_derived: (
+        bool  # some block sizes follow from the allocator's rules, not from the file
+    )
     highest_allocated_bytes: int  # over the whole trace, as torch.cuda.max_memory_allocated()
     highest_active_bytes: int
     highest_reserved_bytes: int
@@ -288,3 +290,57 @@ class MemoryResult:
     schema: str
     files: tuple[FileFacts, ...]
     devices: tuple[DeviceMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """What one call stack held before and after; line numbers and install paths do not tell stacks apart."""
+
+    change_bytes: int
+    before_bytes: int
+    after_bytes: int
+    before_count: int
+    after_count: int
+    stack: tuple[Frame, ...]  # of the later snapshot where it has it
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class MomentDiff:
+    """Two snapshots compared at one moment of each, the largest change first."""
+
+    before: Moment
+    after: Moment
+    growth: float | None  # of requested bytes, 0.05 is 5 % more; null where nothing was held before
+    grown: tuple[DiffRow, ...]
+    shrunk: tuple[DiffRow, ...]
+    appeared: tuple[DiffRow, ...]
+    vanished: tuple[DiffRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDiff:
+    """One device compared."""
+
+    device: int | None  # of the later snapshot; null: pinned host memory
+    before_device: int | None
+    peak: MomentDiff
+    end: MomentDiff
+
+
+@dataclass(frozen=True, slots=True)
+class DiffResult:
+    """What changed from one snapshot to another."""
+
+    schema: str
+    before: FileFacts
+    after: FileFacts
+    devices: tuple[DeviceDiff, ...]
+
+    def grew_beyond(self, limit: float) -> bool:
+        """Say whether any device held more than ``limit`` (0.05 is 5 %) more, at its peak or its end."""
+        moments = [moment for device in self.devices for moment in (device.peak, device.end)]
+        return any(
+            moment.after.state.requested_bytes > moment.before.state.requested_bytes * (1 + limit)
+            for moment in moments
+        )

@@ -18,7 +18,7 @@ from cudakit.render.console.wrap import cut, wrapped
 
 _BAR = 10
 _FIGURE = 6  # "100.0%"
-_LEAST_BAR = 4
+_LEAST_BAR = 1
 _LEAST_STACK = 24
 _LEAST_TEXT = 12
 _LONGEST_WORD = 20

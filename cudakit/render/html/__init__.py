@@ -55,7 +55,14 @@ def _body(document: Document) -> Markup:
         _NEWLINE,
     )
     contents = _table_of_contents(document)
-    return element("body", _hatching(), contents, _NEWLINE, content, class_="with-contents" if contents else None)
+    return element(
+        "body",
+        _hatching(),
+        contents,
+        _NEWLINE,
+        content,
+        class_="with-contents" if contents else None,
+    )
 
 
 def _table_of_contents(document: Document) -> Markup | None:
@@ -82,4 +89,6 @@ def _hatching() -> Markup:
         height=6,
         patternUnits="userSpaceOnUse",
     )
-    return element("svg", element("defs", pattern), class_="hidden", width=0, height=0, aria_hidden="true")
+    return element(
+        "svg", element("defs", pattern), class_="hidden", width=0, height=0, aria_hidden="true"
+    )

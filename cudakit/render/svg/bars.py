@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.document import Chart
+from cudakit.document import Array, Chart
 from cudakit.render.markup import Markup, element, join
 from cudakit.render.svg.plot import LegendItem, figure, percent, series_class
 from cudakit.render.svg.scale import Axis, Tick, rounded_axis
@@ -37,9 +37,7 @@ def bars(node: Chart) -> Markup:
     return figure(node, drawing, x=x, y=y, legend=legend, description=description)
 
 
-def _bar(
-    node: Chart, row: int, group: int, heights: np.ndarray, y: Axis, name: str
-) -> Markup:
+def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) -> Markup:
     rows, groups = heights.shape
     height = float(heights[row, group])
     top, bottom = 1 - y.share(max(height, 0)), 1 - y.share(min(height, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,10 @@ def chart(node: Chart) -> Markup:
 def _plotted(node: Chart, draw: Callable[[Series, Chart, Axis, Axis], str]) -> Markup:
     """Draw series as paths over a common axis."""
     heights = [finite(series.y) for series in node.series]
-    x_range, y_range = _range(finite(node.x)), _range(np.concatenate(heights) if heights else node.x)
+    x_range, y_range = (
+        _range(finite(node.x)),
+        _range(np.concatenate(heights) if heights else node.x),
+    )
     if x_range is None or y_range is None:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
     x, y = tight_axis(*x_range, node.x_unit), rounded_axis(*y_range, node.y_unit)
@@ -67,7 +71,7 @@ def _area(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     bounds = [*np.flatnonzero(points.starts).tolist(), len(points.x)]
     ground = round(_HEIGHT * (1 - y.share(0)))
     parts = []
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         part = Points(points.x[first:last], points.y[first:last], points.starts[first:last])
         left, right = _across(part.x[[0, -1]], x)
         outline = _path(part, x, y, step=series.step)
@@ -80,7 +84,9 @@ def _dots(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     across, up = finite(node.x), finite(series.y)
     known = np.isfinite(across) & np.isfinite(up)
     places = np.unique(
-        np.stack((_rounded(_across_of(across[known], x)), _rounded(_down_of(up[known], y))), axis=1),
+        np.stack(
+            (_rounded(_across_of(across[known], x)), _rounded(_down_of(up[known], y))), axis=1
+        ),
         axis=0,
     )
     shown = places[:: max(-(-len(places) // _DOTS), 1)]
@@ -92,7 +98,10 @@ def _path(points: Points, x: Axis, y: Axis, *, step: bool) -> str:
     return "".join(
         ("M{0} {1}" if starts else join).format(left, down)
         for left, down, starts in zip(
-            _across(points.x, x), _rounded(_down_of(points.y, y)).tolist(), points.starts, strict=True
+            _across(points.x, x),
+            _rounded(_down_of(points.y, y)).tolist(),
+            points.starts,
+            strict=True,
         )
     )
 

@@ -23,7 +23,15 @@ from cudakit.render.svg.pieces import (
     spans_of,
 )
 from cudakit.render.svg.plot import percent
-from cudakit.render.svg.segments import Group, Row, Segment, grouped, largest_segments, rows
+from cudakit.render.svg.segments import (
+    NARROWEST,
+    Group,
+    Row,
+    Segment,
+    grouped,
+    largest_segments,
+    rows,
+)
 from cudakit.units import format_bytes, format_ratio
 
 _SEGMENTS = 200
@@ -68,7 +76,7 @@ def memory_layout(columns: Sequence[Columns]) -> Markup:
         "figure",
         _legend(pieces, sizes),
         *drawn,
-        _left_out(sizes, chosen),
+        _remarks(sizes, chosen),
         class_="layout",
     )
 
@@ -156,10 +164,13 @@ def _drawn_row(row: Row, top: int, contents: _Contents) -> Markup:
 
 def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Markup:
     used = int(contents.used_bytes[segment.index])
-    words = (
-        f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
-    )
-    place = {"x": percent(left), "y": top, "width": percent(segment.width), "height": _BAR}
+    words = f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
+    place: dict[str, str | int] = {
+        "x": percent(left),
+        "y": top,
+        "width": percent(segment.width),
+        "height": _BAR,
+    }
     units = int(contents.units[segment.index])
     filling = element(
         "svg",
@@ -211,10 +222,16 @@ def _titled(pieces: Pieces | None, scale: float) -> list[Markup]:
     ]
 
 
-def _left_out(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Markup | None:
-    count = len(sizes) - len(chosen)
-    if count <= 0:
-        return None
-    rest = int(sizes.sum() - sizes[chosen].sum())
-    words = f"The {len(chosen)} largest segments; {count:,} smaller ones ({format_bytes(rest)}) are left out."
-    return element("p", words, class_="caption")
+def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Markup | None:
+    """Say where the picture is not the whole truth."""
+    remarks = []
+    threshold = int(sizes.max(initial=0) * NARROWEST)
+    if (sizes[chosen] < threshold).any():
+        remarks.append(f"Segments below {format_bytes(threshold)} are drawn as large as that.")
+    beyond = len(sizes) - len(chosen)
+    if beyond > 0:
+        rest = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
+        remarks.append(
+            f"The largest {len(chosen)} segments; {beyond:,} others ({rest}) are left out."
+        )
+    return element("p", " ".join(remarks), class_="caption") if remarks else None

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from cudakit.document import Chart
+from cudakit.document import Array, Chart
 from cudakit.render.markup import Markup, element, join
 from cudakit.render.svg.plot import percent
 from cudakit.render.svg.thin import finite
@@ -43,7 +43,7 @@ def matrix(node: Chart) -> Markup:
     return element("figure", caption, picture, _left_out(node), class_="plotted")
 
 
-def _cell(node: Chart, values: np.ndarray, row: int, column: int) -> Markup:
+def _cell(node: Chart, values: Array, row: int, column: int) -> Markup:
     value = float(values[row, column])
     columns = values.shape[1]
     shade = _shade(value, values)
@@ -68,7 +68,7 @@ def _cell(node: Chart, values: np.ndarray, row: int, column: int) -> Markup:
     return join((square, figure if columns <= _FIGURES else None))
 
 
-def _shade(value: float, values: np.ndarray) -> float:
+def _shade(value: float, values: Array) -> float:
     highest = float(np.nanmax(values, initial=0))
     return max(value, 0) / highest if highest and math.isfinite(value) else 0.0
 

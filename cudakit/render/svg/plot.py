@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudakit.document import Chart, Marker
 from cudakit.render.markup import Markup, element, join
@@ -11,7 +11,8 @@ from cudakit.render.svg.scale import Axis
 
 # Pixels. The drawing is as wide as the page allows.
 HEIGHT = 240
-_BELOW = 44
+_TICKS = 26
+_X_LABEL = 18
 _MARKER_LINE = 18
 
 # How many curve colours the stylesheet has; after them dashes begin.
@@ -23,12 +24,14 @@ _MARKER_LINES = 4
 # A letter's width as a share of a plot of middle size: enough to see that labels would collide.
 _LETTER = 0.008
 
+_LINE, _BOX, _DOT = "M0 5h24", "M0 0h24v10H0z", "M12 5h0"
+_KEYS = {"line": _LINE, "area": _BOX, "bar": _BOX, "scatter": _DOT}
 _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 
 @dataclass(frozen=True, slots=True)
 class LegendItem:
-    """A name beside the key of its series, and what its figure is worth a remark."""
+    """A name beside the key of its series, and a remark on it."""
 
     name: str
     remark: str = ""
@@ -36,15 +39,24 @@ class LegendItem:
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A marker on the page: its place along the axis, and the line that its label stands on."""
+    """A marker on the page: shares of the axis at which it stands and at which its label ends."""
 
     marker: Marker
     share: float
-    line: int | None  # None where labels around it leave no room
+    end: float
+    line: int = 0
 
     @property
     def leftwards(self) -> bool:
-        return self.share > 0.7
+        return self.end < self.share
+
+    @property
+    def labelled(self) -> bool:
+        return self.line < _MARKER_LINES
+
+    def touches(self, other: _Flag) -> bool:
+        mine, others = sorted((self.share, self.end)), sorted((other.share, other.end))
+        return mine[0] < others[1] and others[0] < mine[1]
 
 
 def percent(share: float) -> str:
@@ -68,7 +80,7 @@ def figure(
 ) -> Markup:
     """Frame a drawing, which fills an SVG of HEIGHT pixels, with axes, legend and markers."""
     flags = _flags(chart.markers, x)
-    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.line is not None), default=0)
+    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
     picture = element(
         "svg",
         element("title", chart.title),
@@ -80,10 +92,12 @@ def figure(
         class_="chart",
         role="img",
         width="100%",
-        height=above + HEIGHT + _BELOW,
+        height=above + HEIGHT + _TICKS + (_X_LABEL if chart.x_label else 0),
     )
     caption = element("figcaption", chart.title) if chart.title else None
-    return element("figure", caption, _legend(legend), picture, _left_out(chart), class_="plotted")
+    return element(
+        "figure", caption, _legend(legend, chart.kind), picture, _left_out(chart), class_="plotted"
+    )
 
 
 def stretched(drawing: Iterable[Markup], *, width: int, height: int) -> Markup:
@@ -132,7 +146,7 @@ def _x_labels(axis: Axis, above: int, label: str) -> Markup:
     return join((*ticks, name))
 
 
-def _legend(items: Sequence[LegendItem]) -> Markup | None:
+def _legend(items: Sequence[LegendItem], kind: str) -> Markup | None:
     if not items:
         return None
     keys = (
@@ -140,7 +154,7 @@ def _legend(items: Sequence[LegendItem]) -> Markup | None:
             "li",
             element(
                 "svg",
-                element("path", class_=f"curve {series_class(i)}", d="M0 5h24"),
+                element("path", class_=f"{kind} {series_class(i)}", d=_KEYS[kind]),
                 class_="key",
                 width=24,
                 height=10,
@@ -155,25 +169,30 @@ def _legend(items: Sequence[LegendItem]) -> Markup | None:
 
 
 def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
-    """Place markers within the axis; labels go to the first line on which nothing is in the way."""
-    inside = [m for m in markers if axis.low <= m.x <= axis.high]
-    taken = [-1.0] * _MARKER_LINES
-    flags = []
-    for marker in sorted(inside, key=lambda marker: marker.x)[:_MARKERS]:
-        share = axis.share(marker.x)
-        flag = _Flag(marker, share, None)
-        width = _LETTER * min(len(marker.label) + 3, 100)
-        start = share - width if flag.leftwards else share
-        line = next((i for i, end in enumerate(taken) if end <= start), None)
-        if line is not None:
-            taken[line] = start + width
-        flags.append(_Flag(marker, share, line))
+    """Place markers within the axis, each label below those that it would run into.
+
+    Labels that point left are placed from the right, the others from the left: so a marker's line, which
+    starts at its label, crosses no label that was placed before.
+    """
+    inside = sorted((m for m in markers if axis.low <= m.x <= axis.high), key=lambda m: m.x)
+    unplaced = [_flag_at(marker, axis) for marker in inside[:_MARKERS]]
+    leftwards = [flag for flag in reversed(unplaced) if flag.leftwards]
+    flags: list[_Flag] = []
+    for flag in leftwards + [flag for flag in unplaced if not flag.leftwards]:
+        lines = [other.line for other in flags if other.labelled and other.touches(flag)]
+        flags.append(replace(flag, line=max(lines, default=-1) + 1))
     return flags
+
+
+def _flag_at(marker: Marker, axis: Axis) -> _Flag:
+    share, width = axis.share(marker.x), _LETTER * (min(len(marker.label), 100) + 3)
+    leftwards = share + width > 1
+    return _Flag(marker, share, share - width if leftwards else share + width)
 
 
 def _flag(flag: _Flag, above: int) -> Markup:
     at, marker = percent(flag.share), flag.marker
-    top = above if flag.line is None else flag.line * _MARKER_LINE + 4
+    top = flag.line * _MARKER_LINE + 4 if flag.labelled else above
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
@@ -187,7 +206,7 @@ def _flag(flag: _Flag, above: int) -> Markup:
         "g",
         element("title", words),
         element("line", x1=at, x2=at, y1=top, y2=above + HEIGHT),
-        label if flag.line is not None else None,
+        label if flag.labelled else None,
         class_=f"marker {marker.level}",
     )
 

@@ -13,7 +13,7 @@ from cudakit.document import Columns
 from cudakit.units import format_bytes
 
 # Shares of a row: the least that can be seen and pointed at, and the space between two.
-_NARROWEST = 0.016
+NARROWEST = 0.016
 _SPACE = 0.004
 
 
@@ -41,7 +41,7 @@ class Row:
         if len(sizes) > 1:
             return f"{count} segments"
         size = format_bytes(sizes.pop())
-        return size if count == 1 else f"{count} × {size}"
+        return size if count == 1 else f"{count} of {size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
+        """Sum the sizes of the segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
@@ -96,7 +97,7 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
 def _segment(columns: Columns, index: int, largest: int) -> Segment:
     size = int(columns.arrays["size"][index])
     address = int(columns.arrays["address"][index])
-    return Segment(index, address, size, min(max(size / largest, _NARROWEST), 1.0))
+    return Segment(index, address, size, min(max(size / largest, NARROWEST), 1.0))
 
 
 def _group_name(columns: Columns, index: int) -> str:

@@ -47,7 +47,9 @@ def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Poi
         x, y, gaps = x[known], y[known], gaps[known]
     if len(x) == 0:
         return Points(x, y, known[:0])
-    kept = _kept(y, _columns_of(x, low, high, columns)) if len(x) > 2 * columns else np.arange(len(x))
+    kept = (
+        _kept(y, _columns_of(x, low, high, columns)) if len(x) > 2 * columns else np.arange(len(x))
+    )
     starts = np.diff(gaps[kept], prepend=-1) != 0
     return Points(x[kept], y[kept], starts)
 

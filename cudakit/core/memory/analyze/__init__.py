@@ -149,7 +149,8 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
     index = int(at)
     if not -1 <= index < n:
         raise UsageError(
-            f"there is no event {index} on device {trace.device}", hint=f"events run from 0 to {n - 1}"
+            f"there is no event {index} on device {trace.device}",
+            hint=f"events run from 0 to {n - 1}",
         )
     return "event", index
 

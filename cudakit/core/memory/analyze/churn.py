@@ -35,7 +35,9 @@ def churn(
                 count=total.count,
                 share=total.share,
                 mean_size_bytes=total.bytes // total.count,
-                mean_lifetime_us=float(lifetimes[total.key] / ends[total.key]) if measured else None,
+                mean_lifetime_us=float(lifetimes[total.key] / ends[total.key])
+                if measured
+                else None,
                 stack=frames,
                 site=site_of(frames),
             )

@@ -33,14 +33,12 @@ def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> F
     )
 
 
-def _pins(
-    stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints
-) -> tuple[Pin, ...]:
+def _pins(stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints) -> tuple[Pin, ...]:
     """Charge the free bytes of each segment to every stack that has a block in it."""
     stack = allocations.stack[layout.allocation].astype(np.int64)
     n_segments = max(len(layout.segments), 1)
     # One pair for each (stack, segment) that holds blocks of that stack.
-    pair, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
+    _, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
     segment, pair_stack = layout.block_segment[first], stack[first]
     alone = np.bincount(segment, minlength=n_segments)[segment] == 1
     n_stacks = len(stacks.snapshot.stacks)

@@ -12,9 +12,7 @@ from cudakit.core.memory.result import Contradictions, Health
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 
 # Ring buffers are given round sizes; a trace of exactly such a length has most likely overflowed.
-_ROUND_LENGTHS = frozenset(
-    factor * 10**power for factor in (1, 2, 5) for power in range(3, 9)
-)
+_ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
 _FEW_STACKS = 0.1  # share of allocations without a stack from which on it is worth a word
 
 

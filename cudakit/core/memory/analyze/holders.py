@@ -17,9 +17,7 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 _Ints = npt.NDArray[np.int64]
 
 
-def holders_by_stack(
-    stacks: Stacks, allocations: Allocations, live: _Ints
-) -> tuple[Holder, ...]:
+def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Holder, ...]:
     """Sum live allocations by call stack, largest first."""
     stack = allocations.stack[live]
     requested = np.bincount(stack, weights=allocations.requested[live]) if len(live) else None
@@ -27,9 +25,7 @@ def holders_by_stack(
     for total in totals(stack, allocations.size[live]):
         frames = stacks.frames(total.key)
         asked = 0 if requested is None else int(requested[total.key])
-        found.append(
-            Holder(total.bytes, asked, total.count, total.share, frames, site_of(frames))
-        )
+        found.append(Holder(total.bytes, asked, total.count, total.share, frames, site_of(frames)))
     return tuple(found)
 
 
@@ -69,8 +65,11 @@ def _facets(
     ):
         key = np.zeros(len(live), np.int32)
         key[recorded] = ids[source[recorded]]
-        yield name, tuple(
-            Group(_meaning(words[t.key]), t.bytes, t.count, t.share) for t in totals(key, size)
+        yield (
+            name,
+            tuple(
+                Group(_meaning(words[t.key]), t.bytes, t.count, t.share) for t in totals(key, size)
+            ),
         )
 
 

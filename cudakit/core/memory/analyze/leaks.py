@@ -25,7 +25,7 @@ def find_leaks(
 
     What grows only in the first half (caches, optimizer state, workspaces) is not a leak.
     """
-    source, moments = step_moments(snapshot, trace, allocations)
+    source, moments = step_moments(snapshot, trace)
     steps = Steps(source, len(moments))
     if len(moments) < _FEWEST_STEPS:
         return steps, ()
@@ -72,7 +72,9 @@ def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
     late = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)
     mostly_grows = (change > 0).mean(axis=1) >= 0.5
-    return never_shrinks & mostly_grows & ((late > 0).mean(axis=1) >= 0.5)
+    still_grows = (late > 0).mean(axis=1) >= 0.5
+    growing: npt.NDArray[np.bool_] = never_shrinks & mostly_grows & still_grows
+    return growing
 
 
 def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, per_step: float) -> Leak:

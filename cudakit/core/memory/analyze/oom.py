@@ -96,7 +96,10 @@ def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> npt.NDArray
     kind = SegmentKind.SMALL if int(events.size[event]) <= SMALL_REQUEST else SegmentKind.LARGE
     pool = max(int(events.pool[event]), 0)
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    return fits_kind & (segments.stream == events.stream[event]) & (segments.pool == pool)
+    own: npt.NDArray[np.bool_] = (
+        fits_kind & (segments.stream == events.stream[event]) & (segments.pool == pool)
+    )
+    return own
 
 
 def _fits_after_pending(layout: Layout, own: npt.NDArray[np.bool_], size: int) -> bool:
@@ -117,4 +120,3 @@ def _fits_after_pending(layout: Layout, own: npt.NDArray[np.bool_], size: int) -
 
 def _largest(sizes: npt.NDArray[np.generic]) -> int:
     return int(sizes.max(initial=0)) if len(sizes) else 0
-

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.annotations import step_bounds
-from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
@@ -19,9 +18,7 @@ _MOST_ALLOCATIONS = 1 << 17
 _SAME = 0.9
 
 
-def step_moments(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations
-) -> tuple[str, _Ints]:
+def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
     """Find the moments between steps, and say by what; no moments where there is no sign of steps."""
     name, moments = step_bounds(snapshot, trace)
     if len(moments) >= _FEWEST_STEPS:
@@ -29,13 +26,13 @@ def step_moments(
     markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
     if len(markers) >= _FEWEST_STEPS:
         return "snapshot markers", markers
-    moments = _repetition(trace, allocations)
+    moments = _repetition(trace)
     if len(moments) >= _FEWEST_STEPS:
         return "repeating allocations", moments
     return "none", np.zeros(0, np.int64)
 
 
-def _repetition(trace: DeviceTrace, allocations: Allocations) -> _Ints:
+def _repetition(trace: DeviceTrace) -> _Ints:
     """Find the period of the sequence of allocating stacks, and a moment in each repetition."""
     event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MOST_ALLOCATIONS:]
     stack = trace.events.stack[event]

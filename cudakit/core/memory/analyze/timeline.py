@@ -18,7 +18,8 @@ def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline
     """Cut the moments into spans of equal numbers of events, and keep the highest value of each."""
     moments = len(curves.reserved)
     spans = min(moments, _MOST_SPANS)
-    first = (np.arange(spans) * moments) // spans
+    # The last moment is a span of its own, so that the curves reach the end.
+    first = np.unique(np.append((np.arange(spans) * moments) // spans, moments - 1))
     event = first - 1
     times = None
     if snapshot.has_times and len(trace.events):

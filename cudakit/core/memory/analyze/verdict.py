@@ -51,8 +51,8 @@ def judge(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
     if fit.in_another_pool:
         return _pool(room, state)
     if room.limited:
-        return _limit(room, state, settings)
-    return _capacity(room, state, settings)
+        return _limit(room, state)
+    return _capacity(room, state)
 
 
 def _cache(room: Room, state: State) -> Verdict:
@@ -120,7 +120,7 @@ def _pool(room: Room, state: State) -> Verdict:
     )
 
 
-def _limit(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+def _limit(room: Room, state: State) -> Verdict:
     sentence = (
         f"{_asked(room)} met a limit of the process, not of the device: the device had "
         f"{format_bytes(room.device_free)} free while this process held "
@@ -132,21 +132,21 @@ def _limit(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
         (
             "raise torch.cuda.set_per_process_memory_fraction "
             f"(at least {format_bytes(state.reserved_bytes + room.size)} for this request)",
-            *_less(room, state),
+            *_less(room),
         ),
     )
 
 
-def _capacity(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+def _capacity(room: Room, state: State) -> Verdict:
     sentence = (
         f"{_asked(room)} could not fit: {format_bytes(state.active_bytes)} were in use, "
         f"{format_bytes(room.device_free)} free on the device and {format_bytes(room.free)} in holes; "
         f"{format_bytes(room.short)} too little even if every free byte were usable."
     )
-    return Verdict("capacity", sentence, (*_less(room, state), *_expandable_remedy(room)))
+    return Verdict("capacity", sentence, (*_less(room), *_expandable_remedy(room)))
 
 
-def _less(room: Room, state: State) -> tuple[str, ...]:
+def _less(room: Room) -> tuple[str, ...]:
     return (
         f"hold {format_bytes(max(room.short, 1))} less at this moment: a smaller batch, activation "
         "checkpointing, or the top holders above (--at oom)",
@@ -154,14 +154,14 @@ def _less(room: Room, state: State) -> tuple[str, ...]:
 
 
 def _asked(room: Room) -> str:
-    return f"{format_bytes(room.size)} did not fit, but" if _could(room) else format_bytes(room.size)
+    return (
+        f"{format_bytes(room.size)} did not fit, but" if _could(room) else format_bytes(room.size)
+    )
 
 
 def _could(room: Room) -> bool:
     fit = room.fit
-    return (
-        fit.without_cache or fit.without_holes or fit.in_another_pool or fit.after_pending_frees
-    )
+    return fit.without_cache or fit.without_holes or fit.in_another_pool or fit.after_pending_frees
 
 
 def _limit_clause(room: Room, state: State) -> str:

@@ -534,9 +534,38 @@ static bool memo_put(Machine *m, uint64_t index) {
     return true;
 }
 
+static inline uint64_t little_endian(const uint8_t *bytes, int width) {
+    uint64_t number = 0;
+    for (int i = 0; i < width; i++)
+        number |= (uint64_t)bytes[i] << (8 * i);
+    return number;
+}
+
 static bool memo_get(Machine *m, uint64_t index) {
     Value value = index < m->memo.used ? ((Value *)m->memo.data)[index] : 0;
     return value ? push(m, value) : fail(m, "memo");
+}
+
+/* Goes on with all further look-ups that stand in a row: most of a file is stacks of known frames, and
+ * here everything is in registers. What is not as expected is left to step. */
+static bool memo_get_run(Machine *m) {
+    const uint8_t *at = m->data + m->at, *end = m->data + m->size;
+    const Value *memo = m->memo.data;
+    Value *top = stack_at(m, m->stack.used), *limit = stack_at(m, m->stack.capacity);
+    while (top < limit && end - at > 4) {
+        uint64_t index = at[1], width = 1;
+        if (*at == OP_LONG_BINGET)
+            index = little_endian(at + 1, width = 4);
+        else if (*at != OP_BINGET)
+            break;
+        if (index >= m->memo.used || !memo[index])
+            break;
+        *top++ = memo[index];
+        at += width + 1;
+    }
+    m->stack.used = (uint64_t)(top - stack_at(m, 0));
+    m->at = (uint64_t)(at - m->data);
+    return true;
 }
 
 /* Takes an index in decimal; one beyond 60 bits, which no memo has, becomes the greatest. */
@@ -658,8 +687,8 @@ static bool step(Machine *m, uint8_t opcode) {
     uint64_t n = 0;
     Span span;
     switch (opcode) {
-    case OP_BINGET: return take_fixed(m, 1, &n) && memo_get(m, n);
-    case OP_LONG_BINGET: return take_fixed(m, 4, &n) && memo_get(m, n);
+    case OP_BINGET: return take_fixed(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_LONG_BINGET: return take_fixed(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
     case OP_BININT1: return take_fixed(m, 1, &n) && push_small(m, (int64_t)n);
     case OP_BININT2: return take_fixed(m, 2, &n) && push_small(m, (int64_t)n);
     case OP_BININT: return take_fixed(m, 4, &n) && push_small(m, (int32_t)(uint32_t)n);

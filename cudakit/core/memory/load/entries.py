@@ -61,15 +61,11 @@ def read_events(
 
 def _actions(tree: Tree, tables: Tables, handles: Handles) -> npt.NDArray[np.uint8]:
     ids, representatives = tree.intern(handles)
-    codes = [
-        _ACTIONS.get(word, Action.UNKNOWN) for word in tables.decode_texts(representatives)
-    ]
+    codes = [_ACTIONS.get(word, Action.UNKNOWN) for word in tables.decode_texts(representatives)]
     return np.array(codes or [Action.UNKNOWN], np.uint8)[ids]
 
 
-def _warnings(
-    broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]
-) -> tuple[str, ...]:
+def _warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> tuple[str, ...]:
     found = []
     if n := int(np.count_nonzero(broken)):
         found.append(f"{n:,} trace entries have no usable address or size and are passed over")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -38,9 +39,7 @@ def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
     return tree.integers(tree.column(segments, "device"))[0]
 
 
-def read_pieces(
-    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
-) -> Pieces:
+def read_pieces(tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles) -> Pieces:
     """Read the segments of one device and their blocks.
 
     Raises SnapshotError for a segment without address or size, and for sizes that cannot be.
@@ -54,7 +53,9 @@ def read_pieces(
         address=address.view(np.uint64),
         size=_sizes(tree, handles, "total_size", what="segment"),
         stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
-        kind=_words(tree, tables, tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
+        kind=_words(
+            tree, tables, tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN
+        ),
         pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
         expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
         stack=tables.stack_ids(tree.column(handles, "frames")),
@@ -164,7 +165,7 @@ def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
 
 
 def _words(
-    tree: Tree, tables: Tables, handles: Handles, codes: dict[str, int], default: int
+    tree: Tree, tables: Tables, handles: Handles, codes: Mapping[str, int], default: int
 ) -> npt.NDArray[np.uint8]:
     ids, representatives = tree.intern(handles)
     known = [codes.get(word, default) for word in tables.decode_texts(representatives)]

@@ -127,9 +127,7 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
     ]
 
 
-def _annotations(
-    tree: Tree, tables: Tables, parts: Mapping[str, int]
-) -> tuple[Annotation, ...]:
+def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
     handles = _list(tree, parts, "external_annotations")
     names = tables.text_ids(tree.column(handles, "name")).tolist()
     stages = tables.text_ids(tree.column(handles, "stage")).tolist()

@@ -38,9 +38,7 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
         "Memory", tuple(node for node in (tables.moments(device), pictures.curves(device)) if node)
     )
     when = tables.moment_name(device)
-    yield Section(
-        f"Who holds it {when}", (tables.lines(device, top), tables.holders(device, top))
-    )
+    yield Section(f"Who holds it {when}", (tables.lines(device, top), tables.holders(device, top)))
     for facet in device.facets:
         yield Section(f"By {facet.name.replace('_', ' ')} {when}", (tables.facet(facet, top),))
     yield Section(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,12 @@ from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.present.tables import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Series, Tree
+
+_Ints = npt.NDArray[np.int64]
+
+# A slice for each of a million allocations, each on a lane of its own, shows nothing. What is smaller
+# than this share of the peak is left to the curves, so that there are at most 200 lanes.
+_LEAST_SHARE = 1 / 200
 
 
 def allocations(result: MemoryResult) -> Document:
@@ -24,7 +31,7 @@ def flame(result: MemoryResult) -> Document:
 
 
 def timeline(result: MemoryResult) -> Document:
-    """Give curves as counters and allocations as slices, on microseconds since the first event."""
+    """Give curves as counters and large allocations as slices, in time since the first event."""
     nodes = [node for device in result.devices for node in _timed(device)]
     return Document(result.files[0].name, tuple(nodes))
 
@@ -45,9 +52,9 @@ def _rows(device: DeviceMemory) -> Columns:
             "requested_bytes": found.requested,
             "size_bytes": found.size,
             "size_is_derived": (~found.size_known).astype(np.uint8),
-            "begin_event": found.begin,
-            "free_requested_event": np.where(found.free_requested == n, -2, found.free_requested),
-            "end_event": np.where(found.end == n, -2, found.end),
+            "begin_event": _within(found.begin, n),
+            "free_requested_event": _within(found.free_requested, n),
+            "end_event": _within(found.end, n),
             "begin_us": _times(device, found.begin),
             "end_us": _times(device, found.end),
             "stream": found.stream,
@@ -70,14 +77,18 @@ def frame_words(frame: Frame) -> str:
     return f"{place} {frame.name}".strip()
 
 
-def _times(device: DeviceMemory, event: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Look up the times of events; NaN for what is outside the trace."""
+def _within(event: _Ints, n: int) -> _Ints:
+    """Mask events that are not in the trace: before it, or not yet."""
+    return np.ma.masked_array(event, (event < 0) | (event >= n))
+
+
+def _times(device: DeviceMemory, event: _Ints) -> _Ints:
+    """Look up the times of events; masked where there is none."""
     times = device.trace.events.time_us
-    inside = (event >= 0) & (event < len(times))
-    found = np.full(len(event), np.nan)
-    if device.snapshot.has_times:
-        found[inside] = times[event[inside]]
-    return found
+    n = len(times)
+    known = device.snapshot.has_times and n > 0
+    time = times[np.clip(event, 0, n - 1)] if known else np.zeros(len(event), np.int64)
+    return np.ma.masked_array(time, (event < 0) | (event >= n) | (not known))
 
 
 def _joined(parts: list[Columns]) -> Columns:
@@ -88,12 +99,11 @@ def _joined(parts: list[Columns]) -> Columns:
     for part in parts:
         for name, array in part.arrays.items():
             shift = len(text.get(name, ()))
-            arrays[name].append(np.where(array < 0, array, array + shift) if shift else array)
+            arrays[name].append(np.where(array < 0, -1, array + shift) if shift else array)
         for name, words in part.text.items():
             text[name] += words
-    return Columns(
-        parts[0].name, {name: np.concatenate(found) for name, found in arrays.items()}, text
-    )
+    together: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
+    return Columns(parts[0].name, {name: together(found) for name, found in arrays.items()}, text)
 
 
 def _tree(device: DeviceMemory) -> Tree:
@@ -127,7 +137,8 @@ class _Call:
 
     def tree(self) -> Tree:
         """Freeze the tree, innermost calls first: stacks can be deeper than Python's recursion."""
-        order, frozen = [self], {}
+        order = [self]
+        frozen: dict[int, Tree] = {}
         for node in order:
             order.extend(node.children.values())
         for node in reversed(order):
@@ -163,21 +174,22 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
     yield _slices(device, clock)
 
 
-def _clock(device: DeviceMemory) -> npt.NDArray[np.int64]:
+def _clock(device: DeviceMemory) -> _Ints:
     """Give each event a time in microseconds from 0 on, or its index where the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
         return np.arange(len(times), dtype=np.int64)
-    steady = np.maximum.accumulate(times)
-    return steady - steady[0]
+    steady: _Ints = np.maximum.accumulate(times)
+    return steady - steady[:1]
 
 
-def _slices(device: DeviceMemory, clock: npt.NDArray[np.int64]) -> Columns:
+def _slices(device: DeviceMemory, clock: _Ints) -> Columns:
     found, snapshot = device.replay.allocations, device.snapshot
     n = len(clock)
-    start = clock[np.clip(found.begin, 0, n - 1)]
-    end = clock[np.clip(found.end, 0, n - 1)]
-    sites = Stacks(snapshot).site_frames[found.stack]
+    large = found.size >= max(int(device.peak.active_bytes * _LEAST_SHARE), 1)
+    start = clock[np.clip(found.begin[large], 0, n - 1)]
+    end = clock[np.clip(found.end[large], 0, n - 1)]
+    sites = Stacks(snapshot).site_frames[found.stack[large]]
     words = ("no stack recorded", *(frame_words(frame) for frame in snapshot.frames))
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
@@ -187,11 +199,11 @@ def _slices(device: DeviceMemory, clock: npt.NDArray[np.int64]) -> Columns:
         {
             "start_us": start,
             "duration_us": end - start,
-            "track": found.stream,
+            "track": found.stream[large],
             "name": sites + 1,
-            "address": found.address,
-            "requested_bytes": found.requested,
-            "size_bytes": found.size,
+            "address": found.address[large],
+            "requested_bytes": found.requested[large],
+            "size_bytes": found.size[large],
         },
         text={"track": streams, "name": words},
     )

@@ -20,7 +20,7 @@ def curves(device: DeviceMemory) -> Chart | None:
         return None
     return Chart(
         kind="line",
-        title="Memory over time",
+        title="Memory along the trace",
         x=np.array(line.event, np.float64),
         series=(
             Series("reserved", np.array(line.reserved_bytes, np.int64)),
@@ -28,9 +28,7 @@ def curves(device: DeviceMemory) -> Chart | None:
             Series("requested", np.array(line.requested_bytes, np.int64)),
         ),
         x_label="event",
-        markers=tuple(
-            Marker(float(oom.event), "out of memory", "error") for oom in device.ooms
-        ),
+        markers=tuple(Marker(float(oom.event), "out of memory", "error") for oom in device.ooms),
     )
 
 

@@ -110,7 +110,9 @@ def moments(device: DeviceMemory) -> Table:
     """Set the end, the peak and the moment asked for side by side."""
     states: list[tuple[str, State]] = [("end", device.end)]
     if device.at.name != "end":
-        states.insert(0, (device.at.name if device.at.name != "event" else "event", device.at.state))
+        states.insert(
+            0, (device.at.name if device.at.name != "event" else "event", device.at.state)
+        )
     derived = device.peak.allocated_is_derived
     rows = (
         ("allocated", lambda s: Bytes(s.allocated_bytes, derived and s is not device.end)),
@@ -129,7 +131,10 @@ def moments(device: DeviceMemory) -> Table:
     return Table(
         columns=(
             Column("", "text"),
-            *(Column(f"at {name}" if name != "event" else _event(device), "number") for name, _ in states),
+            *(
+                Column(f"at {name}" if name != "event" else _event(device), "number")
+                for name, _ in states
+            ),
             Column("highest ever", "number"),
         ),
         rows=tuple(

@@ -1,0 +1,61 @@
+"""The Python calls that users make; each is a command without its terminal."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudakit.core.memory.result import DiffResult, MemoryResult
+    from cudakit.core.memory.snapshot import Snapshot
+
+    Path = str | PathLike[str]
+
+
+def load_snapshot(path: Path) -> Snapshot:
+    """Read a memory snapshot as columns, without executing anything in it.
+
+    Raises SnapshotError for what is no such file.
+
+    >>> snapshot = load_snapshot("examples/oom.pkl.gz")
+    >>> len(snapshot.devices[0].events)
+    7713
+    """
+    from cudakit.core.memory.load import load
+
+    return load(fspath(path))
+
+
+def memviz(
+    *paths: Path,
+    at: str | int = "peak",
+    device: int | None = None,
+    stream: int | None = None,
+    pool: tuple[int, int] | None = None,
+) -> MemoryResult:
+    """Analyze memory snapshots: what ``cudakit memviz --json`` prints, as an object.
+
+    ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` counts streams as the report
+    does. Raises SnapshotError for a bad file, UsageError for what a file does not have.
+
+    >>> result = memviz("examples/oom.pkl.gz")
+    >>> result.devices[0].peak.requested_bytes
+    2790084608
+    """
+    from cudakit.core.memory.analyze import MemorySpec, analyze
+
+    spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
+    return analyze([load_snapshot(path) for path in paths], spec)
+
+
+def memviz_diff(before: Path, after: Path) -> DiffResult:
+    """Compare two memory snapshots: what ``cudakit memviz AFTER --diff BEFORE --json`` prints.
+
+    >>> diff = memviz_diff("examples/train_python.pkl.gz", "examples/oom.pkl.gz")
+    >>> diff.grew_beyond(0.05)
+    True
+    """
+    from cudakit.core.memory.analyze import MemorySpec
+    from cudakit.core.memory.analyze.diff import diff
+
+    return diff(load_snapshot(before), load_snapshot(after), MemorySpec())

@@ -1,0 +1,113 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+from cudakit.document import Bytes, Column, Count, Frame, Ratio, Stack, Table, Text, Unavailable
+from cudakit.render.console.table import table_lines
+
+SITE = Stack(
+    (
+        Frame("forward", "/home/ada/llm/model/attention.py", 97),
+        Frame("step", "/home/ada/llm/train/loop.py", 214),
+    )
+)
+SIZE, BLOCKS = Column("size", "number"), Column("blocks", "number")
+SHARE, AT = Column("share", "bar"), Column("allocated at", "stack")
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    return [line.plain.rstrip() for line in table_lines(table, width)]
+
+
+def test_numbers_end_and_words_begin_in_one_column() -> None:
+    table = Table((Column("pool"), SIZE), ((Text("large"), Bytes(2048)), (Text("s"), Bytes(9))))
+    assert drawn(table, 80) == [
+        "pool       size",
+        "───────────────",
+        "large  2.00 KiB",
+        "s           9 B",
+    ]
+
+
+def test_a_bar_is_as_long_as_its_share_to_an_eighth_and_never_vanishes() -> None:
+    shares = (1.0, 0.5, 0.0125, 1e-9, 0.0, 7.0, -0.5)
+    table = Table((SHARE,), tuple((Ratio(share),) for share in shares))
+    assert drawn(table, 80)[2:] == [
+        "██████████   100%",
+        "█████       50.0%",
+        "▏            1.2%",
+        "▏           <0.1%",
+        "             0.0%",
+        "██████████   700%",
+        "           -50.0%",
+    ]
+
+
+def test_a_bar_without_a_value_is_not_available() -> None:
+    cells = ((Unavailable("no total"),), (Ratio(float("nan")),))
+    assert drawn(Table((SHARE,), cells), 80)[2:] == ["n/a", "n/a"]
+
+
+def test_a_total_closes_the_table_with_figures_only() -> None:
+    table = Table((SIZE, SHARE), ((Bytes(8), Ratio(0.5)),), total_row=(Bytes(16), Ratio(1)))
+    assert drawn(table, 80)[-2:] == ["───────────────────────", "16 B               100%"]
+
+
+def test_a_table_that_is_too_wide_cuts_stacks_first() -> None:
+    table = Table((SIZE, SHARE, AT), ((Bytes(8 << 30), Ratio(0.5), SITE),))
+    assert drawn(table, 58)[2:] == ["8.00 GiB  █████       50.0%  model/attention.py:97 forward"]
+    assert drawn(table, 53)[2:] == ["8.00 GiB  █████       50.0%  attention.py:97 forward"]
+    assert drawn(table, 44)[2:] == ["8.00 GiB  ▌  50.0%  attention.py:97 forward"]
+
+
+def test_a_header_wraps_before_anything_is_cut() -> None:
+    wide = Column("largest free block", "number")
+    table = Table((wide, AT), ((Bytes(8 << 30), SITE),))
+    assert drawn(table, 39) == [
+        " largest",
+        "    free",
+        "   block  allocated at",
+        "───────────────────────────────────────",
+        "8.00 GiB  model/attention.py:97 forward",
+    ]
+
+
+def test_columns_that_do_not_fit_at_all_are_named() -> None:
+    columns = (SIZE, SHARE, *(Column(f"count {i}", "number") for i in range(4)), AT)
+    row = (Bytes(8 << 30), Ratio(0.5), *(Count(10**7 + i) for i in range(4)), SITE)
+    assert drawn(Table(columns, (row,)), 60)[2:] == [
+        "8.00 GiB  10,000,000  10,000,001  attention.py:97 forward",
+        "Too narrow to show: share, count 2, count 3.",
+    ]
+
+
+def test_numbers_are_never_cut_on_a_terminal_of_eighty() -> None:
+    numbers = tuple(Column(f"n{i}", "number") for i in range(5))
+    row = (*(Bytes(1023 << 20) for _ in numbers), SITE)
+    lines = drawn(Table((*numbers, AT), (row,)), 78)
+    assert lines[-1].count("1023 MiB") == 5
+
+
+def test_a_wide_terminal_shows_who_called() -> None:
+    table = Table((SIZE, AT), ((Bytes(8), SITE),))
+    assert "←" not in drawn(table, 115)[-1]
+    assert drawn(table, 116)[-1] == " 8 B  model/attention.py:97 forward ← train/loop.py:214 step"
+
+
+def test_long_words_wrap_to_three_lines_and_say_that_there_is_more() -> None:
+    table = Table((SIZE, Column("remark")), ((Bytes(8), Text("one two three four " * 4)),))
+    assert drawn(table, 24)[2:] == [
+        " 8 B  one two three four",
+        "      one two three four",
+        "      one two three fou…",
+    ]
+
+
+def test_a_table_without_rows_says_none_and_keeps_its_caption() -> None:
+    lines = drawn(Table((Column("name"), SIZE), (), "Nothing was freed."), 80)
+    assert lines[2:] == ["(none)", "Nothing was freed."]
+
+
+def test_wide_characters_keep_the_columns_aligned() -> None:
+    table = Table((Column("name"), BLOCKS), ((Text("注意"), Count(1)), (Text("abcd"), Count(2))))
+    assert drawn(table, 80)[2:] == ["注意       1", "abcd       2"]
