@@ -198,11 +198,12 @@ def python_page() -> str:
 
 
 def function_section(function: types.FunctionType) -> str:
-    definition = typing.cast(ast.FunctionDef, ast.parse(inspect.getsource(function)).body[0])
-    definition.body = [ast.Expr(ast.Constant(...))]
+    source = inspect.getsource(function)
+    definition = typing.cast(ast.FunctionDef, ast.parse(source).body[0])
+    head = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
     return sections(
         f"## cudakit.{function.__name__}",
-        f"```python\n{ast.unparse(definition).removesuffix('...').rstrip()[:-1]}\n```",
+        f"```python\n{head.rstrip().removesuffix(':')}\n```",
         *blocks(function.__doc__ or ""),
     )
 

@@ -41,7 +41,7 @@ ROOMS = {
     "__main__": {"cli"},
 }
 
-# These import the rest of us inside functions only; `import cudakit` must cost nothing.
+# These import the rest of us inside functions, or for types, only: to import them must cost nothing.
 LAZY_ROOMS = {"api", "pytest_plugin"}
 
 # A package that is not in the standard library, and the rooms that may import it.
@@ -138,15 +138,18 @@ def _forbidden_use(room: str, use: str, line: int) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[Import]:
-    lazy = {
-        id(inner)
-        for outer in ast.walk(tree)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for inner in ast.walk(outer)
-    }
+    lazy = {id(inner) for outer in ast.walk(tree) if _waits(outer) for inner in ast.walk(outer)}
     for node in ast.walk(tree):
         for spellings in _spellings(node):
             yield Import(spellings, node.lineno, id(node) in lazy)
+
+
+def _waits(node: ast.AST) -> bool:
+    """Say whether what stands in a statement does not happen at import."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+    return False
 
 
 def _spellings(node: ast.AST) -> Iterator[tuple[str, ...]]:
@@ -239,6 +242,7 @@ def test_a_forbidden_module_is_caught(name: str, source: str) -> None:
         ("cli.run", "import cudakit.gpu.sim, cudakit.run.supervisor\nprint(1)"),
         ("run.supervisor", "from cudakit.gpu.capture import recorder"),
         ("api", "def f():\n    from cudakit.core.memory.load import load_snapshot"),
+        ("api", "if TYPE_CHECKING:\n    from cudakit.core.memory.snapshot import Snapshot"),
         ("api", "from cudakit.errors import InputError"),
     ],
 )

@@ -55,6 +55,13 @@ def site(stack: Stack) -> Frame:
     return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
 
 
+def leaf(stack: Stack) -> Frame | None:
+    """Return the innermost frame where it is not the site: what the site's line asked a library for."""
+    if not stack.frames or site(stack) == stack.frames[0]:
+        return None
+    return stack.frames[0]
+
+
 def frame_words(frame: Frame) -> str:
     """Write a frame as ``train.py:15 step``, or the function alone where the file is unknown."""
     return f"{place_words(frame)} {frame.name}".strip()

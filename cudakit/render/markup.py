@@ -70,7 +70,7 @@ def _attribute(key: str, value: Attribute) -> str:
         return ""
     if value is True:
         return f" {name}"
-    text = value if isinstance(value, str) else f"{value:.6g}"
+    text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
     if name == "style" or name.startswith("on") or (name == "href" and not _is_inside(text)):
         raise ValueError(f'{name}="{text}" is against the page\'s content-security policy')
     return f' {name}="{escaped(text, limit=_limit(name))}"'

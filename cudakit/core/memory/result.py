@@ -30,6 +30,7 @@ class State:
     pending_free_bytes: int  # freed by the program, still used by another stream
     segments: int
     blocks: int  # in use and pending free
+    allocated_is_derived: bool  # some block sizes follow from rules of the allocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,7 @@ class Peak:
     allocated_bytes: int
     active_bytes: int
     reserved_bytes: int
-    allocated_is_derived: (
-        bool  # some block sizes follow from the allocator's rules, not from the file
-    )
+    allocated_is_derived: bool  # some block sizes follow from rules of the allocator
     highest_allocated_bytes: int  # over the whole trace, as torch.cuda.max_memory_allocated()
     highest_active_bytes: int
     highest_reserved_bytes: int

@@ -12,7 +12,7 @@ from cudakit.document import Column, Frame, Ratio, Stack, Value
 from cudakit.render.console import theme
 from cudakit.render.console.escape import escaped
 from cudakit.render.console.fit import Need
-from cudakit.render.console.frames import stack_line, stack_words_with_callers
+from cudakit.render.console.frames import stack_line, stack_words
 from cudakit.render.console.words import style_of, styled, words
 from cudakit.render.console.wrap import cut, wrapped
 
@@ -76,8 +76,8 @@ def _natural(column: Column, cell: Value, with_callers: bool) -> int:
     match column.kind, cell:
         case "bar", Ratio():
             return _BAR + 1 + _FIGURE
-        case "stack", Stack() if with_callers:
-            return cell_len(stack_words_with_callers(cell))
+        case "stack", Stack():
+            return cell_len(stack_words(cell, with_callers=with_callers))
         case _:
             return cell_len(words(cell))
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from cudakit.document import (
+    Array,
     Bytes,
     Chart,
     Column,
@@ -57,18 +58,23 @@ def _bar_table(chart: Chart) -> Table:
         for i in shown
     ]
     if len(chart.series) == 1:
-        highest = np.nanmax(np.abs(chart.series[0].y), initial=0) or 1
+        heights = _finite(chart.series[0].y)
+        highest = float(np.abs(heights).max()) or 1.0
         columns.append(Column("of highest", "bar"))
         for row, i in zip(rows, shown, strict=True):
-            row.append(Ratio(float(chart.series[0].y[i] / highest)))
+            row.append(Ratio(float(heights[i]) / highest))
     left_out = len(chart.x) - len(shown)
     caption = f"{left_out:,} lower bars are left out." if left_out else ""
     return Table(tuple(columns), tuple(map(tuple, rows)), caption)
 
 
 def _largest(chart: Chart) -> list[int]:
-    heights = np.nanmax([np.nan_to_num(s.y.astype(float)) for s in chart.series], axis=0)
+    heights = np.max([_finite(series.y) for series in chart.series], axis=0)
     return sorted(np.argsort(-heights, kind="stable")[:_MOST_ROWS].tolist())
+
+
+def _finite(y: Array) -> Array:
+    return np.nan_to_num(np.asarray(y, np.float64), nan=0, posinf=0, neginf=0)
 
 
 def _number(name: str) -> Column:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cudakit.document import Frame, Stack
-from cudakit.render.amounts import NO_STACK, frame_words, site
+from cudakit.render.amounts import NO_STACK, frame_words, leaf, site
 from cudakit.render.console import theme
 from cudakit.render.console.escape import escaped
 
@@ -18,11 +18,15 @@ _CALLED_FROM = " ← "
 _MOST_CALLERS = 12  # more than fit on any line; a stack may have any depth
 
 
-def stack_words_with_callers(stack: Stack) -> str:
-    """Write a stack as its site and what led there: ``model.py:8 forward ← train.py:20 step``."""
+def stack_words(stack: Stack, *, with_callers: bool) -> str:
+    """Write a stack: its site, what that called in the end, and what led there.
+
+    ``model.py:8 forward (functional.py:7 relu) ← train.py:20 step``
+    """
     if not stack.frames:
         return NO_STACK
-    return _CALLED_FROM.join((escaped(frame_words(site(stack))), *callers(stack)))
+    first = escaped(frame_words(site(stack))) + next(iter(leaf_words(stack)), "")
+    return _CALLED_FROM.join((first, *(callers(stack) if with_callers else ())))
 
 
 def callers(stack: Stack) -> list[str]:
@@ -35,11 +39,25 @@ def callers(stack: Stack) -> list[str]:
     return [escaped(frame_words(frame)) for frame in islice(wanted, _MOST_CALLERS)]
 
 
+def leaf_words(stack: Stack) -> tuple[str, ...]:
+    """Write what the site's line called in the end, in ever fewer words: ``(functional.py:7 relu)``."""
+    frame = leaf(stack)
+    if frame is None:
+        return ()
+    file = frame.filename.replace("\\", "/").rpartition("/")[2]
+    forms = (frame, Frame(frame.name, file, frame.line), Frame(frame.name, "", 0))
+    return tuple(f" ({escaped(frame_words(form))})" for form in forms)
+
+
 def stack_line(stack: Stack, *, room: int, with_callers: bool) -> Text:
-    """Write a stack in ``room`` columns: the site, then as many whole callers as fit, faint."""
+    """Write a stack in ``room`` columns: site and leaf, then as many whole callers as fit, faint."""
     if not stack.frames:
         return _cut(Text(NO_STACK, theme.FAINT), room)
     line = _cut(Text(_site_words_within(site(stack), room)), room)
+    left = room - line.cell_len
+    line.append(
+        next((form for form in leaf_words(stack) if cell_len(form) <= left), ""), theme.PLAIN
+    )
     for caller in callers(stack) if with_callers else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > room:
             break

@@ -55,9 +55,13 @@ def columns_of(document: Document) -> dict[str, Columns]:
 
 def is_empty(node: Node) -> bool:
     """Say whether a node has nothing to show: Columns are drawn by Views only."""
-    if isinstance(node, Section):
-        return all(map(is_empty, node.nodes))
-    return isinstance(node, Columns)
+    match node:
+        case Section():
+            return all(map(is_empty, node.nodes))
+        case Facts():
+            return not node.rows
+        case _:
+            return isinstance(node, Columns)
 
 
 def _drawn(node: Node, place: Place) -> Markup:

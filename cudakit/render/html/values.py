@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudakit.document import Frame, Stack, Text, Unavailable, Value
-from cudakit.render.amounts import NO_STACK, place_words, site, words
+from cudakit.render.amounts import NO_STACK, leaf, place_words, site, words
 from cudakit.render.markup import Markup, element, join
 
 # A recursion that went wrong may have thousands of frames.
@@ -47,8 +47,17 @@ def _stack(stack: Stack) -> Markup:
     beyond = len(stack.frames) - _FRAMES
     rest = element("li", f"{beyond:,} more frames", class_="muted") if beyond > 0 else None
     return element(
-        "details", element("summary", _frame(first)), element("ol", *frames, rest), class_="stack"
+        "details",
+        element("summary", _frame(first), *_leaf(stack)),
+        element("ol", *frames, rest),
+        class_="stack",
     )
+
+
+def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
+    """Write what the site's line called in the end, where that is another frame."""
+    frame = leaf(stack)
+    return (" → ", _frame(frame)) if frame else ()
 
 
 def _frame(frame: Frame, *, whole: bool = False) -> Markup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from cudakit.document import Array, Chart
@@ -34,7 +36,9 @@ def bars(node: Chart) -> Markup:
     left_out = len(node.x) - groups
     description = f"bar chart of {groups} groups" + (f", {left_out:,} left out" if left_out else "")
     x = _names_axis(names[:groups])
-    return figure(node, drawing, x=x, y=y, legend=legend, description=description)
+    # An instant has no place among names.
+    unmarked = replace(node, markers=())
+    return figure(unmarked, drawing, x=x, y=y, legend=legend, description=description)
 
 
 def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) -> Markup:

@@ -22,7 +22,7 @@ from cudakit.render.svg.pieces import (
     pieces_of,
     spans_of,
 )
-from cudakit.render.svg.plot import percent
+from cudakit.render.svg.plot import name_beside, percent
 from cudakit.render.svg.segments import (
     NARROWEST,
     Group,
@@ -154,7 +154,7 @@ def _drawn_group(group: Group, contents: _Contents) -> tuple[Markup, Markup]:
 
 
 def _drawn_row(row: Row, top: int, contents: _Contents) -> Markup:
-    label = element("text", row.label, class_="tick end", x=-8, y=top + _BAR / 2, dy="0.32em")
+    label = name_beside(row.label, y=top + _BAR / 2)
     bars = (
         _drawn_segment(segment, left, top, contents)
         for segment, left in zip(row.segments, row.lefts, strict=True)
@@ -185,21 +185,23 @@ def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents)
 
 
 def _paths(spans: Spans | None) -> list[Markup]:
+    """Draw all spans of a use as the dashes of one line, which is as thick as the bar."""
     if spans is None:
         return []
+    order = np.argsort(spans.low, kind="stable")
     gap = np.where(spans.high - spans.low >= _SEPARABLE, 1, 0)
     widths = np.maximum(spans.high - spans.low - gap, 1)
     return [
-        element("path", class_=_CLASSES[use], d=_rectangles(spans.low[at], widths[at]))
+        element("path", class_=_CLASSES[use], d=_dashes(spans.low[at], widths[at]))
         for use in np.unique(spans.use).tolist()
-        for at in (spans.use == use,)
+        for at in (order[spans.use[order] == use],)
     ]
 
 
-def _rectangles(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
-    return "".join(
-        f"M{low} 0h{width}v1h-{width}z"
-        for low, width in zip(lows.tolist(), widths.tolist(), strict=True)
+def _dashes(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
+    steps = lows - np.concatenate(([0], (lows + widths)[:-1]))
+    return "M0 .5" + "".join(
+        f"m{step} 0h{width}" for step, width in zip(steps.tolist(), widths.tolist(), strict=True)
     )
 
 

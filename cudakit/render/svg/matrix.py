@@ -8,7 +8,7 @@ import numpy as np
 
 from cudakit.document import Array, Chart
 from cudakit.render.markup import Markup, element, join
-from cudakit.render.svg.plot import percent
+from cudakit.render.svg.plot import name_around, name_beside, percent
 from cudakit.render.svg.thin import finite
 from cudakit.render.svg.words import x_words, y_words
 
@@ -32,7 +32,7 @@ def matrix(node: Chart) -> Markup:
         element("title", node.title),
         element("desc", f"matrix of {len(rows)} rows and {len(names)} columns"),
         _column_names(names),
-        *(_row_name(series.name, i) for i, series in enumerate(rows)),
+        *(name_beside(series.name, y=(i + 1.5) * _CELL_HEIGHT) for i, series in enumerate(rows)),
         cells,
         class_="chart",
         role="img",
@@ -75,14 +75,8 @@ def _shade(value: float, values: Array) -> float:
 
 def _column_names(names: list[str]) -> Markup:
     return join(
-        element("text", name, class_="tick middle", x=percent((i + 0.5) / len(names)), y=18)
-        for i, name in enumerate(names)
+        name_around(name, x=percent((i + 0.5) / len(names)), y=18) for i, name in enumerate(names)
     )
-
-
-def _row_name(name: str, row: int) -> Markup:
-    y = (row + 1.5) * _CELL_HEIGHT
-    return element("text", name, class_="tick end", x=-8, y=y, dy="0.32em")
 
 
 def _left_out(node: Chart) -> Markup | None:

@@ -40,7 +40,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Parts of segments in whole drawing units; those of one segment and use do not overlap."""
+    """Parts of segments in whole drawing units, which overlap by a unit at most."""
 
     segment: _Indices
     low: _Indices

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from cudakit.document import Chart, Marker
-from cudakit.render.markup import Markup, element, join
+from cudakit.render.markup import Markup, element, escaped, join
 from cudakit.render.svg.scale import Axis
 
 # Pixels. The drawing is as wide as the page allows.
@@ -21,6 +22,9 @@ _DASHES = 3
 
 _MARKERS = 200
 _MARKER_LINES = 4
+# Letters of a marker's label, and of a name beside or below a picture.
+_LABEL = 60
+_NAME = 14
 # A letter's width as a share of a plot of middle size: enough to see that labels would collide.
 _LETTER = 0.008
 
@@ -62,6 +66,17 @@ class _Flag:
 def percent(share: float) -> str:
     """Write a share as an SVG length."""
     return f"{share * 100:.4g}%"
+
+
+def name_beside(name: str, *, y: float) -> Markup:
+    """Write a name left of a picture, where there is room for 14 letters."""
+    short = escaped(name, limit=_NAME)
+    return element("text", element("title", name), short, class_="tick end", x=-8, y=y, dy="0.32em")
+
+
+def name_around(name: str, *, x: str, y: float) -> Markup:
+    """Write a name above or below a picture, centred at ``x``."""
+    return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
 def series_class(index: int) -> str:
@@ -125,7 +140,7 @@ def _y_grid(axis: Axis, above: int) -> Markup:
                 y1=at,
                 y2=at,
             ),
-            element("text", tick.label, class_="tick end", x=-8, y=at, dy="0.32em"),
+            name_beside(tick.label, y=at),
         )
     )
 
@@ -136,13 +151,17 @@ def _x_labels(axis: Axis, above: int, label: str) -> Markup:
         join(
             (
                 element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
-                element("text", tick.label, class_="tick middle", x=at, y=bottom + 19),
+                name_around(tick.label, x=at, y=bottom + 19),
             )
         )
         for tick in axis.ticks
         for at in (percent(axis.share(tick.value)),)
     )
-    name = element("text", label, class_="tick end", x="100%", y=bottom + 37) if label else None
+    name = (
+        element("text", escaped(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
+        if label
+        else None
+    )
     return join((*ticks, name))
 
 
@@ -169,13 +188,13 @@ def _legend(items: Sequence[LegendItem], kind: str) -> Markup | None:
 
 
 def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
-    """Place markers within the axis, each label below those that it would run into.
+    """Place markers, at an end of the axis if beyond it, each label below those it would run into.
 
     Labels that point left are placed from the right, the others from the left: so a marker's line, which
     starts at its label, crosses no label that was placed before.
     """
-    inside = sorted((m for m in markers if axis.low <= m.x <= axis.high), key=lambda m: m.x)
-    unplaced = [_flag_at(marker, axis) for marker in inside[:_MARKERS]]
+    known = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
+    unplaced = [_flag_at(marker, axis) for marker in known[:_MARKERS]]
     leftwards = [flag for flag in reversed(unplaced) if flag.leftwards]
     flags: list[_Flag] = []
     for flag in leftwards + [flag for flag in unplaced if not flag.leftwards]:
@@ -185,7 +204,8 @@ def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
 
 
 def _flag_at(marker: Marker, axis: Axis) -> _Flag:
-    share, width = axis.share(marker.x), _LETTER * (min(len(marker.label), 100) + 3)
+    share = min(max(axis.share(marker.x), 0.0), 1.0)
+    width = _LETTER * (min(len(marker.label), _LABEL) + 3)
     leftwards = share + width > 1
     return _Flag(marker, share, share - width if leftwards else share + width)
 
@@ -196,7 +216,7 @@ def _flag(flag: _Flag, above: int) -> Markup:
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        words,
+        escaped(words, limit=_LABEL),
         class_="end" if flag.leftwards else None,
         x=at,
         dx=-5 if flag.leftwards else 5,

@@ -49,19 +49,25 @@ class Axis:
 
 def tight_axis(low: float, high: float, unit: Unit) -> Axis:
     """Make an axis that ends with its data, as an axis of time does."""
-    if not high > low:
-        low, high = low - 0.5, high + 0.5
+    if not _is_range(low, high):
+        margin = max(0.5, abs(low) * 1e-9)
+        low, high = low - margin, high + margin
     return Axis(low, high, _ticks(low, high, unit))
 
 
 def rounded_axis(low: float, high: float, unit: Unit) -> Axis:
     """Make an axis that contains 0 and ends at ticks, as an axis of amounts should."""
     low, high = min(low, 0.0), max(high, 0.0)
-    if not high > low:
-        high = 1.0
+    if not _is_range(low, high):
+        low, high = 0.0, 1.0
     step = _step(high - low, unit)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
     return Axis(low, high, _ticks(low, high, unit, step))
+
+
+def _is_range(low: float, high: float) -> bool:
+    """Say whether two values are far enough apart to be divided into ticks."""
+    return high - low > max(max(abs(low), abs(high)) * 1e-12, 1e-300)
 
 
 def _ticks(low: float, high: float, unit: Unit, step: float | None = None) -> tuple[Tick, ...]:

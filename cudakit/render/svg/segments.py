@@ -41,7 +41,7 @@ class Row:
         if len(sizes) > 1:
             return f"{count} segments"
         size = format_bytes(sizes.pop())
-        return size if count == 1 else f"{count} of {size}"
+        return size if count == 1 else f"{count} × {size}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
         pending_free_bytes=active - allocated,
         segments=len(layout.segments),
         blocks=len(layout.block_size),
+        allocated_is_derived=not bool(replayed.allocations.size_known[layout.allocation].all()),
     )
 
 

@@ -552,13 +552,14 @@ static bool memo_get_run(Machine *m) {
     const uint8_t *at = m->data + m->at, *end = m->data + m->size;
     const Value *memo = m->memo.data;
     Value *top = stack_at(m, m->stack.used), *limit = stack_at(m, m->stack.capacity);
+    uint64_t known = m->memo.used;
     while (top < limit && end - at > 4) {
         uint64_t index = at[1], width = 1;
         if (*at == OP_LONG_BINGET)
             index = little_endian(at + 1, width = 4);
         else if (*at != OP_BINGET)
             break;
-        if (index >= m->memo.used || !memo[index])
+        if (index >= known || !memo[index])
             break;
         *top++ = memo[index];
         at += width + 1;

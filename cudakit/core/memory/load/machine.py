@@ -1,8 +1,9 @@
 """The pickle machine in Python: a pickle of plain data becomes lists, dictionaries and scalars.
 
-It accepts and refuses exactly what ``_pickled.c`` does, at the same byte for the same reason, and serves
-where that was not built. Tuples become lists, and a key that is not text is dropped with its value, so
-that nothing but text is ever hashed. The opcodes are those of the standard library's ``pickletools``.
+It accepts and refuses exactly what ``_pickled.c`` does, at the same byte for the same reason, and
+serves where that was not built. Tuples become lists, and a key that is not text is dropped with its
+value, so that nothing but text is ever hashed. What each opcode does is written in the standard
+library's ``pickletools``.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ class Machine:
 
         Raises Refused.
         """
-        data, size, steps = self._data, len(self._data), _STEPS
-        while self._at < size:
-            self._opcode_at = self._at
-            opcode = data[self._at]
-            self._at += 1
-            if opcode == _STOP:
-                return self._top()
-            steps[opcode](self)
-        self._opcode_at = size
-        raise self._refused("cut")
+        data, steps = self._data, _STEPS
+        try:
+            while True:
+                self._opcode_at = at = self._at
+                self._at = at + 1
+                if data[at] == _STOP:
+                    return self._top()
+                steps[data[at]](self)
+        except IndexError:
+            raise self._refused("cut") from None
 
     def _refused(self, why: str) -> Refused:
         return Refused(why, self._opcode_at)
@@ -59,6 +60,11 @@ class Machine:
         if self._at > len(self._data):
             raise self._refused("cut")
         return self._data[start : self._at]
+
+    def byte(self) -> int:
+        at = self._at
+        self._at = at + 1
+        return self._data[at]
 
     def number(self, width: int) -> int:
         return int.from_bytes(self.take(width), "little")
@@ -180,14 +186,13 @@ class Machine:
     def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
             raise self._refused("pairs")
-        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if isinstance(key, str):
-                target[key] = value
+        found = zip(pairs[::2], pairs[1::2], strict=True)
+        target.update((key, value) for key, value in found if isinstance(key, str))
 
     # What stands around the values.
 
     def protocol(self) -> None:
-        if self.number(1) > _HIGHEST_PROTOCOL:
+        if self.byte() > _HIGHEST_PROTOCOL:
             raise self._refused("protocol")
 
     def frame(self) -> None:
@@ -205,7 +210,7 @@ _NAMED: dict[bytes, _Step] = {
     b"N": lambda m: m.push(None),
     b"\x88": lambda m: m.push(True),
     b"\x89": lambda m: m.push(False),
-    b"K": lambda m: m.push(m.number(1)),
+    b"K": lambda m: m.push(m.byte()),
     b"M": lambda m: m.push(m.number(2)),
     b"J": lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
     b"\x8a": lambda m: m.push(int.from_bytes(m.counted(1), "little", signed=True)),
@@ -242,11 +247,11 @@ _NAMED: dict[bytes, _Step] = {
     b"1": Machine.pop_mark,
     b"2": Machine.duplicate,
     b"p": lambda m: m.put(m.line()),
-    b"q": lambda m: m.put(m.number(1)),
+    b"q": lambda m: m.put(m.byte()),
     b"r": lambda m: m.put(m.number(4)),
     b"\x94": Machine.memoize,
     b"g": lambda m: m.get(m.line()),
-    b"h": lambda m: m.get(m.number(1)),
+    b"h": lambda m: m.get(m.byte()),
     b"j": lambda m: m.get(m.number(4)),
     b"\x80": Machine.protocol,
     b"\x95": Machine.frame,

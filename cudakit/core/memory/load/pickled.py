@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 _HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 _HINT_COPY = "copy the file again, or take the snapshot again"
 
-_CALLS = frozenset(
-    "GLOBAL STACK_GLOBAL REDUCE BUILD INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 PERSID BINPERSID".split()
-)
+_CALLS = re.compile(r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID")
 _DAMAGES = {
     "stack": "needs values that are not there",
     "mark": "needs a MARK that is not there",
@@ -51,8 +50,8 @@ _DAMAGES = {
 def read(content: bytes, *, native: bool | None = None) -> Tree:
     """Read a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
 
-    native chooses the machine; without it the native one where it was built. True raises ImportError
-    where it was not. The native Tree keeps content alive.
+    native chooses the machine; by default it is the native one where that was built. True raises
+    ImportError where it was not. The native Tree keeps content alive.
 
     Raises SnapshotError for a file that is cut, damaged, or holds anything else.
     """
@@ -97,7 +96,8 @@ def _packed(opcode: int, raw: bytes) -> bool | float | str | bytes:
 def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
     if why == "cut":
         return SnapshotError(
-            f"the file ends in the middle, at byte {len(content):,}: the copy or the dump was cut short",
+            f"the file ends in the middle, after {len(content):,} bytes: "
+            "the copy or the dump was cut short",
             hint=_HINT_COPY,
         )
     name = _opcode_name(content[offset])
@@ -112,14 +112,14 @@ def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
 
 def _opcode_name(opcode: int) -> str:
     # A table that only errors need, and that takes milliseconds to build.
-    from pickletools import code2op
+    from pickletools import opcodes
 
-    known = code2op.get(chr(opcode))
-    return known.name if known else f"{opcode:#04x}"
+    names = {known.code: known.name for known in opcodes}
+    return names.get(chr(opcode), f"{opcode:#04x}")
 
 
 def _refusal(name: str) -> str:
-    if name in _CALLS:
+    if _CALLS.fullmatch(name):
         return (
             f"opcode {name} names or calls a class or function; "
             "a memory snapshot holds only plain data, so nothing was loaded"
@@ -149,7 +149,7 @@ class _NativeTree:
     def _items(self, handle: int) -> list[int]:
         match self._nodes.kind(handle):
             case "a list":
-                return self._gathered(np.array([handle], np.uint64))[1].tolist()
+                return list(self._gathered(np.array([handle], np.uint64))[1].tolist())
             case "a dictionary":
                 return list(self._nodes.members(handle).values())
             case _:

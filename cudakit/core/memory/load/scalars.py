@@ -58,6 +58,6 @@ def _quoted(raw: bytes) -> str:
 
 
 def _printable(raw: bytes, codec: str) -> str:
-    """Decode so that every encoder accepts the text: what is wrong is spelled out with backslashes."""
+    """Decode to a text that every encoder accepts: what is wrong is spelled with backslashes."""
     text = raw.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

@@ -2,8 +2,8 @@
 
 A node is addressed by a handle: a positive integer that means something to its tree only; 0 is "not
 there". Tuples are lists. Every operation takes and gives numpy arrays of handles, so that a million
-dictionaries cost a few calls; the native tree (``_pickled.c``) answers them from flat memory, ObjectTree
-from Python objects (JSON files, and pickles where the native reader was not built).
+dictionaries cost a few calls; the native tree (``_pickled.c``) answers them from flat memory,
+ObjectTree from Python objects (JSON files, and pickles where the native reader was not built).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tree(Protocol):
         ...
 
     def members(self, handle: int) -> dict[str, int]:
-        """Map a dictionary's text keys to the handles of their values; other keys are passed over."""
+        """Map a dictionary's text keys to the handles of their values, passing over other keys."""
         ...
 
     def is_list(self, handle: int) -> bool:
@@ -64,9 +64,10 @@ class Tree(Protocol):
         ...
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Read integers of -2**63 to 2**64-1 (the upper half wraps: view as uint64) and which are such.
+        """Read integers of -2**63 to 2**64-1, and which nodes are such.
 
-        Booleans are 0 and 1. Whatever else, 0 included, is 0 and marked False.
+        The upper half wraps: view it as uint64. Booleans are 0 and 1. Whatever else, 0 included,
+        is 0 and marked False.
         """
         ...
 
@@ -130,7 +131,7 @@ class ObjectTree:
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Read integers, and which nodes are such."""
-        found = [self._objects[i] if i else None for i in handles.tolist()]
+        found: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
         known = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in found]
         values = (
             item & 0xFFFF_FFFF_FFFF_FFFF if good else 0
@@ -171,7 +172,7 @@ class _Contents:
             return _scalar_key(node)
         if depth == _INTERN_DEPTH:
             return ("identity", id(node))
-        # What is equal depends on how much of the depth is left, so that each depth has its own answer.
+        # What is equal depends on how much of the depth is left: each depth has its own answer.
         known = self._visited.get((id(node), depth))
         if known is None:
             known = self._visited[id(node), depth] = self._container(node, depth)
@@ -191,9 +192,9 @@ class _Contents:
 
 
 def _scalar_key(node: object) -> object:
-    # 1, 1.0 and True differ; floats are equal when their bits are, so that NaN equals itself. The bytes
-    # of large integers are hashed under a secret key; the integers are not, and a file could choose them
-    # to collide.
+    # 1, 1.0 and True differ; floats are equal when their bits are, so that NaN equals itself.
+    # Python hashes bytes under a secret key, but not integers: a file could choose large ones that
+    # collide.
     if isinstance(node, float):
         return (float, struct.pack(">d", node))
     if isinstance(node, int) and node.bit_length() > 64:
@@ -227,14 +228,14 @@ def wrong_kind(wanted: str, found: str) -> SnapshotError:
 def multiplied(size_bytes: int) -> SnapshotError:
     """Make the error for containers that are shared so often that reading them would never end."""
     return SnapshotError(
-        f"the file says more than its {size_bytes:,} bytes can hold: lists in it are shared to multiply"
+        f"the file says more than its {size_bytes:,} bytes can hold: "
+        "lists in it are shared to multiply"
     )
 
 
 def _kind(node: object) -> str:
-    return {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}.get(
-        type(node), f"{type(node).__name__}"
-    )
+    names: dict[type, str] = {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}
+    return names.get(type(node), type(node).__name__)
 
 
 def _items(node: object) -> list[Any]:

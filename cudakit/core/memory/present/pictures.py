@@ -21,7 +21,7 @@ def curves(device: DeviceMemory) -> Chart | None:
     return Chart(
         kind="line",
         title="Memory along the trace",
-        x=np.array(line.event, np.float64),
+        x=np.maximum(np.array(line.event, np.float64), 0),
         series=(
             Series("reserved", np.array(line.reserved_bytes, np.int64)),
             Series("allocated", np.array(line.allocated_bytes, np.int64)),

@@ -113,17 +113,16 @@ def moments(device: DeviceMemory) -> Table:
         states.insert(
             0, (device.at.name if device.at.name != "event" else "event", device.at.state)
         )
-    derived = device.peak.allocated_is_derived
-    rows = (
-        ("allocated", lambda s: Bytes(s.allocated_bytes, derived and s is not device.end)),
+    rows: tuple[tuple[str, Callable[[State], Value]], ...] = (
+        ("allocated", lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived)),
         ("requested", lambda s: Bytes(s.requested_bytes)),
-        ("pending free", lambda s: Bytes(s.pending_free_bytes, derived and s is not device.end)),
+        ("pending free", lambda s: Bytes(s.pending_free_bytes)),
         ("reserved", lambda s: Bytes(s.reserved_bytes)),
         ("segments", lambda s: Count(s.segments)),
         ("blocks in use", lambda s: Count(s.blocks)),
     )
     highest: dict[str, Value] = {
-        "allocated": Bytes(device.peak.highest_allocated_bytes, derived),
+        "allocated": Bytes(device.peak.highest_allocated_bytes, device.peak.allocated_is_derived),
         "requested": Bytes(device.peak.requested_bytes),
         "reserved": Bytes(device.peak.highest_reserved_bytes),
     }

@@ -130,4 +130,3 @@ def failed(size: int, *, device_free: int) -> dict[str, Any]:
 
 def numbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry | {"time_us": entry["time_us"] + i} for i, entry in enumerate(events)]
-

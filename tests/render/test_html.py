@@ -1,0 +1,346 @@
+"""The page: every node as HTML, safe whatever the text, and at peace with its own policy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markup_tree import Node, read
+
+from cudakit.document import (
+    Bytes,
+    Chart,
+    Column,
+    Columns,
+    Count,
+    Document,
+    Facts,
+    Frame,
+    Marker,
+    Note,
+    Rate,
+    Ratio,
+    Seconds,
+    Section,
+    Series,
+    Stack,
+    Table,
+    Text,
+    Tree,
+    Unavailable,
+    View,
+)
+from cudakit.document import Node as DocumentNode
+from cudakit.render.html import render
+
+MIB = 2**20
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</style><img src=x onerror=alert(1)>",
+    "\"' onload=alert(1) x='",
+    "</title></svg><b>&amp;&lt;",
+    "<!-- ]]> --> <![CDATA[",
+    "\x00\x07\x1b[31m\r\n\t",
+    "\u202egnp.exe\u2066\u2028\ufeff",
+    "\ud800 lone \udfff",
+    "&#60;b&#62; &nosuch; %3Cb%3E ${x} {x}",
+)
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+
+def report(text: str = "name") -> Document:
+    """Make a document that has every kind of node and value, with one text wherever there can be one."""
+    stack = Stack(
+        (Frame("malloc", "", 0), Frame(text, f"dir/{text}.py", 7), Frame("main", "m.py", 1)), 1
+    )
+    return Document(
+        text,
+        (
+            Note("error", f"{text} ran out", hint=text),
+            Facts(((text, Text(text)), ("held", Bytes(3 * MIB)), ("power", Unavailable(text)))),
+            Section(
+                text,
+                (
+                    table(text, stack),
+                    Section(
+                        text, (Tree(text, Bytes(10), (Tree(text, Bytes(6)), Tree("b", Bytes(3)))),)
+                    ),
+                    *charts(text),
+                ),
+            ),
+            Section("Layout", (*layout_columns(text), layout_view())),
+        ),
+    )
+
+
+def table(text: str, stack: Stack) -> Table:
+    return Table(
+        (Column("size", "number"), Column("share", "bar"), Column(text), Column("at", "stack")),
+        (
+            (Bytes(2 * MIB), Ratio(0.5), Text(text), stack),
+            (Count(7), Ratio(0.0), Seconds(1.5), Stack(())),
+        ),
+        caption=text,
+        total_row=(Bytes(4 * MIB), Ratio(1.0), Rate(1e9, text), Frame(text, text, 3)),
+    )
+
+
+def charts(text: str) -> tuple[Chart, ...]:
+    x = np.arange(4)
+    curves = (Series(text, x * MIB), Series("b", x[::-1] * MIB))
+    return (
+        Chart("area", text, x, curves, text, "seconds", markers=(Marker(1.0, text, "error"),)),
+        Chart("line", text, x, curves),
+        Chart("scatter", text, x, curves, y_unit="count"),
+        Chart("bar", text, np.array(["a", text], object), (Series(text, np.array([1, 2])),)),
+        Chart("matrix", text, np.arange(2), (Series(text, np.array([1, 2])),)),
+    )
+
+
+def layout_columns(text: str = "default") -> tuple[Columns, Columns]:
+    segments = Columns(
+        "segments",
+        {
+            "address": np.array([2**40, 2**41], np.uint64),
+            "size": np.array([20 * MIB, 2 * MIB]),
+            "stream": np.array([0, 0]),
+            "pool": np.array([0, 0]),
+            "kind": np.array([0, 1], np.uint8),
+        },
+        {"pool": (text,), "kind": ("large", text)},
+    )
+    blocks = Columns(
+        "blocks",
+        {
+            "segment": np.array([0, 0, 0, 1]),
+            "offset": np.array([0, 8 * MIB, 12 * MIB, 0]),
+            "size": np.array([8 * MIB, 4 * MIB, 8 * MIB, MIB]),
+            "requested": np.array([6 * MIB, 0, 0, MIB]),
+            "state": np.array([1, 2, 0, 1], np.uint8),
+        },
+    )
+    return segments, blocks
+
+
+def layout_view(*, kind: str = "memory-layout") -> View:
+    return View(kind, ("segments", "blocks"), Note("info", "no picture here"))  # type: ignore[arg-type]
+
+
+def body(*nodes: DocumentNode) -> Node:
+    return read(render(Document("Title", nodes))).one("main")
+
+
+# --- safety ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_can_leave_its_element(text: str) -> None:
+    assert read(render(report(text))).skeleton() == read(render(report())).skeleton()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(st.characters() | st.sampled_from("<>&\"'/=`"), min_size=1, max_size=12))
+def test_no_other_text_can_either(text: str) -> None:
+    assert read(render(report(text))).skeleton() == read(render(report())).skeleton()
+
+
+def test_hostile_text_is_still_shown_as_it_is() -> None:
+    words = read(render(report(HOSTILE[0]))).one("main").one("h1").text
+    assert words == HOSTILE[0]
+
+
+def test_the_policy_admits_the_stylesheet_of_the_page_and_nothing_else() -> None:
+    page = read(render(report()))
+    digest = b64encode(sha256(page.one("style").text.encode()).digest()).decode()
+    (policy,) = (
+        node.attributes["content"]
+        for node in page.all("meta")
+        if node.attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_nothing_in_the_page_refers_to_the_outside() -> None:
+    page = read(render(report()))
+    nodes = page.walk()
+    assert not {"script", "iframe", "img", "base", "form", "object"} & {node.tag for node in nodes}
+    names = {name for node in nodes for name in node.attributes}
+    assert not {
+        n for n in names if n in ("style", "src", "srcset") or n.startswith(("on", "xlink"))
+    }
+    links = {node.attributes["href"] for node in nodes if "href" in node.attributes}
+    assert all(link is not None and link.startswith(("#", "data:,")) for link in links)
+    style = page.one("style").text
+    assert set(re.findall(r"url\([^)]*\)", style)) == {"url(#hatching)"}
+    assert "@import" not in style
+    assert "http" not in style
+
+
+def test_any_text_can_be_written_as_utf_8() -> None:
+    assert render(report("\ud800")).encode()
+
+
+def test_a_megabyte_in_every_place_for_a_text_stays_a_small_page() -> None:
+    assert len(render(report("x" * MIB))) < 300_000
+
+
+# --- structure -------------------------------------------------------------------------------------
+
+
+def test_headings_go_down_one_level_at_a_time() -> None:
+    main = body(Section("a", (Section("b", (Section("c", (Note("ok", "."),)),)),)))
+    headings = [n for n in main.walk() if re.fullmatch("h[1-6]", n.tag)]
+    assert [(n.tag, n.text) for n in headings] == [
+        ("h1", "Title"),
+        ("h2", "a"),
+        ("h3", "b"),
+        ("h4", "c"),
+    ]
+
+
+def test_the_contents_link_every_section_at_the_top() -> None:
+    page = read(render(report()))
+    links = [node.attributes["href"] for node in page.one("nav").all("a")]
+    identities = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
+    assert [f"#{identity}" for identity in identities if identity in str(links)] == links
+    assert len(identities) == len(set(identities))
+
+
+def test_a_section_with_nothing_to_show_is_left_out() -> None:
+    page = read(render(Document("t", (Section("empty", layout_columns()), Note("ok", "fine")))))
+    assert not page.all("section")
+    assert not page.all("nav")
+
+
+def test_every_picture_says_what_it_is() -> None:
+    pictures = [n for n in read(render(report())).all("svg") if n.attributes.get("role") == "img"]
+    assert len(pictures) == 8
+    assert all([child.tag for child in n.children[:2]] == ["title", "desc"] for n in pictures)
+
+
+def test_a_small_report_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
+    page = render(report("name"))
+    style = read(page).one("style").text
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    golden("html-report.html", page.replace(style, "").replace(digest, "DIGEST"))
+
+
+# --- nodes -----------------------------------------------------------------------------------------
+
+
+def test_a_note_says_its_level_in_words() -> None:
+    main = body(Note("warn", "Old driver.", hint="Update it."))
+    assert main.one("div", "warn").words == "!Warning Old driver.Update it."
+
+
+def test_a_fact_that_cannot_be_had_says_why() -> None:
+    main = body(Facts((("power", Unavailable("not permitted")),)))
+    assert main.one("dd").words == "n/a: not permitted"
+
+
+def test_cells_carry_the_kind_of_their_column() -> None:
+    row = body(table("t", Stack(()))).one("tbody").all("tr")[0]
+    assert [node.attributes["class"] for node in row.children] == ["number", "bar", "text", "stack"]
+
+
+def test_a_bar_is_as_long_as_its_ratio_and_not_zero_stays_visible() -> None:
+    ratios = (0.0, 1e-6, 0.5, 7.0)
+    main = body(Table((Column("share", "bar"),), tuple((Ratio(ratio),) for ratio in ratios)))
+    widths = [float(node.attributes["width"] or "") for node in main.all("rect", "fill")]
+    assert widths == [0, 1, 36, 72]
+
+
+def test_a_stack_opens_from_its_site_to_all_frames() -> None:
+    stack = Stack(
+        (Frame("malloc", "", 0), Frame("step", "a/b/train.py", 7), Frame("main", "m.py", 1)), 1
+    )
+    details = body(Table((Column("at", "stack"),), ((stack,),))).one("details")
+    assert details.one("summary").words == "step b/train.py:7"
+    frames = [item.words for item in details.one("ol").children]
+    assert frames == ["malloc", "step a/b/train.py:7", "main m.py:1"]
+
+
+def test_of_a_runaway_recursion_the_first_hundred_frames_are_listed() -> None:
+    stack = Stack((Frame("f", "f.py", 1),) * 5000, 9999)
+    items = body(Table((Column("at", "stack"),), ((stack,),))).one("ol").children
+    assert len(items) == 101
+    assert items[-1].words == "4,900 more frames"
+
+
+def test_an_empty_table_says_so() -> None:
+    assert body(Table((Column("a"),), ())).all("p")[0].words == "nothing to list"
+
+
+def test_a_view_of_an_unknown_kind_shows_its_fallback() -> None:
+    assert "no picture here" in body(layout_view(kind="race")).words
+
+
+def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:
+    main = body(layout_view(), Section("data", (Section("deep", layout_columns()),)))
+    assert "no picture here" not in main.words
+    assert main.all("figure", "layout")
+
+
+def test_a_view_without_its_columns_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"\['segments', 'blocks'\], which are not there"):
+        body(layout_view())
+
+
+# --- a real browser --------------------------------------------------------------------------------
+
+
+def console(page: str, place: Path) -> list[str]:
+    """Open a page in a browser, and return what its console says."""
+    file = place / "page.html"
+    file.write_text(page, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    flags += ["--enable-logging=stderr"]
+    run = subprocess.run(
+        [
+            CHROMIUM,
+            *flags,
+            f"--user-data-dir={place / 'profile'}",
+            f"--screenshot={place / 'page.png'}",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+        env={**os.environ, "HOME": str(place)},
+    )
+    assert (place / "page.png").stat().st_size > 0
+    return [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium on PATH")
+def test_a_browser_has_nothing_to_complain_of(tmp_path: Path) -> None:
+    assert console(render(report(HOSTILE[1])), tmp_path) == []
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium on PATH")
+def test_a_browser_would_complain_of_a_style_attribute_or_an_image_of_the_web(
+    tmp_path: Path,
+) -> None:
+    foreign = '<p style="color: red"></p><img src="https://localhost/x.png"></main>'
+    complaints = console(render(report()).replace("</main>", foreign), tmp_path)
+    assert len(complaints) == 2
+    assert all("Content Security Policy" in line for line in complaints)
