@@ -96,7 +96,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _show_help() -> int:
-    click.echo(program.get_help(click.Context(program, info_name="cudakit")), err=True)
+    # Made as for a run: a bare Context would leave the command without its -h.
+    context = program.make_context("cudakit", [], resilient_parsing=True)
+    click.echo(program.get_help(context), err=True)
     return 2
 
 

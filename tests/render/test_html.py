@@ -272,7 +272,7 @@ def test_a_stack_opens_from_its_site_to_all_frames() -> None:
         (Frame("malloc", "", 0), Frame("step", "a/b/train.py", 7), Frame("main", "m.py", 1)), 1
     )
     details = body(Table((Column("at", "stack"),), ((stack,),))).one("details")
-    assert details.one("summary").words == "step b/train.py:7"
+    assert details.one("summary").words == "step b/train.py:7 → malloc"
     frames = [item.words for item in details.one("ol").children]
     assert frames == ["malloc", "step a/b/train.py:7", "main m.py:1"]
 

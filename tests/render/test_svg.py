@@ -94,7 +94,8 @@ def test_thinning_keeps_the_extremes_of_every_column_in_two_points_each(
 
 
 def _in_column(x: Array, column: int, columns: int, high: float) -> Array:
-    return np.clip((x * (columns / high)), 0, columns - 1).astype(int) == column
+    columns_of_x: Array = np.clip(x * (columns / high), 0, columns - 1).astype(int)
+    return columns_of_x == column
 
 
 def test_a_value_held_over_empty_columns_is_the_last_before_them() -> None:

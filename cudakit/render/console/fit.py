@@ -9,8 +9,9 @@ from typing import Literal
 GAP = 2
 
 Kind = Literal["number", "text", "stack", "bar"]
-# What gives way first: a header that wraps loses nothing, a stack still names its site when cut.
-_YIELDING: tuple[Kind, ...] = ("number", "stack", "text", "bar")
+# What gives way first: a header that wraps loses nothing, a bar's figure stays, a stack still names
+# its site when cut.
+_YIELDING: tuple[Kind, ...] = ("number", "bar", "stack", "text")
 # What goes first where even the least widths do not fit; of one kind, the rightmost.
 _DROPPED: tuple[Kind, ...] = ("bar", "number", "text", "stack")
 

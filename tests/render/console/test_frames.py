@@ -18,8 +18,12 @@ def line(stack: Stack, room: int, *, with_callers: bool = False) -> str:
     return stack_line(stack, room=room, with_callers=with_callers).plain
 
 
-def test_a_stack_shows_its_site_with_a_short_path() -> None:
-    assert line(STACK, 80) == "model/attention.py:97 forward"
+def test_a_stack_shows_its_site_and_what_that_called_in_the_end_in_the_words_that_fit() -> None:
+    site = "model/attention.py:97 forward"
+    assert line(STACK, 66) == f"{site} (torch/nn/functional.py:5560 linear)"
+    assert line(STACK, 65) == f"{site} (functional.py:5560 linear)"
+    assert line(STACK, 56) == f"{site} (linear)"
+    assert line(STACK, 37) == site
 
 
 def test_a_path_of_an_installed_package_begins_at_the_package() -> None:
@@ -43,7 +47,10 @@ def test_a_long_site_loses_its_folder_first_then_the_end_of_its_function(
 
 
 def test_callers_follow_as_far_as_they_fit_whole_and_without_libraries() -> None:
-    both = "model/attention.py:97 forward ← train/loop.py:214 step ← train/main.py:131 <module>"
+    both = (
+        "model/attention.py:97 forward (torch/nn/functional.py:5560 linear)"
+        " ← train/loop.py:214 step ← train/main.py:131 <module>"
+    )
     assert line(STACK, len(both), with_callers=True) == both
     assert line(STACK, len(both) - 1, with_callers=True) == both.rpartition(" ← ")[0]
 

@@ -53,11 +53,11 @@ def test_a_total_closes_the_table_with_figures_only() -> None:
     assert drawn(table, 80)[-2:] == ["───────────────────────", "16 B               100%"]
 
 
-def test_a_table_that_is_too_wide_cuts_stacks_first() -> None:
+def test_a_table_that_is_too_wide_cuts_bars_first_and_then_stacks() -> None:
     table = Table((SIZE, SHARE, AT), ((Bytes(8 << 30), Ratio(0.5), SITE),))
     assert drawn(table, 58)[2:] == ["8.00 GiB  █████       50.0%  model/attention.py:97 forward"]
-    assert drawn(table, 53)[2:] == ["8.00 GiB  █████       50.0%  attention.py:97 forward"]
-    assert drawn(table, 44)[2:] == ["8.00 GiB  ▌  50.0%  attention.py:97 forward"]
+    assert drawn(table, 53)[2:] == ["8.00 GiB  ██▌    50.0%  model/attention.py:97 forward"]
+    assert drawn(table, 42)[2:] == ["8.00 GiB   50.0%  attention.py:97 forward"]
 
 
 def test_a_header_wraps_before_anything_is_cut() -> None:
