@@ -30,15 +30,21 @@ def need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> Need:
     """Measure a column: the width that shows all of it, and the least that is still of use."""
     header = escaped(column.name)
     longest_word = _longest_word([header])
-    content = max((_natural(column, cell, with_callers) for cell in cells), default=0)
+    content = max((_natural(column, cell, with_callers=with_callers) for cell in cells), default=0)
     natural = max(content, cell_len(header), 1)
+    enough = max((_natural(column, cell, with_callers=False) for cell in cells), default=0)
     least = {
         "number": max(content, longest_word, 1),
         "bar": max(_FIGURE, longest_word),
         "text": max(_LEAST_TEXT, min(_longest_word(map(words, cells)), _LONGEST_WORD)),
         "stack": _LEAST_STACK,
     }
-    return Need(column.kind, natural, min(natural, least[column.kind]))
+    return Need(
+        column.kind,
+        natural,
+        enough=max(enough, min(natural, least[column.kind])),
+        least=min(natural, least[column.kind]),
+    )
 
 
 def cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) -> list[Text]:
@@ -72,7 +78,7 @@ def bar(ratio: float, width: int) -> str:
     return "█" * whole + _EIGHTHS[part].strip()
 
 
-def _natural(column: Column, cell: Value, with_callers: bool) -> int:
+def _natural(column: Column, cell: Value, *, with_callers: bool) -> int:
     match column.kind, cell:
         case "bar", Ratio():
             return _BAR + 1 + _FIGURE

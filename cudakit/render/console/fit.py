@@ -9,19 +9,26 @@ from typing import Literal
 GAP = 2
 
 Kind = Literal["number", "text", "stack", "bar"]
-# What gives way first: a header that wraps loses nothing, a bar's figure stays, a stack still names
-# its site when cut.
-_YIELDING: tuple[Kind, ...] = ("number", "bar", "stack", "text")
+# What gives way first: a header that wraps loses nothing, callers are an extra, a bar's figure stays,
+# a stack still names its site when cut.
+_YIELDING: tuple[tuple[Kind, Literal["enough", "least"]], ...] = (
+    ("number", "least"),
+    ("stack", "enough"),
+    ("bar", "least"),
+    ("stack", "least"),
+    ("text", "least"),
+)
 # What goes first where even the least widths do not fit; of one kind, the rightmost.
 _DROPPED: tuple[Kind, ...] = ("bar", "number", "text", "stack")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The widths in cells that a column would like and can do with."""
+    """The widths in cells that a column would like, can do without loss, and can do with at all."""
 
     kind: Kind
     natural: int
+    enough: int
     least: int
 
 
@@ -30,9 +37,9 @@ def fitted(needs: Sequence[Need], width: int) -> dict[int, int]:
     shown = _shown(needs, width)
     room = width - GAP * (len(shown) - 1)
     widths = {index: min(needs[index].natural, room) for index in shown}
-    for kind in _YIELDING:
+    for kind, floor in _YIELDING:
         members = [index for index in shown if needs[index].kind == kind]
-        _shrink(widths, {index: needs[index].least for index in members}, room)
+        _shrink(widths, {index: getattr(needs[index], floor) for index in members}, room)
     return widths
 
 

@@ -10,11 +10,16 @@ from cudakit.document import (
     Columns,
     Document,
     Facts,
+    Frame,
     Node,
     Note,
     Section,
+    Stack,
     Table,
+    Text,
     Tree,
+    Unavailable,
+    Value,
     View,
 )
 from cudakit.render.html.table import table
@@ -27,6 +32,8 @@ from cudakit.render.svg.flame import flame
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
 _DEEPEST_HEADING = 6
+# Letters that fit on two lines of a fact.
+_SHORT = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +112,25 @@ def _note(note: Note) -> Markup:
 
 def _facts(facts: Facts) -> Markup:
     pairs = (
-        element("div", element("dt", label), element("dd", fact(value)))
+        element(
+            "div",
+            element("dt", label),
+            element("dd", fact(value)),
+            class_="wide" if _is_long(value) else None,
+        )
         for label, value in facts.rows
     )
     return element("dl", *pairs, class_="facts")
+
+
+def _is_long(value: Value) -> bool:
+    match value:
+        case Stack() | Frame():
+            return True
+        case Text(words) | Unavailable(words):
+            return len(words) > _SHORT
+        case _:
+            return False
 
 
 def _view(view: View, place: Place) -> Markup:

@@ -20,6 +20,9 @@ USES: Final = 3
 # The codes of the column ``state``; what is neither is free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
+# Units: places are rounded down, so that pieces which touch still do; a product may be a bit too low.
+_TOLERANCE = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -88,13 +91,13 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     Pieces thinner than a unit are merged: a unit that holds several goes to the use that has most of it,
     and neighbouring units of the same use become one span. Nothing that is in use vanishes.
     """
-    low = pieces.start * scale[pieces.segment]
-    high = (pieces.start + pieces.size) * scale[pieces.segment]
-    thick = high - low >= 1
+    ends = pieces.start + pieces.size
+    low, high = (place * scale[pieces.segment] + _TOLERANCE for place in (pieces.start, ends))
+    thick = pieces.size * scale[pieces.segment] >= 1
     wide = Spans(
         pieces.segment[thick],
-        np.rint(low[thick]).astype(np.int64),
-        np.rint(high[thick]).astype(np.int64),
+        low[thick].astype(np.int64),
+        high[thick].astype(np.int64),
         pieces.use[thick],
     )
     return _joined(wide, _merged(pieces.take(~thick), low[~thick].astype(np.int64)))

@@ -84,7 +84,7 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
     lefts: list[float] = []
     left = 0.0
     for segment in segments:
-        if row and left + segment.width > 1:
+        if row and left + segment.width > 1 + 1e-9:
             yield Row(tuple(row), tuple(lefts))
             row, lefts, left = [], [], 0.0
         row.append(segment)
@@ -97,7 +97,9 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
 def _segment(columns: Columns, index: int, largest: int) -> Segment:
     size = int(columns.arrays["size"][index])
     address = int(columns.arrays["address"][index])
-    return Segment(index, address, size, min(max(size / largest, NARROWEST), 1.0))
+    # Segments of together the size of the largest fill its row, the spaces between them included.
+    width = size / largest * (1 + _SPACE) - _SPACE
+    return Segment(index, address, size, max(width, NARROWEST))
 
 
 def _group_name(columns: Columns, index: int) -> str:

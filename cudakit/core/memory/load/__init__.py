@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from cudakit.core.memory.load.tree import Tree
     from cudakit.core.memory.snapshot import Snapshot
 
+_HINT = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+
+# Byte-order marks, the zeros of UTF-16, and white space.
+_BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
+# PROTO, or in protocols 0 and 1 the beginning of a list or a dictionary; GLOBAL is refused by its name.
+_PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
+
 
 def load(path: str) -> Snapshot:
     """Read a memory snapshot: pickle (protocols 0 to 5) or JSON, plain, gzip or Zstandard; ``-`` is stdin.
@@ -24,19 +31,30 @@ def load(path: str) -> Snapshot:
         form, tree = _tree(file.content)
         return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
     except SnapshotError as error:
-        raise SnapshotError(f"{file.name}: {error.message}", hint=error.hint) from None
+        raise SnapshotError(f"{file.name}: {error.message}", hint=error.hint or _HINT) from None
 
 
 def _tree(content: bytes) -> tuple[str, Tree]:
-    if content.lstrip()[:1] in (b"{", b"["):
+    if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content)
+    if not content.startswith(_PICKLE_STARTS):
+        raise SnapshotError(f"neither a pickle nor JSON: it begins with {_shown(content[:8])}")
     return "pickle", pickled.read(content)
 
 
 def _json_tree(content: bytes) -> Tree:
     try:
         return ObjectTree(json.loads(content), len(content))
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(
-            f"looks like JSON, but is not: {error}", hint="export the snapshot again"
-        ) from None
+    except RecursionError:
+        why = "it is nested deeper than any snapshot"
+    except UnicodeDecodeError:
+        why = "it is not UTF-8"
+    except json.JSONDecodeError as error:
+        why = str(error)
+    except ValueError:
+        why = "it holds a number of thousands of digits"
+    raise SnapshotError(f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again")
+
+
+def _shown(raw: bytes) -> str:
+    return ascii(raw.decode("latin-1"))

@@ -1,15 +1,14 @@
-/* Reads a pickle of plain data into flat memory, and answers questions about it by the column.
- *
- * There is no class lookup, no call and no Python object per node, so a file can do nothing but
- * describe lists, dictionaries, texts and numbers. Memory and time are linear in the bytes of the
- * file: every opcode stores a bounded amount, declared lengths are compared with the bytes that are
- * left before they are believed, and a memo index must be smaller than the number of bytes read.
+/* Reads a pickle of plain data into flat memory: no class is looked up, nothing is called, and no
+ * Python object is made for a node. A file can do nothing but describe lists, dictionaries, texts and
+ * numbers. Memory and time are linear in its bytes: an opcode stores a bounded amount, a declared
+ * length is compared with what is left before it is believed, and a memo index must be smaller than
+ * the number of bytes read so far.
  *
  * A node is a Value: a tag in the upper four bits, and below it what the tag says. Scalars of equal
- * content have equal Values, because what does not fit in 60 bits is interned. A dictionary has a
- * shape (which keys, in which order; a path in a tree that all dictionaries share) and its values.
+ * content have equal Values, since what does not fit in 60 bits is interned. A dictionary is its shape
+ * (which keys in which order: a path in a tree that all dictionaries share) and its values.
  *
- * Failures of the file leave as ValueError(word, ...); pickled.py makes sentences of the words.
+ * What a file does wrong leaves as ValueError(word, offset); pickled.py makes sentences of the words.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -20,22 +19,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- growing arrays ------------------------------------------------------------------------- */
+/* ---- growing arrays --------------------------------------------------------------------------- */
 
 typedef struct {
     void *data;
     uint64_t used, capacity; /* in items */
 } Vector;
 
+#define ITEMS(type, vector) ((type *)(vector).data)
+
 static bool grow(Vector *vector, uint64_t needed, size_t item_bytes) {
     uint64_t capacity = vector->capacity + vector->capacity / 2;
     if (capacity < needed)
-        capacity = needed;
-    if (capacity < 16)
-        capacity = 16;
-    if (capacity > PTRDIFF_MAX / item_bytes)
-        return false;
-    void *data = PyMem_RawRealloc(vector->data, capacity * item_bytes);
+        capacity = needed + 15;
+    void *data = NULL;
+    if (capacity <= PTRDIFF_MAX / item_bytes)
+        data = PyMem_RawRealloc(vector->data, capacity * item_bytes);
     if (!data)
         return false;
     vector->data = data;
@@ -48,26 +47,16 @@ static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes) {
     return needed <= vector->capacity || grow(vector, needed, item_bytes);
 }
 
-static void release(Vector *vector) {
-    PyMem_RawFree(vector->data);
-    *vector = (Vector){0};
-}
-
-static inline bool append(Vector *values, uint64_t value) {
-    if (!reserve(values, 1, sizeof(uint64_t)))
+static inline bool append(Vector *words, uint64_t word) {
+    if (!reserve(words, 1, sizeof word))
         return false;
-    ((uint64_t *)values->data)[values->used++] = value;
+    ITEMS(uint64_t, *words)[words->used++] = word;
     return true;
 }
 
-/* ---- hashing -------------------------------------------------------------------------------- */
+/* ---- hashing ---------------------------------------------------------------------------------- */
 
-/* SipHash-1-3 (Aumasson and Bernstein, 2012) under a random key: a file cannot choose texts or lists
- * that collide. */
-
-static inline uint64_t rotated(uint64_t word, int bits) {
-    return word << bits | word >> (64 - bits);
-}
+static inline uint64_t rotated(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
 
 static inline void sip_round(uint64_t v[4]) {
     v[0] += v[1], v[1] = rotated(v[1], 13) ^ v[0], v[0] = rotated(v[0], 32);
@@ -76,6 +65,7 @@ static inline void sip_round(uint64_t v[4]) {
     v[2] += v[1], v[1] = rotated(v[1], 17) ^ v[2], v[2] = rotated(v[2], 32);
 }
 
+/* SipHash-1-3 (Aumasson and Bernstein, 2012): without the key, a file cannot be made to collide. */
 static uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size) {
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d,
                      key[0] ^ 0x6c7967656e657261, key[1] ^ 0x7465646279746573};
@@ -98,15 +88,16 @@ static uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t siz
     return (uint32_t)(v[0] ^ v[1] ^ v[2] ^ v[3]);
 }
 
-/* An open-addressing set of indices; whoever owns it knows what an index stands for. A slot holds the
- * hash in its upper and the index + 1 in its lower half. */
+/* An open-addressing set of indices; its owner knows what an index stands for. A slot is the hash
+ * (upper half) and the index + 1 (lower half); the number of slots is a power of two. */
 typedef struct {
     uint64_t *slots;
-    uint64_t size, used; /* size is a power of two */
+    uint64_t size, used;
 } Table;
 
 #define NOTHING UINT32_MAX
 
+/* Gives one index after another that may be the one looked for, then NOTHING. */
 static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *position) {
     while (table->size) {
         uint64_t slot = table->slots[*position & (table->size - 1)];
@@ -139,15 +130,15 @@ static bool table_grow(Table *table) {
     return true;
 }
 
-static bool table_add(Table *table, uint32_t hash, uint32_t index) {
-    if (table->used * 3 >= table->size * 2 && !table_grow(table))
+static bool table_add(Table *table, uint32_t hash, uint64_t index) {
+    if (index >= NOTHING - 1 || (table->used * 3 >= table->size * 2 && !table_grow(table)))
         return false;
     table_place(table, (uint64_t)hash << 32 | (index + 1));
     table->used++;
     return true;
 }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- the tree --------------------------------------------------------------------------------- */
 
 typedef uint64_t Value;
 
@@ -155,7 +146,7 @@ enum {
     ABSENT,   /* the handle 0 */
     CONSTANT, /* IS_NONE, IS_FALSE or IS_TRUE */
     SMALL,    /* an integer of 60 bits */
-    NUMBER,   /* a blob: a larger integer, little-endian two's complement without needless bytes */
+    NUMBER,   /* a blob: a larger integer, in little-endian two's complement, as short as can be */
     FLOAT,    /* a blob: big-endian binary64, so that equal content means equal bits */
     TEXT,     /* a blob: valid UTF-8 */
     BYTES,    /* a blob */
@@ -178,69 +169,76 @@ typedef struct {
 #define IN_SPILL ((uint64_t)1 << 63)
 
 typedef struct {
-    uint64_t start; /* in Tree.items */
+    Value *items;
     uint32_t length, capacity;
 } List;
 
 typedef struct {
-    uint64_t start;
+    Value *values;
     uint32_t shape, capacity; /* the shape knows the length */
 } Dict;
 
 typedef struct {
-    uint32_t parent, key; /* one key (a blob) more than the parent */
+    uint32_t parent, key; /* one key, a blob, more than the parent */
     uint32_t length;
     uint32_t successor; /* the latest child: a guess that spares most look-ups */
 } Shape;
+
+typedef struct Chunk {
+    struct Chunk *next;
+    Value items[];
+} Chunk;
+
+#define CHUNK_ITEMS ((uint64_t)1 << 17)
 
 typedef struct {
     PyObject_HEAD
     Py_buffer file;
     uint64_t hash_key[2];
     Vector blobs;  /* Span */
-    Vector spill;  /* bytes of texts and numbers that do not stand in the file as they are kept */
-    Vector items;  /* Value: of lists, and the values of dictionaries */
+    Vector spill;  /* bytes of scalars that do not stand in the file as they are kept */
     Vector lists;  /* List */
     Vector dicts;  /* Dict */
     Vector shapes; /* Shape; the first is the empty one */
     Table blob_table, shape_table;
+    Chunk *chunks; /* where the items of lists and the values of dictionaries are */
+    Value *free_items;
+    uint64_t free_count;
     Value root;
 } Tree;
 
-static inline Span *blob_at(const Tree *tree, uint64_t index) { return (Span *)tree->blobs.data + index; }
-static inline Value *item_at(const Tree *tree, uint64_t index) { return (Value *)tree->items.data + index; }
-static inline List *list_at(const Tree *tree, uint64_t index) { return (List *)tree->lists.data + index; }
-static inline Dict *dict_at(const Tree *tree, uint64_t index) { return (Dict *)tree->dicts.data + index; }
-static inline Shape *shape_at(const Tree *tree, uint64_t index) { return (Shape *)tree->shapes.data + index; }
+static inline Span blob_at(const Tree *tree, Value value) { return ITEMS(Span, tree->blobs)[PAYLOAD(value)]; }
+static inline List *list_at(const Tree *tree, Value value) { return &ITEMS(List, tree->lists)[PAYLOAD(value)]; }
+static inline Dict *dict_at(const Tree *tree, Value value) { return &ITEMS(Dict, tree->dicts)[PAYLOAD(value)]; }
+static inline Shape *shape_at(const Tree *tree, uint32_t index) { return &ITEMS(Shape, tree->shapes)[index]; }
 
 static const uint8_t *bytes_of(const Tree *tree, Span span) {
     if (span.offset & IN_SPILL)
-        return (const uint8_t *)tree->spill.data + (span.offset ^ IN_SPILL);
+        return ITEMS(uint8_t, tree->spill) + (span.offset ^ IN_SPILL);
     return (const uint8_t *)tree->file.buf + span.offset;
 }
 
 static uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash) {
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->blob_table, hash, &position)) != NOTHING;) {
-        Span known = *blob_at(tree, i);
+        Span known = blob_at(tree, i);
         if (known.size == size && !memcmp(bytes_of(tree, known), bytes, size))
             return i;
     }
     return NOTHING;
 }
 
-/* NOTHING means that memory, or the numbers for blobs, ran out. */
+/* Returns the number of the blob with these bytes; NOTHING without memory. */
 static uint32_t intern_blob(Tree *tree, Span span) {
     const uint8_t *bytes = bytes_of(tree, span);
     uint32_t hash = hash_bytes(tree->hash_key, bytes, span.size);
     uint32_t known = find_blob(tree, bytes, span.size, hash);
     if (known != NOTHING)
         return known;
-    if (tree->blobs.used >= NOTHING - 1 || !reserve(&tree->blobs, 1, sizeof(Span)))
+    bool added = reserve(&tree->blobs, 1, sizeof(Span)) && table_add(&tree->blob_table, hash, tree->blobs.used);
+    if (!added)
         return NOTHING;
-    if (!table_add(&tree->blob_table, hash, (uint32_t)tree->blobs.used))
-        return NOTHING;
-    *blob_at(tree, tree->blobs.used) = span;
+    ITEMS(Span, tree->blobs)[tree->blobs.used] = span;
     return (uint32_t)tree->blobs.used++;
 }
 
@@ -248,50 +246,67 @@ static bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span) {
     if (!reserve(&tree->spill, size, 1))
         return false;
     *span = (Span){tree->spill.used | IN_SPILL, size};
-    memcpy((uint8_t *)tree->spill.data + tree->spill.used, bytes, size);
+    if (size)
+        memcpy(ITEMS(uint8_t, tree->spill) + tree->spill.used, bytes, size);
     tree->spill.used += size;
     return true;
 }
 
-/* Returns the shape with one key more, or NOTHING without memory. */
+/* Returns the shape with one key more; NOTHING without memory. */
 static uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
     Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->successor);
-    if (guess->parent == parent && guess->key == key && from->successor)
+    if (from->successor && guess->parent == parent && guess->key == key)
         return from->successor;
     uint32_t pair[2] = {parent, key}, hash = hash_bytes(tree->hash_key, pair, sizeof pair);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOTHING;)
         if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
             return from->successor = i;
-    if (tree->shapes.used >= NOTHING - 1 || !reserve(&tree->shapes, 1, sizeof(Shape)))
+    bool added = reserve(&tree->shapes, 1, sizeof(Shape)) && table_add(&tree->shape_table, hash, tree->shapes.used);
+    if (!added)
         return NOTHING;
-    uint32_t made = (uint32_t)tree->shapes.used;
-    if (!table_add(&tree->shape_table, hash, made))
-        return NOTHING;
+    uint32_t made = (uint32_t)tree->shapes.used++;
     *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
-    tree->shapes.used++;
     return shape_at(tree, parent)->successor = made;
 }
 
-/* Makes room for more items behind the length items of one container. The first batch gets exactly
- * its size, since most containers have one only; after that capacity doubles. */
-static bool extend(Tree *tree, uint64_t *start, uint32_t *capacity, uint32_t length, uint64_t extra) {
+/* What is left of a chunk when a request does not fit is less than the request: half is used at least. */
+static Value *allocate_items(Tree *tree, uint64_t count) {
+    if (count > tree->free_count) {
+        uint64_t size = count > CHUNK_ITEMS ? count : CHUNK_ITEMS;
+        Chunk *chunk = PyMem_RawMalloc(sizeof(Chunk) + size * sizeof(Value));
+        if (!chunk)
+            return NULL;
+        chunk->next = tree->chunks;
+        tree->chunks = chunk;
+        tree->free_items = chunk->items;
+        tree->free_count = size;
+    }
+    Value *items = tree->free_items;
+    tree->free_items += count;
+    tree->free_count -= count;
+    return items;
+}
+
+/* Makes room for more items behind length others. The first batch gets exactly its size, since most
+ * containers have one only; after that capacity doubles. */
+static bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra) {
     uint64_t needed = length + extra, wanted = 2 * (uint64_t)*capacity;
     if (needed <= *capacity)
         return true;
     if (wanted < needed)
         wanted = needed;
-    if (wanted >= NOTHING || !reserve(&tree->items, wanted, sizeof(Value)))
+    Value *larger = wanted < NOTHING ? allocate_items(tree, wanted) : NULL;
+    if (!larger)
         return false;
     if (length)
-        memcpy(item_at(tree, tree->items.used), item_at(tree, *start), length * sizeof(Value));
-    *start = tree->items.used;
+        memcpy(larger, *items, length * sizeof(Value));
+    *items = larger;
     *capacity = (uint32_t)wanted;
-    tree->items.used += wanted;
     return true;
 }
 
-/* ---- the pickle machine --------------------------------------------------------------------- */
+/* ---- the pickle machine ------------------------------------------------------------------------ */
 
 enum {
     OP_MARK = '(', OP_STOP = '.', OP_POP = '0', OP_POP_MARK = '1', OP_DUP = '2', OP_FLOAT = 'F',
@@ -314,7 +329,7 @@ typedef struct {
     const uint8_t *data;
     uint64_t size, at, opcode_at;
     Vector stack, marks, memo; /* Value, uint64_t, Value */
-    uint64_t memoized;         /* entries of memo that are in use */
+    uint64_t memoized;         /* entries of the memo in use */
     const char *failure;
     PyObject *convert;     /* see push_converted */
     PyThreadState *thread; /* while the interpreter lock is given up */
@@ -327,28 +342,32 @@ static bool fail(Machine *m, const char *why) {
 
 static bool out_of_memory(Machine *m) { return fail(m, "memory"); }
 
-static inline const uint8_t *take(Machine *m, uint64_t count) {
-    if (count > m->size - m->at) {
-        fail(m, "cut");
-        return NULL;
-    }
-    m->at += count;
-    return m->data + m->at - count;
+/* Arguments. */
+
+static inline uint64_t little_endian(const uint8_t *bytes, int width) {
+    uint64_t number = 0;
+    for (int i = 0; i < width; i++)
+        number |= (uint64_t)bytes[i] << (8 * i);
+    return number;
 }
 
-static inline bool take_fixed(Machine *m, int width, uint64_t *number) {
-    const uint8_t *bytes = take(m, (uint64_t)width);
-    if (!bytes)
+static inline bool take(Machine *m, uint64_t count) {
+    if (count > m->size - m->at)
+        return fail(m, "cut");
+    m->at += count;
+    return true;
+}
+
+static inline bool take_number(Machine *m, int width, uint64_t *number) {
+    if (!take(m, (uint64_t)width))
         return false;
-    *number = 0;
-    for (int i = 0; i < width; i++)
-        *number |= (uint64_t)bytes[i] << (8 * i);
+    *number = little_endian(m->data + m->at - width, width);
     return true;
 }
 
 /* Takes a length of so many bytes, and what has that length. */
 static bool take_counted(Machine *m, int width, Span *span) {
-    if (!take_fixed(m, width, &span->size) || !take(m, span->size))
+    if (!take_number(m, width, &span->size) || !take(m, span->size))
         return false;
     span->offset = m->at - span->size;
     return true;
@@ -366,11 +385,11 @@ static bool take_line(Machine *m, Span *span) {
 
 /* The stack. What lies below the latest mark is out of reach, as in Python's own unpickler. */
 
-static inline uint64_t fence(const Machine *m) {
-    return m->marks.used ? ((uint64_t *)m->marks.data)[m->marks.used - 1] : 0;
-}
+static inline Value *stack_at(const Machine *m, uint64_t index) { return &ITEMS(Value, m->stack)[index]; }
 
-static inline Value *stack_at(const Machine *m, uint64_t index) { return (Value *)m->stack.data + index; }
+static inline uint64_t fence(const Machine *m) {
+    return m->marks.used ? ITEMS(uint64_t, m->marks)[m->marks.used - 1] : 0;
+}
 
 static inline bool push(Machine *m, Value value) { return append(&m->stack, value) || out_of_memory(m); }
 
@@ -388,15 +407,17 @@ static bool pop_mark(Machine *m, uint64_t *position) {
 
 static bool pop(Machine *m) {
     uint64_t position;
-    if (m->stack.used == fence(m))
-        return m->marks.used ? pop_mark(m, &position) : fail(m, "stack");
+    if (m->marks.used && m->stack.used == fence(m))
+        return pop_mark(m, &position);
+    if (!needs(m, 1))
+        return false;
     m->stack.used--;
     return true;
 }
 
 /* Scalars. */
 
-/* The spilled copy is always the latest, so that it can be taken back. */
+/* Takes a spilled copy back, which is always the latest. */
 static void unspill(Machine *m, Span span) {
     if (span.offset & IN_SPILL)
         m->tree->spill.used = span.offset ^ IN_SPILL;
@@ -406,21 +427,20 @@ static bool push_blob(Machine *m, int tag, Span span) {
     uint32_t blob = intern_blob(m->tree, span);
     if (blob == NOTHING)
         return out_of_memory(m);
-    if (blob_at(m->tree, blob)->offset != span.offset)
+    if (blob_at(m->tree, blob).offset != span.offset)
         unspill(m, span);
     return push(m, MAKE(tag, blob));
-}
-
-#define LARGEST_SMALL (((int64_t)1 << (PAYLOAD_BITS - 1)) - 1)
-
-static inline bool is_small(int64_t number) {
-    return -LARGEST_SMALL - 1 <= number && number <= LARGEST_SMALL;
 }
 
 static inline bool push_small(Machine *m, int64_t number) {
     return push(m, MAKE(SMALL, PAYLOAD((uint64_t)number)));
 }
 
+static inline int64_t small_number(Value value) {
+    return (int64_t)(value << (64 - PAYLOAD_BITS)) >> (64 - PAYLOAD_BITS);
+}
+
+/* Reads two's complement of up to eight bytes. */
 static int64_t signed_number(const uint8_t *bytes, uint64_t size) {
     uint64_t number = size && bytes[size - 1] & 0x80 ? UINT64_MAX : 0;
     for (uint64_t i = size; i--;)
@@ -428,21 +448,26 @@ static int64_t signed_number(const uint8_t *bytes, uint64_t size) {
     return (int64_t)number;
 }
 
-/* Pushes a two's complement integer of any size. */
+/* Whether the last byte of two's complement only repeats the sign. */
+static bool has_needless_byte(const uint8_t *bytes, uint64_t size) {
+    bool negative = size > 1 && bytes[size - 2] & 0x80;
+    return size && bytes[size - 1] == (negative ? 0xff : 0);
+}
+
 static bool push_integer(Machine *m, Span span) {
     const uint8_t *bytes = bytes_of(m->tree, span);
-    while (span.size) {
-        bool below = span.size > 1 && bytes[span.size - 2] & 0x80;
-        uint8_t top = bytes[span.size - 1];
-        if (!(top == 0 && !below) && !(top == 0xff && below))
-            break;
+    while (has_needless_byte(bytes, span.size))
         span.size--;
-    }
-    if (span.size > 8 || !is_small(signed_number(bytes, span.size)))
+    int64_t number = span.size <= 8 ? signed_number(bytes, span.size) : 0;
+    if (span.size > 8 || small_number(PAYLOAD((uint64_t)number)) != number)
         return push_blob(m, NUMBER, span);
-    int64_t number = signed_number(bytes, span.size);
     unspill(m, span);
     return push_small(m, number);
+}
+
+static bool push_long(Machine *m, int width) {
+    Span span;
+    return take_counted(m, width, &span) && push_integer(m, span);
 }
 
 static bool push_bytes(Machine *m, int width) {
@@ -455,8 +480,8 @@ static bool push_binfloat(Machine *m) {
     return take(m, 8) && push_blob(m, FLOAT, span);
 }
 
-/* Rare scalars: lines of decimal digits, and texts that are not plain ASCII. Python converts them, with
- * the function that the Python machine uses too. */
+/* Rare scalars: lines of digits, and texts that are not plain ASCII. The function that converts them is
+ * Python's, and the machine in Python uses it too. */
 
 static void enter_python(Machine *m) { PyEval_RestoreThread(m->thread); }
 static void leave_python(Machine *m) { m->thread = PyEval_SaveThread(); }
@@ -468,15 +493,15 @@ static bool push_spilled(Machine *m, int tag, const void *bytes, uint64_t size) 
     return tag == NUMBER ? push_integer(m, span) : push_blob(m, tag, span);
 }
 
-/* Pushes what the conversion gave: a bool, a float, a str, or an integer as bytes. */
+/* Pushes a bool, a float, a str, or an integer given as bytes. */
 static bool push_object(Machine *m, PyObject *object) {
     Py_ssize_t size;
+    char packed[8];
     if (PyBool_Check(object))
         return push(m, MAKE(CONSTANT, object == Py_True ? IS_TRUE : IS_FALSE));
     if (PyBytes_Check(object))
         return push_spilled(m, NUMBER, PyBytes_AS_STRING(object), (uint64_t)PyBytes_GET_SIZE(object));
     if (PyFloat_Check(object)) {
-        char packed[8];
         bool done = PyFloat_Pack8(PyFloat_AS_DOUBLE(object), packed, 0) == 0;
         return done ? push_spilled(m, FLOAT, packed, sizeof packed) : fail(m, "raised");
     }
@@ -485,10 +510,9 @@ static bool push_object(Machine *m, PyObject *object) {
 }
 
 static bool push_converted(Machine *m, Span span) {
-    const char *bytes = (const char *)m->data + span.offset;
     enter_python(m);
-    PyObject *object = PyObject_CallFunction(m->convert, "iy#", m->data[m->opcode_at], bytes,
-                                             (Py_ssize_t)span.size);
+    PyObject *object = PyObject_CallFunction(m->convert, "iy#", m->data[m->opcode_at],
+                                             m->data + span.offset, (Py_ssize_t)span.size);
     bool pushed = object ? push_object(m, object) : fail(m, "raised");
     if (!object && PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
@@ -525,29 +549,22 @@ static bool memo_put(Machine *m, uint64_t index) {
         uint64_t extra = index + 1 - m->memo.used;
         if (!reserve(&m->memo, extra, sizeof(Value)))
             return out_of_memory(m);
-        memset((Value *)m->memo.data + m->memo.used, 0, extra * sizeof(Value));
+        memset(ITEMS(Value, m->memo) + m->memo.used, 0, extra * sizeof(Value));
         m->memo.used += extra;
     }
-    Value *entry = (Value *)m->memo.data + index;
+    Value *entry = &ITEMS(Value, m->memo)[index];
     m->memoized += !*entry;
     *entry = *stack_at(m, m->stack.used - 1);
     return true;
 }
 
-static inline uint64_t little_endian(const uint8_t *bytes, int width) {
-    uint64_t number = 0;
-    for (int i = 0; i < width; i++)
-        number |= (uint64_t)bytes[i] << (8 * i);
-    return number;
-}
-
 static bool memo_get(Machine *m, uint64_t index) {
-    Value value = index < m->memo.used ? ((Value *)m->memo.data)[index] : 0;
+    Value value = index < m->memo.used ? ITEMS(Value, m->memo)[index] : 0;
     return value ? push(m, value) : fail(m, "memo");
 }
 
-/* Goes on with all further look-ups that stand in a row: most of a file is stacks of known frames, and
- * here everything is in registers. What is not as expected is left to step. */
+/* Goes on with the look-ups that follow in a row, with everything in registers: most of a file is
+ * stacks of known frames. What is not as expected is left to step. */
 static bool memo_get_run(Machine *m) {
     const uint8_t *at = m->data + m->at, *end = m->data + m->size;
     const Value *memo = m->memo.data;
@@ -556,13 +573,13 @@ static bool memo_get_run(Machine *m) {
     while (top < limit && end - at > 4) {
         uint64_t index = at[1], width = 1;
         if (*at == OP_LONG_BINGET)
-            index = little_endian(at + 1, width = 4);
+            index = little_endian(at + 1, 4), width = 4;
         else if (*at != OP_BINGET)
             break;
         if (index >= known || !memo[index])
             break;
         *top++ = memo[index];
-        at += width + 1;
+        at += 1 + width;
     }
     m->stack.used = (uint64_t)(top - stack_at(m, 0));
     m->at = (uint64_t)(at - m->data);
@@ -581,58 +598,59 @@ static bool take_index_line(Machine *m, uint64_t *index) {
 /* Containers. */
 
 static bool push_list(Machine *m) {
-    Tree *tree = m->tree;
-    if (tree->lists.used >= NOTHING - 1 || !reserve(&tree->lists, 1, sizeof(List)))
+    Vector *lists = &m->tree->lists;
+    if (lists->used >= NOTHING - 1 || !reserve(lists, 1, sizeof(List)))
         return out_of_memory(m);
-    *list_at(tree, tree->lists.used) = (List){0};
-    return push(m, MAKE(LIST, tree->lists.used++));
+    ITEMS(List, *lists)[lists->used] = (List){0};
+    return push(m, MAKE(LIST, lists->used++));
 }
 
 static bool push_dict(Machine *m) {
-    Tree *tree = m->tree;
-    if (tree->dicts.used >= NOTHING - 1 || !reserve(&tree->dicts, 1, sizeof(Dict)))
+    Vector *dicts = &m->tree->dicts;
+    if (dicts->used >= NOTHING - 1 || !reserve(dicts, 1, sizeof(Dict)))
         return out_of_memory(m);
-    *dict_at(tree, tree->dicts.used) = (Dict){0};
-    return push(m, MAKE(DICT, tree->dicts.used++));
+    ITEMS(Dict, *dicts)[dicts->used] = (Dict){0};
+    return push(m, MAKE(DICT, dicts->used++));
 }
 
-/* Moves the items of the stack from a position on into the list before it. */
+/* Moves the stack from a position on into the list before it. */
 static bool append_from(Machine *m, uint64_t position) {
     Value target = *stack_at(m, position - 1);
     if (TAG(target) != LIST)
         return fail(m, "target");
-    List *list = list_at(m->tree, PAYLOAD(target));
+    List *list = list_at(m->tree, target);
     uint64_t extra = m->stack.used - position;
-    if (!extend(m->tree, &list->start, &list->capacity, list->length, extra))
+    if (!extend(m->tree, &list->items, &list->capacity, list->length, extra))
         return out_of_memory(m);
     if (extra)
-        memcpy(item_at(m->tree, list->start + list->length), stack_at(m, position), extra * sizeof(Value));
+        memcpy(list->items + list->length, stack_at(m, position), extra * sizeof(Value));
     list->length += (uint32_t)extra;
     m->stack.used = position;
     return true;
 }
 
-/* The same for a dictionary. Keys that are not text are dropped: nothing asks for them, and a key that
- * is a container could make hashing endless. A key that comes again is appended again; the last counts. */
+/* The same for a dictionary. A key that is not text is dropped with its value: nothing asks for it, and
+ * to hash a container could take for ever. A key that comes again is added again; the last one counts. */
 static bool set_from(Machine *m, uint64_t position) {
+    Tree *tree = m->tree;
     Value target = *stack_at(m, position - 1);
+    uint64_t count = m->stack.used - position;
     if (TAG(target) != DICT)
         return fail(m, "target");
-    uint64_t count = m->stack.used - position;
     if (count % 2)
         return fail(m, "pairs");
-    Tree *tree = m->tree;
-    Dict *dict = dict_at(tree, PAYLOAD(target));
-    if (!extend(tree, &dict->start, &dict->capacity, shape_at(tree, dict->shape)->length, count / 2))
+    Dict *dict = dict_at(tree, target);
+    uint32_t length = shape_at(tree, dict->shape)->length;
+    if (!extend(tree, &dict->values, &dict->capacity, length, count / 2))
         return out_of_memory(m);
-    for (Value *pair = stack_at(m, position), *end = pair + count; pair < end; pair += 2) {
+    for (const Value *pair = stack_at(m, position), *end = pair + count; pair < end; pair += 2) {
         if (TAG(pair[0]) != TEXT)
             continue;
         uint32_t shape = extended_shape(tree, dict->shape, (uint32_t)PAYLOAD(pair[0]));
         if (shape == NOTHING)
             return out_of_memory(m);
-        *item_at(tree, dict->start + shape_at(tree, shape)->length - 1) = pair[1];
         dict->shape = shape;
+        dict->values[length++] = pair[1];
     }
     m->stack.used = position;
     return true;
@@ -648,11 +666,10 @@ static bool fill_from_mark(Machine *m, Filler fill) {
     uint64_t position;
     if (!pop_mark(m, &position))
         return false;
-    /* What the mark protected is what needs to be there now. */
     return position > fence(m) ? fill(m, position) : fail(m, "stack");
 }
 
-/* Makes a container of the items from a position on: pushes it, and rotates it below them. */
+/* Makes a container of the stack from a position on: pushes an empty one and puts it below the items. */
 static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill) {
     if (!push_empty(m))
         return false;
@@ -675,62 +692,61 @@ static bool make_tuple(Machine *m, uint64_t count) {
 
 static bool check_protocol(Machine *m) {
     uint64_t version;
-    return take_fixed(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
+    return take_number(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
 }
 
 /* A frame that is longer than the file shows a cut file at once. */
 static bool check_frame(Machine *m) {
     uint64_t size;
-    return take_fixed(m, 8, &size) && (size <= m->size - m->at || fail(m, "cut"));
+    return take_number(m, 8, &size) && (size <= m->size - m->at || fail(m, "cut"));
 }
 
 static bool step(Machine *m, uint8_t opcode) {
     uint64_t n = 0;
-    Span span;
     switch (opcode) {
-    case OP_BINGET: return take_fixed(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
-    case OP_LONG_BINGET: return take_fixed(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
-    case OP_BININT1: return take_fixed(m, 1, &n) && push_small(m, (int64_t)n);
-    case OP_BININT2: return take_fixed(m, 2, &n) && push_small(m, (int64_t)n);
-    case OP_BININT: return take_fixed(m, 4, &n) && push_small(m, (int32_t)(uint32_t)n);
-    case OP_LONG1: return take_counted(m, 1, &span) && push_integer(m, span);
+    case OP_BINGET: return take_number(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_LONG_BINGET: return take_number(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_GET: return take_index_line(m, &n) && memo_get(m, n);
     case OP_MEMOIZE: return memo_put(m, m->memoized);
-    case OP_BINPUT: return take_fixed(m, 1, &n) && memo_put(m, n);
-    case OP_LONG_BINPUT: return take_fixed(m, 4, &n) && memo_put(m, n);
-    case OP_MARK: return append(&m->marks, m->stack.used) || out_of_memory(m);
-    case OP_EMPTY_DICT: return push_dict(m);
-    case OP_SETITEMS: return fill_from_mark(m, set_from);
-    case OP_SETITEM: return fill_last(m, 2, set_from);
-    case OP_EMPTY_LIST: return push_list(m);
-    case OP_APPENDS: return fill_from_mark(m, append_from);
-    case OP_APPEND: return fill_last(m, 1, append_from);
-    case OP_EMPTY_TUPLE: return push_list(m);
-    case OP_TUPLE1: return make_tuple(m, 1);
-    case OP_TUPLE2: return make_tuple(m, 2);
-    case OP_TUPLE3: return make_tuple(m, 3);
-    case OP_TUPLE:
-    case OP_LIST: return make_from_mark(m, push_list, append_from);
-    case OP_DICT: return make_from_mark(m, push_dict, set_from);
+    case OP_BINPUT: return take_number(m, 1, &n) && memo_put(m, n);
+    case OP_LONG_BINPUT: return take_number(m, 4, &n) && memo_put(m, n);
+    case OP_PUT: return take_index_line(m, &n) && memo_put(m, n);
+    case OP_BININT1: return take_number(m, 1, &n) && push_small(m, (int64_t)n);
+    case OP_BININT2: return take_number(m, 2, &n) && push_small(m, (int64_t)n);
+    case OP_BININT: return take_number(m, 4, &n) && push_small(m, (int32_t)(uint32_t)n);
+    case OP_LONG1: return push_long(m, 1);
+    case OP_LONG4: return push_long(m, 4);
     case OP_NONE: return push(m, MAKE(CONSTANT, IS_NONE));
     case OP_NEWTRUE: return push(m, MAKE(CONSTANT, IS_TRUE));
     case OP_NEWFALSE: return push(m, MAKE(CONSTANT, IS_FALSE));
-    case OP_SHORT_BINSTRING:
-    case OP_SHORT_BINUNICODE: return push_text(m, 1);
-    case OP_BINSTRING:
-    case OP_BINUNICODE: return push_text(m, 4);
+    case OP_BINFLOAT: return push_binfloat(m);
+    case OP_SHORT_BINUNICODE:
+    case OP_SHORT_BINSTRING: return push_text(m, 1);
+    case OP_BINUNICODE:
+    case OP_BINSTRING: return push_text(m, 4);
     case OP_BINUNICODE8: return push_text(m, 8);
     case OP_SHORT_BINBYTES: return push_bytes(m, 1);
     case OP_BINBYTES: return push_bytes(m, 4);
     case OP_BINBYTES8: return push_bytes(m, 8);
-    case OP_LONG4: return take_counted(m, 4, &span) && push_integer(m, span);
-    case OP_BINFLOAT: return push_binfloat(m);
     case OP_INT:
     case OP_LONG:
     case OP_FLOAT:
     case OP_STRING:
     case OP_UNICODE: return push_line(m);
-    case OP_GET: return take_index_line(m, &n) && memo_get(m, n);
-    case OP_PUT: return take_index_line(m, &n) && memo_put(m, n);
+    case OP_EMPTY_DICT: return push_dict(m);
+    case OP_SETITEM: return fill_last(m, 2, set_from);
+    case OP_SETITEMS: return fill_from_mark(m, set_from);
+    case OP_DICT: return make_from_mark(m, push_dict, set_from);
+    case OP_EMPTY_TUPLE:
+    case OP_EMPTY_LIST: return push_list(m);
+    case OP_APPEND: return fill_last(m, 1, append_from);
+    case OP_APPENDS: return fill_from_mark(m, append_from);
+    case OP_TUPLE1: return make_tuple(m, 1);
+    case OP_TUPLE2: return make_tuple(m, 2);
+    case OP_TUPLE3: return make_tuple(m, 3);
+    case OP_TUPLE:
+    case OP_LIST: return make_from_mark(m, push_list, append_from);
+    case OP_MARK: return append(&m->marks, m->stack.used) || out_of_memory(m);
     case OP_POP: return pop(m);
     case OP_POP_MARK: return pop_mark(m, &m->stack.used);
     case OP_DUP: return needs(m, 1) && push(m, *stack_at(m, m->stack.used - 1));
@@ -743,12 +759,12 @@ static bool step(Machine *m, uint8_t opcode) {
 static bool run(Machine *m) {
     for (;;) {
         m->opcode_at = m->at;
-        const uint8_t *opcode = take(m, 1);
-        if (!opcode)
+        if (!take(m, 1))
             return false;
-        if (*opcode == OP_STOP)
+        uint8_t opcode = m->data[m->opcode_at];
+        if (opcode == OP_STOP)
             break;
-        if (!step(m, *opcode))
+        if (!step(m, opcode))
             return false;
     }
     if (!needs(m, 1))
@@ -757,17 +773,17 @@ static bool run(Machine *m) {
     return true;
 }
 
-/* ---- answers by the column (no Python object is touched here) ------------------------------- */
+/* ---- answers by the column (nothing of Python is touched here) ---------------------------------- */
 
 typedef struct {
     const Tree *tree;
     const Value *handles;
     uint64_t count;
-    uint32_t key;            /* a blob, for look_up */
-    void *first, *second;    /* what is filled, one item a handle where nothing else is said */
+    uint32_t key;         /* a blob, for look_up */
+    void *first, *second; /* what is filled: an item a handle where nothing else is said */
     uint64_t first_bytes;
-    const char *why;         /* once refused: a word as from the machine, */
-    Value node;              /* and the node that it is about */
+    const char *why; /* once refused: a word, as from the machine, */
+    Value node;      /* and the node that it is about */
 } Query;
 
 static bool refuse(Query *query, const char *why, Value node) {
@@ -777,9 +793,9 @@ static bool refuse(Query *query, const char *why, Value node) {
 }
 
 /* Handles come back from Python, so that none of them is trusted. */
-static bool exists(const Tree *tree, Value handle) {
+static inline bool exists(const Tree *tree, Value handle) {
     switch (TAG(handle)) {
-    case ABSENT: return handle == 0;
+    case ABSENT: return !handle;
     case CONSTANT: return PAYLOAD(handle) <= IS_TRUE;
     case SMALL: return true;
     case NUMBER:
@@ -792,13 +808,11 @@ static bool exists(const Tree *tree, Value handle) {
     }
 }
 
-static bool expect(Query *query, Value handle, int tag) {
+static inline bool expect(Query *query, Value handle, int tag) {
     if (!exists(query->tree, handle))
         return refuse(query, "handle", handle);
     return TAG(handle) == tag || refuse(query, "kind", handle);
 }
-
-/* Lists. */
 
 static bool read_lengths(Query *query) {
     int64_t *lengths = query->first;
@@ -806,12 +820,12 @@ static bool read_lengths(Query *query) {
         Value handle = query->handles[i];
         if (handle && !expect(query, handle, LIST))
             return false;
-        lengths[i] = handle ? list_at(query->tree, PAYLOAD(handle))->length : 0;
+        lengths[i] = handle ? list_at(query->tree, handle)->length : 0;
     }
     return true;
 }
 
-/* Fills the first array with as many items as it has room for exactly. */
+/* Fills as much of the first array as there are items. */
 static bool gather_items(Query *query) {
     Value *out = query->first;
     uint64_t room = query->first_bytes / sizeof(Value);
@@ -819,19 +833,16 @@ static bool gather_items(Query *query) {
         Value handle = query->handles[i];
         if (handle && !expect(query, handle, LIST))
             return false;
-        List list = handle ? *list_at(query->tree, PAYLOAD(handle)) : (List){0};
+        List list = handle ? *list_at(query->tree, handle) : (List){0};
         if (list.length > room)
             return refuse(query, "room", handle);
         if (list.length)
-            memcpy(out, item_at(query->tree, list.start), list.length * sizeof(Value));
+            memcpy(out, list.items, list.length * sizeof(Value));
         out += list.length;
         room -= list.length;
     }
     return true;
 }
-
-/* Dictionaries. Looking up by shape: one walk for all dictionaries that share it. As the file holds
- * a pair for each step of the shape of a dictionary, all walks together are linear in the file. */
 
 /* Returns the slot of a key's last value in a shape, plus 1; 0 where there is none. */
 static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key) {
@@ -841,6 +852,8 @@ static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key) {
     return 0;
 }
 
+/* Walks each shape once, however many dictionaries have it. The file holds a pair for each step of the
+ * shape of some dictionary, so that all walks together are linear in the file. */
 static bool look_up(Query *query) {
     const Tree *tree = query->tree;
     Value *found = query->first;
@@ -849,38 +862,30 @@ static bool look_up(Query *query) {
     if (!slots)
         return refuse(query, "memory", 0);
     for (; i < query->count && expect(query, query->handles[i], DICT); i++) {
-        Dict dict = *dict_at(tree, PAYLOAD(query->handles[i]));
+        Dict dict = *dict_at(tree, query->handles[i]);
         if (!slots[dict.shape])
             slots[dict.shape] = slot_of(tree, dict.shape, query->key) + 1;
         uint32_t slot = slots[dict.shape] - 1;
-        found[i] = slot ? *item_at(tree, dict.start + slot - 1) : 0;
+        found[i] = slot ? dict.values[slot - 1] : 0;
     }
     PyMem_RawFree(slots);
     return i == query->count;
 }
 
-/* Integers. */
-
 static bool read_integer(const Tree *tree, Value handle, int64_t *number) {
-    Span span;
-    switch (TAG(handle)) {
-    case CONSTANT:
+    Span span = TAG(handle) == NUMBER ? blob_at(tree, handle) : (Span){0};
+    /* Nine bytes, the last of them zero, are what 2**63 to 2**64-1 take. */
+    if (span.size == 9 && bytes_of(tree, span)[8] == 0)
+        span.size = 8;
+    *number = 0;
+    if (TAG(handle) == SMALL)
+        *number = small_number(handle);
+    else if (TAG(handle) == CONSTANT)
         *number = PAYLOAD(handle) == IS_TRUE;
-        return PAYLOAD(handle) != IS_NONE;
-    case SMALL:
-        *number = (int64_t)(handle << (64 - PAYLOAD_BITS)) >> (64 - PAYLOAD_BITS);
-        return true;
-    case NUMBER:
-        span = *blob_at(tree, PAYLOAD(handle));
-        /* Nine bytes, the last of them zero, are what 2**63 to 2**64-1 take. */
-        if (span.size == 9 && bytes_of(tree, span)[8] == 0)
-            span.size = 8;
-        *number = span.size <= 8 ? signed_number(bytes_of(tree, span), span.size) : 0;
-        return span.size <= 8;
-    default:
-        *number = 0;
-        return false;
-    }
+    else if (span.size <= 8)
+        *number = signed_number(bytes_of(tree, span), span.size);
+    return TAG(handle) == SMALL || (TAG(handle) == CONSTANT && PAYLOAD(handle) != IS_NONE)
+        || (TAG(handle) == NUMBER && span.size <= 8);
 }
 
 /* Fills the numbers, and which handles are of such. */
@@ -895,40 +900,14 @@ static bool read_integers(Query *query) {
     return true;
 }
 
-/* ---- numbering by content ------------------------------------------------------------------- */
+/* ---- numbering by content ----------------------------------------------------------------------- */
 
 /* Frames are dictionaries in a list: two levels. What is nested deeper than this is compared by
  * identity, as in tree.py. */
 #define INTERN_DEPTH 4
 
-/* A key (upper half) and its slot (lower half); sorting puts equal keys together, the last value last. */
+/* A key (upper half) and its slot (lower half): sorting brings equal keys together, the last one last. */
 typedef uint64_t KeySlot;
-
-static int compare_key_slots(const void *a, const void *b) {
-    KeySlot left = *(const KeySlot *)a, right = *(const KeySlot *)b;
-    return (left > right) - (left < right);
-}
-
-/* Appends the keys of a shape in the order of their numbers, each once, with the slot that counts. */
-static bool add_key_slots(const Tree *tree, uint32_t shape, Vector *out) {
-    uint32_t length = shape_at(tree, shape)->length;
-    if (!reserve(out, length, sizeof(KeySlot)))
-        return false;
-    if (!length)
-        return true;
-    KeySlot *found = (KeySlot *)out->data + out->used, *kept = found;
-    for (; shape; shape = shape_at(tree, shape)->parent) {
-        uint32_t slot = shape_at(tree, shape)->length - 1;
-        found[slot] = (uint64_t)shape_at(tree, shape)->key << 32 | slot;
-    }
-    qsort(found, length, sizeof(KeySlot), compare_key_slots);
-    for (uint32_t i = 1; i < length; i++) {
-        kept += found[i] >> 32 != *kept >> 32;
-        *kept = found[i];
-    }
-    out->used += (uint64_t)(kept - found) + 1;
-    return true;
-}
 
 typedef struct {
     uint64_t start, length;
@@ -951,98 +930,122 @@ static void close_interner(Interner *in) {
         PyMem_RawFree(in->numbers[1][depth]);
     }
     PyMem_RawFree(in->shapes);
+    PyMem_RawFree(in->key_slots.data);
+    PyMem_RawFree(in->draft.data);
+    PyMem_RawFree(in->parts.data);
+    PyMem_RawFree(in->contents.data);
     PyMem_RawFree(in->table.slots);
-    release(&in->key_slots);
-    release(&in->draft);
-    release(&in->parts);
-    release(&in->contents);
+}
+
+static int compare_key_slots(const void *a, const void *b) {
+    KeySlot left = *(const KeySlot *)a, right = *(const KeySlot *)b;
+    return (left > right) - (left < right);
+}
+
+/* Appends the keys of a shape in the order of their numbers, each once, with the slot that counts. */
+static bool add_key_slots(Interner *in, uint32_t shape) {
+    uint32_t length = shape_at(in->tree, shape)->length;
+    if (!length || !reserve(&in->key_slots, length, sizeof(KeySlot)))
+        return !length;
+    KeySlot *found = ITEMS(KeySlot, in->key_slots) + in->key_slots.used, *kept = found;
+    for (const Shape *at; (at = shape_at(in->tree, shape))->length; shape = at->parent)
+        found[at->length - 1] = (uint64_t)at->key << 32 | (at->length - 1);
+    qsort(found, length, sizeof(KeySlot), compare_key_slots);
+    for (uint32_t i = 1; i < length; i++) {
+        kept += found[i] >> 32 != *kept >> 32;
+        *kept = found[i];
+    }
+    in->key_slots.used += (uint64_t)(kept - found) + 1;
+    return true;
 }
 
 /* Returns the number of the content that the draft holds from a position on; NOTHING without memory. */
 static uint32_t number_of_draft(Interner *in, uint64_t from) {
-    const Value *draft = (Value *)in->draft.data + from;
-    uint64_t length = in->draft.used - from, position;
+    const Value *draft = ITEMS(Value, in->draft) + from;
+    uint64_t length = in->draft.used - from;
     uint32_t hash = hash_bytes(in->tree->hash_key, draft, length * sizeof(Value));
-    position = hash;
+    uint64_t position = hash;
     for (uint32_t i; (i = table_next(&in->table, hash, &position)) != NOTHING;) {
-        Stretch known = ((Stretch *)in->contents.data)[i];
-        if (known.length == length && !memcmp((Value *)in->parts.data + known.start, draft, length * sizeof(Value)))
+        Stretch known = ITEMS(Stretch, in->contents)[i];
+        if (known.length == length && !memcmp(ITEMS(Value, in->parts) + known.start, draft, length * sizeof(Value)))
             return i;
     }
-    bool room = in->contents.used < NOTHING - 1 && reserve(&in->contents, 1, sizeof(Stretch))
-        && reserve(&in->parts, length, sizeof(Value)) && table_add(&in->table, hash, (uint32_t)in->contents.used);
-    if (!room)
+    if (!reserve(&in->contents, 1, sizeof(Stretch)) || !reserve(&in->parts, length, sizeof(Value))
+        || !table_add(&in->table, hash, in->contents.used))
         return NOTHING;
-    memcpy((Value *)in->parts.data + in->parts.used, draft, length * sizeof(Value));
-    ((Stretch *)in->contents.data)[in->contents.used] = (Stretch){in->parts.used, length};
+    memcpy(ITEMS(Value, in->parts) + in->parts.used, draft, length * sizeof(Value));
+    ITEMS(Stretch, in->contents)[in->contents.used] = (Stretch){in->parts.used, length};
     in->parts.used += length;
     return (uint32_t)in->contents.used++;
 }
 
-static Value content_of(Interner *in, Value node, int depth);
+static Value new_content(Interner *in, Value node, int depth);
+
+/* Returns a Value that nodes of equal content share; 0 without memory. */
+static inline Value content_of(Interner *in, Value node, int depth) {
+    if (TAG(node) < LIST || depth == INTERN_DEPTH)
+        return node;
+    const uint32_t *numbers = in->numbers[TAG(node) == DICT][depth];
+    uint32_t number = numbers ? numbers[PAYLOAD(node)] : 0;
+    return number ? MAKE(CONTENT, number - 1) : new_content(in, node, depth);
+}
 
 static inline bool draft_part(Interner *in, Value node, int depth) {
-    Value part = TAG(node) < LIST ? node : content_of(in, node, depth);
+    Value part = content_of(in, node, depth);
     return part && append(&in->draft, part);
 }
 
-static bool draft_list(Interner *in, List list, int depth) {
-    for (uint64_t i = 0; i < list.length; i++)
-        if (!draft_part(in, *item_at(in->tree, list.start + i), depth))
+static bool draft_list(Interner *in, const List *list, int depth) {
+    for (uint32_t i = 0; i < list->length; i++)
+        if (!draft_part(in, list->items[i], depth))
             return false;
     return true;
 }
 
-static bool draft_dict(Interner *in, Dict dict, int depth) {
-    Stretch *keys = &in->shapes[dict.shape];
+static bool draft_dict(Interner *in, const Dict *dict, int depth) {
+    Stretch *keys = &in->shapes[dict->shape];
     if (!keys->length) {
         keys->start = in->key_slots.used;
-        if (!add_key_slots(in->tree, dict.shape, &in->key_slots))
+        if (!add_key_slots(in, dict->shape))
             return false;
         keys->length = in->key_slots.used - keys->start;
     }
     for (uint64_t i = 0; i < keys->length; i++) {
-        KeySlot pair = ((KeySlot *)in->key_slots.data)[keys->start + i];
-        if (!append(&in->draft, pair >> 32) || !draft_part(in, *item_at(in->tree, dict.start + (uint32_t)pair), depth))
+        KeySlot pair = ITEMS(KeySlot, in->key_slots)[keys->start + i];
+        if (!append(&in->draft, pair >> 32) || !draft_part(in, dict->values[(uint32_t)pair], depth))
             return false;
     }
     return true;
 }
 
-/* Returns a Value that nodes of equal content share; 0 without memory. Every container is visited once
- * for each depth that it is met at, so that lists that contain themselves come to an end. */
-static Value content_of(Interner *in, Value node, int depth) {
+/* Visits a container, once for each depth that it is met at: what contains itself comes to an end. */
+static Value new_content(Interner *in, Value node, int depth) {
     bool is_dict = TAG(node) == DICT;
-    if (TAG(node) < LIST || depth == INTERN_DEPTH)
-        return node;
     uint32_t **numbers = &in->numbers[is_dict][depth];
     if (!*numbers)
-        *numbers = PyMem_RawCalloc(is_dict ? in->tree->dicts.used : in->tree->lists.used, sizeof(uint32_t));
-    if (!*numbers)
+        *numbers = PyMem_RawCalloc(is_dict ? in->tree->dicts.used : in->tree->lists.used, sizeof **numbers);
+    uint64_t from = in->draft.used;
+    if (!*numbers || !append(&in->draft, is_dict))
         return 0;
-    if (!(*numbers)[PAYLOAD(node)]) {
-        uint64_t from = in->draft.used;
-        bool drafted = append(&in->draft, is_dict)
-            && (is_dict ? draft_dict(in, *dict_at(in->tree, PAYLOAD(node)), depth + 1)
-                        : draft_list(in, *list_at(in->tree, PAYLOAD(node)), depth + 1));
-        uint32_t number = drafted ? number_of_draft(in, from) : NOTHING;
-        if (number == NOTHING)
-            return 0;
-        in->draft.used = from;
-        (*numbers)[PAYLOAD(node)] = number + 1;
-    }
-    return MAKE(CONTENT, (*numbers)[PAYLOAD(node)] - 1);
+    bool drafted = is_dict ? draft_dict(in, dict_at(in->tree, node), depth + 1)
+                           : draft_list(in, list_at(in->tree, node), depth + 1);
+    uint32_t number = drafted ? number_of_draft(in, from) : NOTHING;
+    if (number == NOTHING)
+        return 0;
+    in->draft.used = from;
+    (*numbers)[PAYLOAD(node)] = number + 1;
+    return MAKE(CONTENT, number);
 }
 
-/* Returns the id of a content: its place among those that came before, or a new one at their end. */
+/* Returns the place of a content among those known, where it is put if it is new. */
 static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], Value content) {
     uint32_t hash = hash_bytes(hash_key, &content, sizeof content);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(table, hash, &position)) != NOTHING;)
-        if (((Value *)known->data)[i] == content)
+        if (ITEMS(Value, *known)[i] == content)
             return i;
-    uint32_t made = (uint32_t)known->used;
-    return made <= INT32_MAX && table_add(table, hash, made) && append(known, content) ? made : NOTHING;
+    bool added = known->used <= INT32_MAX && table_add(table, hash, known->used) && append(known, content);
+    return added ? (uint32_t)known->used - 1 : NOTHING;
 }
 
 /* Fills the ids, and of each id the first node. */
@@ -1051,6 +1054,10 @@ static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known
     Value *nodes = query->second;
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
+        if (i && handle == query->handles[i - 1]) {
+            ids[i] = ids[i - 1];
+            continue;
+        }
         if (!exists(query->tree, handle))
             return refuse(query, "handle", handle);
         Value content = content_of(in, handle, 0);
@@ -1067,27 +1074,23 @@ static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known
 static bool intern_nodes(Query *query) {
     Interner in = {.tree = query->tree};
     Table table = {0};
-    Vector known = {0}; /* Value: contents by id */
+    Vector known = {0}; /* Value: contents, by id */
     in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Stretch));
     bool good = in.shapes ? number_nodes(query, &in, &table, &known) : refuse(query, "memory", 0);
     close_interner(&in);
     PyMem_RawFree(table.slots);
-    release(&known);
+    PyMem_RawFree(known.data);
     return good;
 }
 
-/* ---- Python objects ------------------------------------------------------------------------- */
+/* ---- Python objects ----------------------------------------------------------------------------- */
 
-static PyObject *new_text(const Tree *tree, uint64_t blob) {
-    Span span = *blob_at(tree, blob);
+static PyObject *new_text(const Tree *tree, Value blob) {
+    Span span = blob_at(tree, blob);
     return PyUnicode_DecodeUTF8((const char *)bytes_of(tree, span), (Py_ssize_t)span.size, NULL);
 }
 
-static PyObject *new_integer(const Tree *tree, Value node) {
-    int64_t number;
-    Span span = TAG(node) == NUMBER ? *blob_at(tree, PAYLOAD(node)) : (Span){0};
-    if (read_integer(tree, node, &number))
-        return span.size == 9 ? PyLong_FromUnsignedLongLong((uint64_t)number) : PyLong_FromLongLong(number);
+static PyObject *new_large_integer(const Tree *tree, Span span) {
     PyObject *convert = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
     PyObject *positional = Py_BuildValue("(y#s)", bytes_of(tree, span), (Py_ssize_t)span.size, "little");
     PyObject *named = Py_BuildValue("{sO}", "signed", Py_True);
@@ -1098,36 +1101,33 @@ static PyObject *new_integer(const Tree *tree, Value node) {
     return made;
 }
 
-static PyObject *new_float(const Tree *tree, uint64_t blob) {
-    double number = PyFloat_Unpack8((const char *)bytes_of(tree, *blob_at(tree, blob)), 0);
-    return number == -1.0 && PyErr_Occurred() ? NULL : PyFloat_FromDouble(number);
-}
-
-/* Returns None for what is no scalar. */
+/* Makes the object of a scalar; None of what is none. */
 static PyObject *new_scalar(const Tree *tree, Value node) {
-    Span span = TAG(node) == BYTES ? *blob_at(tree, PAYLOAD(node)) : (Span){0};
+    bool is_blob = TAG(node) >= NUMBER && TAG(node) <= BYTES;
+    Span span = is_blob ? blob_at(tree, node) : (Span){0};
+    const char *bytes = is_blob ? (const char *)bytes_of(tree, span) : NULL;
     switch (TAG(node)) {
     case CONSTANT:
         return PAYLOAD(node) == IS_NONE ? Py_NewRef(Py_None) : PyBool_FromLong(PAYLOAD(node) == IS_TRUE);
-    case SMALL:
-    case NUMBER: return new_integer(tree, node);
-    case FLOAT: return new_float(tree, PAYLOAD(node));
-    case TEXT: return new_text(tree, PAYLOAD(node));
-    case BYTES: return PyBytes_FromStringAndSize((const char *)bytes_of(tree, span), (Py_ssize_t)span.size);
+    case SMALL: return PyLong_FromLongLong(small_number(node));
+    case NUMBER: return new_large_integer(tree, span);
+    case FLOAT: return PyFloat_FromDouble(span.size == 8 ? PyFloat_Unpack8(bytes, 0) : 0);
+    case TEXT: return new_text(tree, node);
+    case BYTES: return PyBytes_FromStringAndSize(bytes, (Py_ssize_t)span.size);
     default: return Py_NewRef(Py_None);
     }
 }
 
 /* Maps the keys of a dictionary, in the order of the file, to the handles of their values. */
-static PyObject *new_members(const Tree *tree, Dict dict) {
-    uint32_t length = shape_at(tree, dict.shape)->length;
+static PyObject *new_members(const Tree *tree, const Dict *dict) {
+    uint32_t length = shape_at(tree, dict->shape)->length;
     uint32_t *keys = PyMem_Calloc(length + (size_t)1, sizeof(uint32_t));
     PyObject *made = keys ? PyDict_New() : PyErr_NoMemory();
-    for (uint32_t shape = dict.shape; keys && shape; shape = shape_at(tree, shape)->parent)
+    for (uint32_t shape = dict->shape; keys && shape; shape = shape_at(tree, shape)->parent)
         keys[shape_at(tree, shape)->length - 1] = shape_at(tree, shape)->key;
     for (uint32_t i = 0; made && i < length; i++) {
         PyObject *key = new_text(tree, keys[i]);
-        PyObject *handle = PyLong_FromUnsignedLongLong(*item_at(tree, dict.start + i));
+        PyObject *handle = PyLong_FromUnsignedLongLong(dict->values[i]);
         if (!key || !handle || PyDict_SetItem(made, key, handle) < 0)
             Py_CLEAR(made);
         Py_XDECREF(key);
@@ -1137,14 +1137,13 @@ static PyObject *new_members(const Tree *tree, Dict dict) {
     return made;
 }
 
-/* ---- the Python type ------------------------------------------------------------------------ */
+/* ---- the Python type ---------------------------------------------------------------------------- */
 
 static const char *kind_name(Value node) {
-    static const char *const names[] = {"NoneType", NULL, "int", "int", "float", "text", "bytes",
-                                        "a list", "a dictionary"};
-    if (TAG(node) == CONSTANT)
-        return PAYLOAD(node) == IS_NONE ? "NoneType" : "bool";
-    return names[TAG(node)];
+    static const char *const names[] = {
+        "NoneType", "bool", "int", "int", "float", "text", "bytes", "a list", "a dictionary",
+    };
+    return node == MAKE(CONSTANT, IS_NONE) ? "NoneType" : names[TAG(node)];
 }
 
 static PyObject *raise_words(PyObject *words) {
@@ -1186,28 +1185,38 @@ static PyObject *tree_members(PyObject *self, PyObject *argument) {
     Value handle;
     if (!take_handle(query.tree, argument, &handle))
         return NULL;
-    if (!expect(&query, handle, DICT))
-        return raise_refusal(&query);
-    return new_members(query.tree, *dict_at(query.tree, PAYLOAD(handle)));
+    return expect(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
+                                        : raise_refusal(&query);
 }
 
-static bool has_room(const Py_buffer *array, uint64_t count, size_t item_bytes) {
-    bool aligned = (uintptr_t)array->buf % (item_bytes ? item_bytes : 1) == 0;
-    if (!aligned || (uint64_t)array->len / (item_bytes ? item_bytes : 1) < count)
+/* The arguments of a query: handles, and one or two arrays to be filled. Of the latter has_room says
+ * whether they have so many bytes a handle. */
+typedef struct {
+    Py_buffer handles, first, second;
+} Arrays;
+
+static bool has_room(const Py_buffer *array, uint64_t count, uint64_t item_bytes) {
+    bool aligned = !array->len || (uintptr_t)array->buf % item_bytes == 0;
+    if (!aligned || (uint64_t)array->len / item_bytes < count)
         PyErr_SetString(PyExc_TypeError, "an array is too short or not aligned");
     return !PyErr_Occurred();
 }
 
-/* Answers a query about arrays: the handles, and one or two to be filled. */
-static PyObject *answer(Query *query, Py_buffer arrays[3], const size_t item_bytes[3], bool (*fill)(Query *)) {
-    query->handles = arrays[0].buf;
-    query->count = (uint64_t)arrays[0].len / sizeof(Value);
-    query->first = arrays[1].buf;
-    query->first_bytes = (uint64_t)arrays[1].len;
-    query->second = arrays[2].buf;
-    bool good = true;
-    for (int i = 0; good && i < 3; i++)
-        good = !item_bytes[i] || has_room(&arrays[i], query->count, item_bytes[i]);
+static void release(Py_buffer *array) {
+    if (array->obj)
+        PyBuffer_Release(array);
+}
+
+/* Answers a query; the numbers are the bytes that each array needs for a handle. */
+static PyObject *answer(Query *query, Arrays *arrays, int first_bytes, int second_bytes, bool (*fill)(Query *)) {
+    query->handles = arrays->handles.buf;
+    query->count = (uint64_t)arrays->handles.len / sizeof(Value);
+    query->first = arrays->first.buf;
+    query->first_bytes = (uint64_t)arrays->first.len;
+    query->second = arrays->second.buf;
+    bool good = has_room(&arrays->handles, query->count, sizeof(Value))
+        && (!first_bytes || has_room(&arrays->first, query->count, (uint64_t)first_bytes))
+        && (!second_bytes || has_room(&arrays->second, query->count, (uint64_t)second_bytes));
     if (good) {
         Py_BEGIN_ALLOW_THREADS
         good = fill(query);
@@ -1215,26 +1224,26 @@ static PyObject *answer(Query *query, Py_buffer arrays[3], const size_t item_byt
         if (!good)
             raise_refusal(query);
     }
-    for (int i = 0; i < 3; i++)
-        if (arrays[i].obj)
-            PyBuffer_Release(&arrays[i]);
+    release(&arrays->handles);
+    release(&arrays->first);
+    release(&arrays->second);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *tree_lengths(PyObject *self, PyObject *args) {
     Query query = {.tree = (Tree *)self};
-    Py_buffer arrays[3] = {0};
-    if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays[0], &arrays[1]))
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays.handles, &arrays.first))
         return NULL;
-    return answer(&query, arrays, (size_t[]){sizeof(Value), sizeof(int64_t), 0}, read_lengths);
+    return answer(&query, &arrays, sizeof(int64_t), 0, read_lengths);
 }
 
 static PyObject *tree_gather(PyObject *self, PyObject *args) {
     Query query = {.tree = (Tree *)self};
-    Py_buffer arrays[3] = {0};
-    if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays[0], &arrays[1]))
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays.handles, &arrays.first))
         return NULL;
-    return answer(&query, arrays, (size_t[]){sizeof(Value), 0, 0}, gather_items);
+    return answer(&query, &arrays, 0, 0, gather_items);
 }
 
 /* Returns the number of a key; NOTHING, which no shape has, for a text that the file does not hold. */
@@ -1243,66 +1252,72 @@ static uint32_t key_number(const Tree *tree, PyObject *key) {
     const char *text = PyUnicode_AsUTF8AndSize(key, &size);
     if (text)
         return find_blob(tree, text, (uint64_t)size, hash_bytes(tree->hash_key, text, (uint64_t)size));
-    PyErr_Clear(); /* a lone surrogate: no text of a file has one */
+    PyErr_Clear(); /* a lone surrogate, which no text of a file has */
     return NOTHING;
 }
 
 static PyObject *tree_column(PyObject *self, PyObject *args) {
     Query query = {.tree = (Tree *)self};
-    Py_buffer arrays[3] = {0};
+    Arrays arrays = {0};
     PyObject *key;
-    if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays[0], &arrays[1], &key))
+    if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays.handles, &arrays.first, &key))
         return NULL;
     query.key = key_number(query.tree, key);
-    return answer(&query, arrays, (size_t[]){sizeof(Value), sizeof(Value), 0}, look_up);
+    return answer(&query, &arrays, sizeof(Value), 0, look_up);
 }
 
 static PyObject *tree_integers(PyObject *self, PyObject *args) {
     Query query = {.tree = (Tree *)self};
-    Py_buffer arrays[3] = {0};
-    if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays[0], &arrays[1], &arrays[2]))
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays.handles, &arrays.first, &arrays.second))
         return NULL;
-    return answer(&query, arrays, (size_t[]){sizeof(Value), sizeof(int64_t), 1}, read_integers);
+    return answer(&query, &arrays, sizeof(int64_t), 1, read_integers);
 }
 
 static PyObject *tree_intern(PyObject *self, PyObject *args) {
     Query query = {.tree = (Tree *)self};
-    Py_buffer arrays[3] = {0};
-    if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays[0], &arrays[1], &arrays[2]))
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays.handles, &arrays.first, &arrays.second))
         return NULL;
-    return answer(&query, arrays, (size_t[]){sizeof(Value), sizeof(int32_t), sizeof(Value)}, intern_nodes);
+    return answer(&query, &arrays, sizeof(int32_t), sizeof(Value), intern_nodes);
 }
 
-static PyObject *tree_root(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(((Tree *)self)->root);
 }
 
 static void tree_dealloc(PyObject *self) {
     Tree *tree = (Tree *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Vector *vectors[] = {&tree->blobs, &tree->spill, &tree->items, &tree->lists, &tree->dicts, &tree->shapes};
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
-        release(vectors[i]);
+    for (Chunk *chunk = tree->chunks, *next; chunk; chunk = next) {
+        next = chunk->next;
+        PyMem_RawFree(chunk);
+    }
+    PyMem_RawFree(tree->blobs.data);
+    PyMem_RawFree(tree->spill.data);
+    PyMem_RawFree(tree->lists.data);
+    PyMem_RawFree(tree->dicts.data);
+    PyMem_RawFree(tree->shapes.data);
     PyMem_RawFree(tree->blob_table.slots);
     PyMem_RawFree(tree->shape_table.slots);
-    if (tree->file.obj)
-        PyBuffer_Release(&tree->file);
+    release(&tree->file);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 static bool read_file(Tree *tree, PyObject *convert) {
-    Machine m = {.tree = tree, .data = tree->file.buf, .size = (uint64_t)tree->file.len, .convert = convert};
+    Machine m = {
+        .tree = tree, .data = tree->file.buf, .size = (uint64_t)tree->file.len, .convert = convert,
+    };
     leave_python(&m);
     bool good = reserve(&tree->shapes, 1, sizeof(Shape)) || out_of_memory(&m);
     if (good) {
-        *shape_at(tree, tree->shapes.used++) = (Shape){0};
+        *shape_at(tree, (uint32_t)tree->shapes.used++) = (Shape){0};
         good = run(&m);
     }
-    release(&m.stack);
-    release(&m.marks);
-    release(&m.memo);
+    PyMem_RawFree(m.stack.data);
+    PyMem_RawFree(m.marks.data);
+    PyMem_RawFree(m.memo.data);
     enter_python(&m);
     if (!good && !strcmp(m.failure, "memory"))
         PyErr_NoMemory();
@@ -1316,13 +1331,12 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     PyObject *buffer, *convert;
     const char *seed;
     Py_ssize_t seed_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed, &seed_bytes,
-                                     &convert))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed, &seed_bytes, &convert))
         return NULL;
     Tree *tree = (Tree *)type->tp_alloc(type, 0);
     if (!tree)
         return NULL;
-    memcpy(tree->hash_key, seed, (size_t)seed_bytes < 16 ? (size_t)seed_bytes : 16);
+    memcpy(tree->hash_key, seed, Py_MIN((size_t)seed_bytes, sizeof tree->hash_key));
     if (PyObject_GetBuffer(buffer, &tree->file, PyBUF_SIMPLE) == 0 && read_file(tree, convert))
         return (PyObject *)tree;
     Py_DECREF(tree);
@@ -1331,7 +1345,7 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
 
 static PyMethodDef tree_methods[] = {
     {"kind", tree_kind, METH_O, "Name what a node is."},
-    {"scalar", tree_scalar, METH_O, "Build the Python object of a node that is no container."},
+    {"scalar", tree_scalar, METH_O, "Make the Python object of a node that is no container."},
     {"members", tree_members, METH_O, "Map a dictionary's text keys to the handles of their values."},
     {"lengths", tree_lengths, METH_VARARGS, "Count the items of lists."},
     {"gather", tree_gather, METH_VARARGS, "Concatenate the items of lists."},
@@ -1381,6 +1395,4 @@ static PyModuleDef module_definition = {
     .m_slots = module_slots,
 };
 
-PyMODINIT_FUNC PyInit__pickled(void) {
-    return PyModuleDef_Init(&module_definition);
-}
+PyMODINIT_FUNC PyInit__pickled(void) { return PyModuleDef_Init(&module_definition); }

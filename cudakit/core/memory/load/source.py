@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import stat
 import sys
 import zlib
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
 
-# A snapshot of a steady loop packs about twentyfold. What unpacks further than this is refused, so that
-# memory stays in proportion to the file; small files may unpack to a fixed amount.
+# A pickle of a steady loop packs about twentyfold, indented JSON of it up to 125-fold. What unpacks
+# further than this, at any point, is refused: memory stays in proportion to the file. The first bytes of
+# any file may unpack to a fixed amount.
 _MOST_EXPANSION = 200
-_ALWAYS_ALLOWED = 64 << 20
+_ALWAYS_ALLOWED = 4 << 20
 
 _HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 
@@ -47,51 +49,70 @@ def read(path: str) -> Source:
             f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
             hint=_HINT_DUMP,
         )
-    return Source(name, _unpack(packed, name))
+    content = _unpack(packed, name)
+    if not content:
+        raise SnapshotError(
+            f"{name} unpacks to nothing", hint=f"the dump did not finish; {_HINT_DUMP}"
+        )
+    return Source(name, content)
 
 
 def _read_file(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise SnapshotError(
-                f"{path} is a directory", hint=f"name the files in it, for example {path}/*.pkl"
-            )
+        _refuse_endless(path)
         return path.read_bytes()
     except FileNotFoundError:
         raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SnapshotError(f"{path} cannot be read: {reason}") from None
+        raise SnapshotError(
+            f"{path} cannot be read: {reason}",
+            hint="check the name and the permissions of the file",
+        ) from None
+
+
+def _refuse_endless(path: Path) -> None:
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise SnapshotError(
+            f"{path} is a directory", hint=f"name the files in it, for example {path}/*.pkl"
+        )
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise SnapshotError(
+            f"{path} is a device, not a file", hint="name a file, or - for standard input"
+        )
 
 
 def _unpack(packed: bytes, name: str) -> bytes:
     if packed.startswith(_GZIP):
-        return _expand(gzip.GzipFile(fileobj=io.BytesIO(packed)), len(packed), name)
+        taken = io.BytesIO(packed)
+        return _expand(gzip.GzipFile(fileobj=taken), taken, name)
     if packed.startswith(_ZSTD):
-        return _expand(_open_zstd(packed), len(packed), name)
+        taken = io.BytesIO(packed)
+        return _expand(_open_zstd(taken), taken, name)
     return packed
 
 
-def _open_zstd(packed: bytes) -> IO[bytes]:
+def _open_zstd(packed: IO[bytes]) -> IO[bytes]:
     # The standard library has Zstandard from Python 3.14 on; backports.zstd is the same code before.
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
-    file: IO[bytes] = zstd.ZstdFile(io.BytesIO(packed))
+    file: IO[bytes] = zstd.ZstdFile(packed)
     return file
 
 
-def _expand(packed: IO[bytes], packed_bytes: int, name: str) -> bytes:
-    most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed_bytes)
-    content = bytearray()
+def _expand(packed: IO[bytes], taken: IO[bytes], name: str) -> bytes:
+    """Unpack a file; taken is what it reads from, and tells how far it is."""
+    content = io.BytesIO()
     try:
         while chunk := packed.read(_CHUNK):
-            content += chunk
-            if len(content) > most:
+            content.write(chunk)
+            if content.tell() > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * taken.tell()):
                 raise SnapshotError(
-                    f"{name} unpacks to more than {most >> 20} MiB, "
-                    f"{_MOST_EXPANSION} times its size: no snapshot packs that well",
+                    f"{name} unpacks to more than {_MOST_EXPANSION} times its size: "
+                    "no snapshot packs that well",
                     hint="unpack it yourself if you trust it",
                 )
     except (EOFError, OSError, zlib.error) as error:
@@ -101,7 +122,7 @@ def _expand(packed: IO[bytes], packed_bytes: int, name: str) -> bytes:
         if type(error).__name__ != "ZstdError":
             raise
         raise _damaged(name, error) from None
-    return bytes(content)
+    return content.getvalue()
 
 
 def _damaged(name: str, error: Exception) -> SnapshotError:

@@ -313,7 +313,9 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     if not device.leaks:
         yield Note("ok", f"nothing grows from step to step ({by})")
         return
-    yield Note("warn", f"{len(device.leaks)} call stacks hold more after each step ({by})")
+    n = len(device.leaks)
+    who = "1 call stack holds" if n == 1 else f"{n} call stacks hold"
+    yield Note("warn", f"{who} more after each step ({by})")
     yield _limited(
         "call stacks",
         (
