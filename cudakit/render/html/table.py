@@ -24,7 +24,6 @@ def table(node: Table) -> Markup:
         head,
         element("tbody", *rows) if node.rows else None,
         element("tfoot", _row(node.columns, total)) if total else None,
-        class_="wide" if any(column.kind == "stack" for column in node.columns) else None,
     )
     # A keyboard can scroll only what it can focus.
     frame = element("div", grid, class_="scroll", tabindex=0, role="region", aria_label=_name(node))

@@ -53,7 +53,9 @@ def _json_tree(content: bytes) -> Tree:
         why = str(error)
     except ValueError:
         why = "it holds a number of thousands of digits"
-    raise SnapshotError(f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again")
+    raise SnapshotError(
+        f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again"
+    )
 
 
 def _shown(raw: bytes) -> str:

@@ -8,9 +8,12 @@ import numpy.typing as npt
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import Action, Events
+from cudakit.errors import SnapshotError
 
 # The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
 MOST_BYTES = 1 << 49
+# No trace allocates this much, and twice as much is still far from the end of int64.
+_MOST_TOTAL = 1 << 60
 
 _ACTIONS = {
     "alloc": Action.ALLOC,
@@ -33,7 +36,8 @@ def read_events(
     """Read trace entries; returns the events and a sentence for each kind of defect met.
 
     An entry without a usable address or size, or with an action that is not known, stays in the trace
-    as a marker (Action.UNKNOWN), so that indices keep their meaning.
+    as a marker (Action.UNKNOWN), so that indices keep their meaning. Raises SnapshotError where an entry
+    is no dictionary, and where sizes add up to what cannot be.
     """
     action = _actions(tree, tables, tree.column(entries, "action"))
     address, has_address = tree.integers(tree.column(entries, "addr"))
@@ -41,7 +45,9 @@ def read_events(
     size, has_size = tree.integers(tree.column(entries, "size"))
     is_oom = action == Action.OOM
     moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
-    broken = moves_memory & ~(has_address & has_size & (size >= 0) & (size <= MOST_BYTES))
+    somewhere = has_address & is_range(address, size)
+    broken = (moves_memory & ~(somewhere & has_size)) | (is_oom & ~(has_size & (size >= 0)))
+    _refuse_impossible_total(size[moves_memory & ~broken])
     warnings = _warnings(broken, action)
     pool_handles = tree.column(entries, "pool_id")
     events = Events(
@@ -57,6 +63,19 @@ def read_events(
         category=tables.text_ids(tree.column(entries, "category")),
     )
     return events, warnings
+
+
+def is_range(address: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say which sizes are possible, and end within 64 bits behind their (wrapped) address."""
+    room = ~address.view(np.uint64)  # bytes up to the last one there is
+    return (size >= 0) & (size <= MOST_BYTES) & (size.view(np.uint64) <= room)
+
+
+def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
+    if (total := float(size.sum(dtype=np.float64))) > _MOST_TOTAL:
+        raise SnapshotError(
+            f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
+        )
 
 
 def _actions(tree: Tree, tables: Tables, handles: Handles) -> npt.NDArray[np.uint8]:

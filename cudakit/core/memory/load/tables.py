@@ -8,18 +8,23 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.load.tree import Handles, Tree, multiplied
 from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 _Ids = npt.NDArray[np.int32]
 
+# Stacks share frames, and many stacks written out are longer than their file; never by this much.
+_MOST_EXPANSION = 200
+
 
 class Tables:
     """The tables that columns point into, growing while they are read. Entry 0 of each means "none"."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
+        self._size_bytes = size_bytes
+        self._characters = 0  # of all stacks written out
         self._texts: dict[str, int] = {"": 0}
         self._frames: dict[Frame, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {(): 0}
@@ -50,7 +55,10 @@ class Tables:
         return self._number(handles, self._texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> _Ids:
-        """Number stacks, given as lists of frame dictionaries; absent is the empty one."""
+        """Number stacks, given as lists of frame dictionaries; absent is the empty one.
+
+        Raises SnapshotError where long texts are shared so often that no report could hold them.
+        """
         return self._number(handles, self._stacks, self._decode_stacks)
 
     def pool_ids(self, handles: Handles) -> _Ids:
@@ -73,11 +81,18 @@ class Tables:
         usable = np.array([bool(h) and self._tree.is_list(h) for h in handles.tolist()], np.bool_)
         counts, frames = self._tree.children(np.where(usable, handles, np.uint64(0)))
         frame_ids = self._frame_ids(frames).tolist()
+        self._count(frame_ids)
         ends = np.cumsum(counts).tolist()
         return [
             tuple(frame_ids[end - count : end])
             for count, end in zip(counts.tolist(), ends, strict=True)
         ]
+
+    def _count(self, frame_ids: list[int]) -> None:
+        lengths = [len(frame.name) + len(frame.filename) for frame in self._frames]
+        self._characters += sum(map(lengths.__getitem__, frame_ids))
+        if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
+            raise multiplied(self._size_bytes)
 
     def _frame_ids(self, handles: Handles) -> _Ids:
         return self._number(handles, self._frames, self._decode_frames)

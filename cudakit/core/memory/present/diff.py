@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.tables import stack_value
+from cudakit.core.memory.present.tables import left_out, stack_value
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
@@ -83,7 +83,6 @@ def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:
 
 def _table(word: str, rows: tuple[DiffRow, ...], top: int) -> Table:
     shown = rows if top == 0 else rows[:top]
-    left = len(rows) - len(shown)
     return Table(
         columns=(
             Column(word, "number"),
@@ -102,5 +101,5 @@ def _table(word: str, rows: tuple[DiffRow, ...], top: int) -> Table:
             )
             for row in shown
         ),
-        caption=f"{left:,} more call stacks: --top 0 shows all" if left else "",
+        caption=left_out(len(rows) - len(shown), "call stack", "call stacks"),
     )

@@ -160,7 +160,7 @@ def _moments_caption(device: DeviceMemory) -> str:
 def lines(device: DeviceMemory, top: int) -> Table:
     """List the source lines that hold most."""
     return _limited(
-        "lines of source",
+        ("line of source", "lines of source"),
         (
             Column("bytes", "number"),
             Column("share", "bar"),
@@ -181,7 +181,7 @@ def lines(device: DeviceMemory, top: int) -> Table:
 def holders(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most."""
     return _limited(
-        "call stacks",
+        ("call stack", "call stacks"),
         (
             Column("bytes", "number"),
             Column("share", "bar"),
@@ -202,7 +202,7 @@ def holders(device: DeviceMemory, top: int) -> Table:
 def facet(found: Facet, top: int) -> Table:
     """List the values of a facet that hold most."""
     return _limited(
-        "values",
+        ("value", "values"),
         (
             Column("bytes", "number"),
             Column("share", "bar"),
@@ -223,7 +223,7 @@ def facet(found: Facet, top: int) -> Table:
 def segments(device: DeviceMemory, top: int) -> Table:
     """List the groups of segments."""
     return _limited(
-        "groups",
+        ("group", "groups"),
         (
             Column("pool", "text"),
             Column("stream", "number"),
@@ -262,7 +262,7 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield _fragmentation_facts(found)
     if found.pins:
         yield _limited(
-            "call stacks",
+            ("call stack", "call stacks"),
             (
                 Column("pins", "number"),
                 Column("alone", "number"),
@@ -317,7 +317,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     who = "1 call stack holds" if n == 1 else f"{n} call stacks hold"
     yield Note("warn", f"{who} more after each step ({by})")
     yield _limited(
-        "call stacks",
+        ("call stack", "call stacks"),
         (
             Column("per step", "number"),
             Column("held now", "number"),
@@ -338,7 +338,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
 def churn(device: DeviceMemory, top: int) -> Table:
     """List the stacks that allocate most over the trace."""
     return _limited(
-        "call stacks",
+        ("call stack", "call stacks"),
         (
             Column("allocated", "number"),
             Column("share", "bar"),
@@ -383,13 +383,17 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
 
 
 def _limited(
-    what: str,
+    names: tuple[str, str],
     columns: tuple[Column, ...],
     items: Sequence[_T],
     row: Callable[[_T], tuple[Value, ...]],
     top: int,
 ) -> Table:
     shown = items if top == 0 else items[:top]
-    left = len(items) - len(shown)
-    caption = f"{left:,} more {what}: --top 0 shows all" if left else ""
+    caption = left_out(len(items) - len(shown), *names)
     return Table(columns, tuple(row(item) for item in shown), caption)
+
+
+def left_out(n: int, one: str, many: str) -> str:
+    """Say how many rows a table does not show; nothing where it shows all."""
+    return f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
