@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
+from cudakit.units import Unavailable as Unavailable
+
 # --- values ----------------------------------------------------------------------------------------
 
 
@@ -85,13 +87,6 @@ class Stack:
 
     frames: tuple[Frame, ...]
     site: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A value that cannot be had, and why."""
-
-    reason: str
 
 
 Value: TypeAlias = (

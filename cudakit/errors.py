@@ -5,7 +5,8 @@ CudakitError                     4   something inside cudakit is wrong
 ├── InputError                   2   a file that cannot be used
 │   └── SnapshotError            2   not a memory snapshot, or a broken or hostile one
 └── EnvironmentUnusable          3   no driver, no GPU, a library is missing
-    └── MissingDependency        3   names the exact ``pip install``
+    ├── MissingDependency        3   names the exact ``pip install``
+    └── CudaError                3   the driver refused a call: its code, its name, what to do
 
 A message says what happened and the value seen; ``hint`` says what to do.
 """
@@ -54,3 +55,12 @@ class MissingDependency(EnvironmentUnusable):
             f"{package} is not installed, and {purpose} needs it",
             hint=f"pip install '{requirement or package}'",
         )
+
+
+class CudaError(EnvironmentUnusable):
+    """The CUDA driver refused a call."""
+
+    def __init__(self, code: int, name: str, explanation: str, *, hint: str = "") -> None:
+        super().__init__(f"{name}: {explanation}", hint=hint)
+        self.code = code
+        self.name = name

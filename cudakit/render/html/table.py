@@ -25,8 +25,16 @@ def table(node: Table) -> Markup:
         element("tbody", *rows) if node.rows else None,
         element("tfoot", _row(node.columns, total)) if total else None,
     )
-    # A keyboard can scroll only what it can focus.
-    frame = element("div", grid, class_="scroll", tabindex=0, role="region", aria_label=_name(node))
+    is_wide = any(column.kind == "stack" for column in node.columns)
+    frame = element(
+        "div",
+        grid,
+        class_="scroll wide" if is_wide else "scroll",
+        # A keyboard can scroll only what it can focus.
+        tabindex=0,
+        role="region",
+        aria_label=_name(node),
+    )
     empty = None if node.rows else element("p", "nothing to list", class_="muted")
     caption = element("p", node.caption, class_="caption") if node.caption else None
     return join((frame, empty, caption))

@@ -43,7 +43,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Parts of segments in whole drawing units, which overlap by a unit at most."""
+    """Parts of segments in whole drawing units, which share a unit where thin pieces border on wider ones."""
 
     segment: _Indices
     low: _Indices

@@ -7,19 +7,22 @@ file lacks gets the meaning it had in the version that wrote it; unknown keys an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from cudakit.core.memory.load.entries import read_events
-from cudakit.core.memory.load.pieces import read_host_pieces, read_pieces, segment_devices
+from cudakit.core.memory.load.host import host_entries, read_host_pieces
+from cudakit.core.memory.load.pieces import read_pieces, segment_devices
+from cudakit.core.memory.load.settings import flag_of_device, plain_settings
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import HOST, Annotation, DeviceTrace, Snapshot
 from cudakit.errors import SnapshotError
 
-_HINT = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+# c10::DeviceIndex is a signed number of 8 bits.
+_MOST_DEVICES = 128
 _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
@@ -29,8 +32,8 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
     Raises SnapshotError when the tree is not a snapshot, or holds sizes that cannot be.
     """
     parts = _parts(tree)
-    tables = Tables(tree)
-    settings = _settings(tree, parts)
+    tables = Tables(tree, size_bytes)
+    settings = plain_settings(_plain(tree, parts, "allocator_settings"))
     devices = _devices(tree, tables, parts, _overflow(tree, parts, settings))
     host = _host(tree, tables, parts)
     annotations = _annotations(tree, tables, parts)
@@ -45,7 +48,7 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
         pools=tables.pools,
         annotations=annotations,
         settings=settings,
-        has_times=any(bool(device.events.time_us.any()) for device in devices),
+        has_times=any(bool(device.events.time_us.any()) for device in (*devices, *host)),
         has_traces=any(len(device.events) > 0 for device in (*devices, *host)),
     )
 
@@ -54,18 +57,24 @@ def _parts(tree: Tree) -> dict[str, int]:
     # torch.cuda.memory_snapshot() and MemPool.snapshot() give the bare list of segments.
     if tree.is_list(tree.root):
         parts = {"segments": tree.root}
-        _, first = tree.children(_handles(tree.root))
-        if len(first) == 0 or not tree.column(first[:1], "total_size")[0]:
-            raise SnapshotError("the file holds a list, but not of memory segments", hint=_HINT)
+        _, items = tree.children(_handles(tree.root))
+        if not len(items) or "total_size" not in _keys(tree, int(items[0])):
+            raise SnapshotError("the file holds a list, but not of memory segments")
         return parts
     parts = tree.members(tree.root)
     if not any(name in parts for name in _PARTS):
         keys = ", ".join(sorted(parts)[:4]) or "none"
         raise SnapshotError(
-            f"the file holds a dictionary, but not a memory snapshot (its keys: {keys[:80]})",
-            hint=_HINT,
+            f"the file holds a dictionary, but not a memory snapshot (its keys: {keys[:80]})"
         )
     return parts
+
+
+def _keys(tree: Tree, handle: int) -> Iterable[str]:
+    try:
+        return tree.members(handle)
+    except SnapshotError:
+        return ()
 
 
 def _devices(
@@ -77,9 +86,8 @@ def _devices(
     bounds = np.cumsum(counts)
     segments = _list(tree, parts, "segments")
     owner = segment_devices(tree, segments)
-    ordinals = set(np.flatnonzero(counts).tolist()) | set(np.unique(owner).tolist())
     devices = []
-    for ordinal in sorted(ordinals) or [0]:
+    for ordinal in _ordinals(counts, owner):
         streams = StreamNumbers()
         own = _slice(entries, bounds, counts, ordinal)
         events, warnings = read_events(tree, tables, streams, own)
@@ -91,11 +99,20 @@ def _devices(
                 segments=pieces.segments,
                 blocks=pieces.blocks,
                 streams=streams.raw,
-                overflowed=_overflowed(overflow, ordinal),
-                warnings=warnings,
+                overflowed=flag_of_device(overflow, ordinal),
+                warnings=warnings + pieces.warnings,
             )
         )
     return devices
+
+
+def _ordinals(counts: Any, owner: Any) -> list[int]:
+    """List the devices that have events or segments; the first one where none has."""
+    found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
+    for ordinal in (found[0], found[-1]):
+        if not 0 <= ordinal < _MOST_DEVICES:
+            raise SnapshotError(f"the file has a device {ordinal}, which cannot be: it is damaged")
+    return found
 
 
 def _slice(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
@@ -105,15 +122,12 @@ def _slice(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
 
 
 def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTrace]:
-    traces = _list(tree, parts, "host_traces")
-    # A list of entries, or as for devices a list of such lists.
-    if len(traces) and tree.is_list(int(traces[0])):
-        _, traces = tree.children(traces)
+    entries = host_entries(tree, _list(tree, parts, "host_traces"))
     segments = _list(tree, parts, "host_segments")
-    if not len(traces) and not len(segments):
+    if not len(entries) and not len(segments):
         return []
     streams = StreamNumbers()
-    events, warnings = read_events(tree, tables, streams, traces)
+    events, warnings = read_events(tree, tables, streams, entries)
     pieces = read_host_pieces(tree, tables, streams, segments)
     return [
         DeviceTrace(
@@ -122,41 +136,37 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
             segments=pieces.segments,
             blocks=pieces.blocks,
             streams=streams.raw,
-            warnings=warnings,
+            warnings=warnings + pieces.warnings,
         )
     ]
 
 
-def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
+def _annotations(
+    tree: Tree, tables: Tables, parts: Mapping[str, int]
+) -> tuple[Annotation, ...]:
+    """Read the ends of named ranges; what lacks a stage or a time is no end of any range."""
     handles = _list(tree, parts, "external_annotations")
+    stages = tables.decode_texts(tree.column(handles, "stage"))
+    times, timed = tree.integers(tree.column(handles, "time_us"))
+    usable = np.flatnonzero(timed & np.isin(stages, ("START", "END")))
+    handles = handles[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
-    stages = tables.text_ids(tree.column(handles, "stage")).tolist()
     devices, _ = tree.integers(tree.column(handles, "device"))
-    times, _ = tree.integers(tree.column(handles, "time_us"))
     texts = tables.texts
     return tuple(
-        Annotation(texts[name], texts[stage] == "START", device, time)
-        for name, stage, device, time in zip(
-            names, stages, devices.tolist(), times.tolist(), strict=True
-        )
+        Annotation(texts[name], stages[i] == "START", device, int(times[i]))
+        for i, name, device in zip(usable.tolist(), names, devices.tolist(), strict=True)
     )
-
-
-def _settings(tree: Tree, parts: Mapping[str, int]) -> dict[str, Any]:
-    found = tree.plain(parts["allocator_settings"]) if "allocator_settings" in parts else {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
     """Find the flag, not in every build, that says whether old events were dropped."""
     key = "trace_alloc_overflowed"
-    return tree.plain(parts[key]) if key in parts else settings.get(key)
+    return _plain(tree, parts, key) if key in parts else settings.get(key)
 
 
-def _overflowed(flag: object, ordinal: int) -> bool | None:
-    if isinstance(flag, (list, tuple)):
-        flag = flag[ordinal] if 0 <= ordinal < len(flag) else None
-    return flag if isinstance(flag, bool) else None
+def _plain(tree: Tree, parts: Mapping[str, int], key: str) -> object:
+    return tree.plain(parts[key]) if key in parts else None
 
 
 def _list(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ class Tables:
     def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
         self._size_bytes = size_bytes
+        self._lengths: list[int] = []  # of each frame, in characters
         self._characters = 0  # of all stacks written out
         self._texts: dict[str, int] = {"": 0}
         self._frames: dict[Frame, int] = {}
@@ -89,8 +91,9 @@ class Tables:
         ]
 
     def _count(self, frame_ids: list[int]) -> None:
-        lengths = [len(frame.name) + len(frame.filename) for frame in self._frames]
-        self._characters += sum(map(lengths.__getitem__, frame_ids))
+        new = islice(self._frames, len(self._lengths), None)
+        self._lengths += (len(frame.name) + len(frame.filename) for frame in new)
+        self._characters += sum(map(self._lengths.__getitem__, frame_ids))
         if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
             raise multiplied(self._size_bytes)
 

@@ -1,0 +1,98 @@
+"""The pinned host allocator (torch 2.14): its segments and its trace.
+
+The keys of a host segment are nowhere documented, so each is looked for under every name that torch's
+other structures have for it, and what cannot be used is passed over rather than refused.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.load.entries import is_range
+from cudakit.core.memory.load.pieces import Pieces
+from cudakit.core.memory.load.tables import StreamNumbers, Tables
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.snapshot import Blocks, BlockState, SegmentKind, Segments
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Known: TypeAlias = npt.NDArray[np.bool_]
+
+_ADDRESS = ("address", "addr")
+_SIZE = ("size", "total_size")
+_IN_USE = ("allocated", "allocated_size", "is_allocated")
+_ACTIVE = ("active", "active_size", "is_active")
+_POOL = ("segment_pool_id", "pool_id")
+
+
+def host_entries(tree: Tree, traces: Handles) -> Handles:
+    """Give the entries of a host trace: a list of entries, or as for devices a list of such lists."""
+    nested = np.array([tree.is_list(int(item)) for item in traces], np.bool_)
+    return tree.children(traces)[1] if nested.any() else traces
+
+
+def read_host_pieces(
+    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
+) -> Pieces:
+    """Read host segments: each is one block, in use or not."""
+    handles, address, size, warnings = _usable(tree, handles)
+    state, guessed = _states(tree, handles)
+    stack = tables.stack_ids(tree.column(handles, "frames"))
+    segments = Segments(
+        address=address.view(np.uint64),
+        size=size,
+        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        kind=np.full(len(size), SegmentKind.UNKNOWN, np.uint8),
+        pool=tables.pool_ids(_first(tree, handles, _POOL)),
+        expandable=np.zeros(len(size), np.bool_),
+        stack=stack,
+    )
+    blocks = Blocks(
+        segment=np.arange(len(size), dtype=np.int32),
+        address=segments.address,
+        size=size,
+        requested=np.where(state == BlockState.INACTIVE, 0, size),
+        state=state,
+        stack=stack,
+    )
+    return Pieces(segments, blocks, (*warnings, *guessed))
+
+
+def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, tuple[str, ...]]:
+    """Keep the segments that lie somewhere, by address."""
+    address, has_address = _integers(tree, handles, _ADDRESS)
+    size, has_size = _integers(tree, handles, _SIZE)
+    usable = np.flatnonzero(has_address & has_size & is_range(address, size))
+    kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
+    left = len(handles) - len(kept)
+    warning = f"{left:,} host segments have no usable address or size and are passed over"
+    return handles[kept], address[kept], size[kept], (warning,) if left else ()
+
+
+def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], tuple[str, ...]]:
+    in_use, has_use = _integers(tree, handles, _IN_USE)
+    active, has_active = _integers(tree, handles, _ACTIVE)
+    said = has_use | has_active
+    state = np.select(
+        [(in_use != 0) | ~said, active != 0],
+        [BlockState.ALLOCATED, BlockState.PENDING_FREE],
+        BlockState.INACTIVE,
+    )
+    n = int(np.count_nonzero(~said))
+    warning = f"{n:,} host segments do not say whether they are in use, and count as such"
+    return state.astype(np.uint8), (warning,) if n else ()
+
+
+def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[_Ints, _Known]:
+    return tree.integers(_first(tree, handles, keys))
+
+
+def _first(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
+    """Look up the first key that is there."""
+    found = np.zeros(len(handles), np.uint64)
+    for key in reversed(keys):
+        values = tree.column(handles, key)
+        found = np.where(values != 0, values, found)
+    return found
