@@ -169,11 +169,11 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One sentence that the reader must not miss, and what to do about it."""
+    """One sentence that the reader must not miss, and what to do about it, most promising first."""
 
     level: Literal["ok", "info", "warn", "error"]
     text: str
-    hint: str = ""
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

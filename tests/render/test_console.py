@@ -136,7 +136,7 @@ ALL_NODES = Document(
     "cudakit memviz run.pkl.gz",
     (
         Note("ok", "Complete: every one of 139,322 events fits the state at the end."),
-        Note("warn", "Stacks were recorded for allocations only.", "Record with stacks='all'."),
+        Note("warn", "Stacks were recorded for allocations only.", ("Record with stacks='all'.",)),
         Section(
             "State",
             (
@@ -161,7 +161,7 @@ ALL_NODES = Document(
         Section("Stacks", (STACKS,)),
         Section("Charts", (POWER, LATENCY, SIZES, PEERS)),
         Section("Only for the page", (Columns("blocks", {}),)),
-        Note("error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", "Use less."),
+        Note("error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)),
         Note("info", "The cache held 1.10 GiB."),
     ),
 )
@@ -199,7 +199,7 @@ def test_every_level_of_a_note_has_its_own_symbol() -> None:
 
 
 def test_a_hint_stands_on_its_own_line_and_wraps_behind_its_arrow() -> None:
-    note = Note("warn", "Too few events.", "Record again with a larger number of entries.")
+    note = Note("warn", "Too few events.", ("Record again with a larger number of entries.",))
     lines = render(Document("t", (note,)), width=29, color=False).splitlines()[2:]
     assert lines == [
         "! Too few events.",

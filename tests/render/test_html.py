@@ -70,7 +70,7 @@ def report(text: str = "name") -> Document:
     return Document(
         text,
         (
-            Note("error", f"{text} ran out", hint=text),
+            Note("error", f"{text} ran out", remedies=(text,)),
             Facts(((text, Text(text)), ("held", Bytes(3 * MIB)), ("power", Unavailable(text)))),
             Section(
                 text,
@@ -246,7 +246,7 @@ def test_a_small_report_reads_as_it_did(golden: Callable[[str, str], None]) -> N
 
 
 def test_a_note_says_its_level_in_words() -> None:
-    main = body(Note("warn", "Old driver.", hint="Update it."))
+    main = body(Note("warn", "Old driver.", remedies=("Update it.",)))
     assert main.one("div", "warn").words == "!Warning Old driver.Update it."
 
 

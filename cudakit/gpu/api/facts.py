@@ -21,17 +21,18 @@ Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 class DeviceFacts:
     """One device as one library sees it. Names of fields carry their units."""
 
-    index: int  # the number that this library gives the device
+    index: int  # the number that this library gives it, -1 for none; a MIG instance's is of its GPU
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
-    pci_bus_id: str | Unavailable  # "0000:65:00.0"
-    fields: Mapping[str, Field]  # all else, by name; core/devices/fields.py describes each
+    pci_bus_id: str | Unavailable  # "0000:65:00.0", in lower case; of a MIG instance, its GPU's
+    fields: Mapping[str, Field]  # all else, by name; core/devices/fields describes each
+    parent: int | None = None  # of a MIG instance: the NVML index of its GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     """What moves: clocks, power, temperature, utilization, memory in use."""
 
-    time_ns: int
+    time_ns: int  # since 1970
     fields: Mapping[str, Field]
 
 
@@ -43,6 +44,7 @@ class Process:
     kind: str  # "compute", "graphics"
     used_bytes: int | Unavailable
     name: str | Unavailable
+    user: str | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Link:
 
     first: int  # NVML index
     second: int
-    path: str  # "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
+    path: str | Unavailable  # "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
     nvlinks: int | Unavailable
     p2p_read: str | Unavailable  # "ok", or NVML's word for why not
     p2p_write: str | Unavailable
+    p2p_atomics: str | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,13 @@ class CudaView:
 
     driver_version: tuple[int, int] | Unavailable  # of CUDA that the driver supports
     devices: tuple[DeviceFacts, ...]  # in CUDA's order, what CUDA_VISIBLE_DEVICES leaves
-    hidden: tuple[DeviceFacts, ...]  # what it hides; index -1
+    hidden: tuple[DeviceFacts, ...]  # what it hides, in CUDA's order without it; index -1
     peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals that can
+    peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals that can, at full speed
     error: tuple[int, str, str] | None  # code, name and explanation of a failed cuInit
     libcuda: str | Unavailable  # path of the library that answered
+    visible_devices: str | None  # the CUDA_VISIBLE_DEVICES that was in force
+    device_order: str | None  # likewise CUDA_DEVICE_ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +81,25 @@ class NvmlView:
 
     driver_version: str | Unavailable
     nvml_version: str | Unavailable
-    devices: tuple[DeviceFacts, ...]
-    links: tuple[Link, ...]
+    devices: tuple[DeviceFacts, ...]  # each GPU, followed by its MIG instances
+    links: tuple[Link, ...]  # a pair of GPUs once, the lower index first
 
 
 class Machine(Protocol):
-    """The GPUs of one machine, looked at and never touched."""
+    """The GPUs of one machine, looked at and never touched. A ``device`` is one of ``nvml()``."""
 
     @property
     def simulated(self) -> bool: ...
 
     def nvml(self) -> NvmlView | Unavailable: ...
     def cuda(self) -> CudaView | Unavailable: ...
-    def telemetry(self, nvml_index: int) -> Telemetry | Unavailable: ...
-    def processes(self, nvml_index: int) -> tuple[Process, ...] | Unavailable: ...
+
+    def telemetry(self, device: DeviceFacts) -> Telemetry | Unavailable:
+        """Read what moves; Unavailable as a whole where the device is lost."""
+        ...
+
+    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
+        """Say what the device did since the last such call (NVML's GPM: Hopper and newer)."""
+        ...
+
+    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable: ...

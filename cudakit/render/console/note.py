@@ -20,13 +20,13 @@ def note_lines(note: Note, width: int) -> list[Text]:
     first, *rest = wrapped(escaped(note.text), width - INDENT)
     lines = [Text.assemble(symbol, (first, style))]
     lines += [Text(" " * INDENT + part, style) for part in rest]
-    return lines + _hint_lines(escaped(note.hint), width)
+    for remedy in note.remedies:
+        lines += _remedy_lines(escaped(remedy), width)
+    return lines
 
 
-def _hint_lines(hint: str, width: int) -> list[Text]:
-    if not hint:
-        return []
-    first, *rest = wrapped(hint, width - INDENT - len(_ARROW))
+def _remedy_lines(remedy: str, width: int) -> list[Text]:
+    first, *rest = wrapped(remedy, width - INDENT - len(_ARROW))
     margin = " " * INDENT
     lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
     return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]

@@ -105,8 +105,8 @@ def _section(section: Section, place: Place) -> Markup:
 def _note(note: Note) -> Markup:
     badge = element("span", _SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", _LEVELS[note.level])
-    hint = element("span", note.hint, class_="hint") if note.hint else None
-    words = element("div", level, " ", element("span", note.text), hint)
+    hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
+    words = element("div", level, " ", element("span", note.text), *hints)
     return element("div", badge, words, class_=f"note {note.level}")
 
 

@@ -12,6 +12,8 @@ from cudakit.errors import SnapshotError
 
 # The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
 MOST_BYTES = 1 << 49
+# Paging with five levels has 57 bits (Intel SDM volume 3, 4.5); no host and no GPU has more.
+_MOST_ADDRESS = 1 << 57
 # No trace allocates this much, and twice as much is still far from the end of int64.
 _MOST_TOTAL = 1 << 60
 
@@ -39,7 +41,7 @@ def read_events(
     as a marker (Action.UNKNOWN), so that indices keep their meaning. Raises SnapshotError where an entry
     is no dictionary, and where sizes add up to what cannot be.
     """
-    action = _actions(tree, tables, tree.column(entries, "action"))
+    action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
     free, has_free = tree.integers(tree.column(entries, "device_free"))
     size, has_size = tree.integers(tree.column(entries, "size"))
@@ -66,9 +68,9 @@ def read_events(
 
 
 def is_range(address: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Say which sizes are possible, and end within 64 bits behind their (wrapped) address."""
-    room = ~address.view(np.uint64)  # bytes up to the last one there is
-    return (size >= 0) & (size <= MOST_BYTES) & (size.view(np.uint64) <= room)
+    """Say which (wrapped) addresses and sizes are a range of memory that a machine can have."""
+    lies = (address >= 0) & (address <= _MOST_ADDRESS)
+    return lies & (size >= 0) & (size <= MOST_BYTES)
 
 
 def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
@@ -76,12 +78,6 @@ def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
         raise SnapshotError(
             f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
         )
-
-
-def _actions(tree: Tree, tables: Tables, handles: Handles) -> npt.NDArray[np.uint8]:
-    ids, representatives = tree.intern(handles)
-    codes = [_ACTIONS.get(word, Action.UNKNOWN) for word in tables.decode_texts(representatives)]
-    return np.array(codes or [Action.UNKNOWN], np.uint8)[ids]
 
 
 def _warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -55,14 +54,12 @@ def read_pieces(tree: Tree, tables: Tables, streams: StreamNumbers, handles: Han
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
     size = _sizes(tree, handles, "total_size", what="segment")
-    _refuse_beyond_64_bits(address, size, what="segment")
+    _refuse_impossible_place(address, size, what="segment")
     segments = Segments(
         address=address.view(np.uint64),
         size=size,
         stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
-        kind=_words(
-            tree, tables, tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN
-        ),
+        kind=tables.codes(tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
         pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
         expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
         stack=tables.stack_ids(tree.column(handles, "frames")),
@@ -77,12 +74,12 @@ def _read_blocks(
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     size = _sizes(tree, handles, "size", what="block")
     address = _block_addresses(tree, handles, segments, segment, size)
-    _refuse_beyond_64_bits(address.view(np.int64), size, what="block")
+    _refuse_impossible_place(address.view(np.int64), size, what="block")
     order = np.lexsort((address, segment))
     handles, address, size = handles[order], address[order], size[order]
     history = _last_use(tree, tree.column(handles, "history"))
     states = tree.column(handles, "state")
-    state = _words(tree, tables, states, _STATES, BlockState.INACTIVE)
+    state = tables.codes(states, _STATES, BlockState.INACTIVE)
     frames = tree.column(handles, "frames")
     blocks = Blocks(
         segment=segment,
@@ -94,7 +91,7 @@ def _read_blocks(
             np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
         ),
     )
-    return blocks, _warnings(_words(tree, tables, states, _STATES, _UNKNOWN))
+    return blocks, _warnings(tables.codes(states, _STATES, _UNKNOWN))
 
 
 def _requested(
@@ -155,18 +152,10 @@ def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
     return size
 
 
-def _refuse_beyond_64_bits(
-    address: npt.NDArray[np.int64], size: _Sizes, *, what: str
-) -> None:
+def _refuse_impossible_place(address: npt.NDArray[np.int64], size: _Sizes, *, what: str) -> None:
     wrong = ~is_range(address, size)
     if wrong.any():
         place = int(address.view(np.uint64)[wrong][0])
-        raise SnapshotError(f"a {what} at {place:#x} ends beyond 64 bits: the file is damaged")
-
-
-def _words(
-    tree: Tree, tables: Tables, handles: Handles, codes: Mapping[str, int], default: int
-) -> npt.NDArray[np.uint8]:
-    ids, representatives = tree.intern(handles)
-    known = [codes.get(word, default) for word in tables.decode_texts(representatives)]
-    return np.array(known or [default], np.uint8)[ids]
+        raise SnapshotError(
+            f"a {what} at {place:#x} lies beyond every address space: the file is damaged"
+        )

@@ -141,22 +141,32 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
     ]
 
 
-def _annotations(
-    tree: Tree, tables: Tables, parts: Mapping[str, int]
-) -> tuple[Annotation, ...]:
+def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
     """Read the ends of named ranges; what lacks a stage or a time is no end of any range."""
     handles = _list(tree, parts, "external_annotations")
-    stages = tables.decode_texts(tree.column(handles, "stage"))
-    times, timed = tree.integers(tree.column(handles, "time_us"))
-    usable = np.flatnonzero(timed & np.isin(stages, ("START", "END")))
-    handles = handles[usable]
+    stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
+    times, timed = _numbers(tree, tables, tree.column(handles, "time_us"))
+    usable = np.flatnonzero(timed & (stages != 2))
+    handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
-    devices, _ = tree.integers(tree.column(handles, "device"))
+    devices, _ = _numbers(tree, tables, tree.column(handles, "device"))
     texts = tables.texts
     return tuple(
-        Annotation(texts[name], stages[i] == "START", device, int(times[i]))
-        for i, name, device in zip(usable.tolist(), names, devices.tolist(), strict=True)
+        Annotation(texts[name], start == 1, device, time)
+        for name, start, device, time in zip(
+            names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
+        )
     )
+
+
+def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
+    """Read integers, and those that the C++ producer writes as text."""
+    values, known = tree.integers(handles)
+    for row in np.flatnonzero(~known & (handles != 0)).tolist():
+        (text,) = tables.decode_texts(handles[row : row + 1])
+        if len(text) < 19 and text.isdecimal():
+            values[row], known[row] = int(text), True
+    return values, known
 
 
 def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:

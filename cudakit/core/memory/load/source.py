@@ -9,7 +9,6 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from cudakit.errors import SnapshotError
 
@@ -93,17 +92,17 @@ def _unpack(packed: bytes, name: str) -> bytes:
     return packed
 
 
-def _open_zstd(packed: IO[bytes]) -> IO[bytes]:
+def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
     # The standard library has Zstandard from Python 3.14 on; backports.zstd is the same code before.
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
-    file: IO[bytes] = zstd.ZstdFile(packed)
+    file: io.BufferedIOBase = zstd.ZstdFile(packed)
     return file
 
 
-def _expand(packed: IO[bytes], taken: IO[bytes], name: str) -> bytes:
+def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> bytes:
     """Unpack a file; taken is what it reads from, and tells how far it is."""
     content = io.BytesIO()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -66,6 +66,14 @@ class Tables:
     def pool_ids(self, handles: Handles) -> _Ids:
         """Number pool ids, given as pairs; absent is the default pool."""
         return self._number(handles, self._pools, self._decode_pools)
+
+    def codes(
+        self, handles: Handles, words: Mapping[str, int], default: int
+    ) -> npt.NDArray[np.uint8]:
+        """Replace words by their codes, and what is none of them by the default."""
+        ids, representatives = self._tree.intern(handles)
+        known = [words.get(word, default) for word in self.decode_texts(representatives)]
+        return np.array(known or [default], np.uint8)[ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
         """Read texts one by one: for few handles."""

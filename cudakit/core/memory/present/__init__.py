@@ -59,7 +59,7 @@ def _health(device: DeviceMemory) -> Iterator[Node]:
         yield Note(
             "warn",
             tables.inexact_sentence(device),
-            hint="figures before the end may be off; the end itself is exact",
+            remedies=("figures before the end may be off; the end itself is exact",),
         )
     for warning in health.warnings:
         yield Note("warn", warning)
@@ -76,7 +76,5 @@ def _ooms(device: DeviceMemory, top: int) -> Iterator[Node]:
 
 
 def _oom(oom: Oom) -> Iterator[Node]:
-    yield Note("error", oom.sentence, hint=oom.remedies[0])
-    for remedy in oom.remedies[1:]:
-        yield Note("info", f"or: {remedy}")
+    yield Note("error", oom.sentence, remedies=oom.remedies)
     yield tables.oom_facts(oom)

@@ -306,7 +306,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Note(
             "info",
             "no steps were found to compare",
-            hint="mark them with torch.profiler.record_function('step 1') and so on",
+            remedies=("mark them with torch.profiler.record_function('step 1') and so on",),
         )
         return
     by = f"{steps.count} moments compared, by {steps.source}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.memory.load import pickled
@@ -35,7 +35,8 @@ _VALUES = st.recursive(
     _SCALARS,
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.lists(inner, max_size=4).map(tuple)
+        # All empty tuples of Python are one object; as nodes of a file they are not.
+        | st.lists(inner, min_size=1, max_size=4).map(tuple)
         | st.dictionaries(st.text(max_size=3), inner, max_size=5)
     ),
     max_leaves=25,
@@ -112,6 +113,10 @@ def _agreed(content: bytes) -> Any:
     return native
 
 
+def _trusted(content: bytes) -> Tree:
+    return ObjectTree(pickle.loads(content), len(content))  # noqa: S301  (the test wrote it)
+
+
 # What is read.
 
 
@@ -119,14 +124,14 @@ def _agreed(content: bytes) -> Any:
 @given(value=_VALUES, protocol=st.integers(0, 5))
 def test_both_machines_read_what_pickle_reads(value: Any, protocol: int) -> None:
     content = pickle.dumps(value, protocol)
-    assert _agreed(content) == _facts(ObjectTree(pickle.loads(content), len(content)))
+    assert _agreed(content) == _facts(_trusted(content))
 
 
 @given(value=_VALUES, protocol=st.integers(0, 5))
 def test_the_python_machine_reads_what_pickle_reads(value: Any, protocol: int) -> None:
     content = pickle.dumps(value, protocol)
     tree = pickled.read(content, native=False)
-    assert _facts(tree) == _facts(ObjectTree(pickle.loads(content), len(content)))
+    assert _facts(tree) == _facts(_trusted(content))
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -189,7 +194,7 @@ def test_needless_bytes_of_an_integer_change_nothing(read: Callable[[bytes], Tre
         (b"\x8c\3a\xffb.", "a\\xffb"),
         (b"X\3\0\0\0\xed\xa0\x80.", "\\xed\\xa0\\x80"),
         (b"V\\ud800\\u00e9\xe9\n.", "\\ud800éé"),
-        (b"V\\u12\n.", "\\\\x5c\\x75\\x31\\x32"),
+        (b"V\\u12\n.", "\\x5c\\x75\\x31\\x32"),
         (b"U\2a\xe9.", "aé"),
         (b"T\1\0\0\0\xe9.", "é"),
         (b"S'a\\'b'\n.", "a\\'b"),
@@ -201,9 +206,8 @@ def test_texts_that_cannot_be_encoded_are_spelled_out(
 ) -> None:
     tree = read(pickle_of_text)
     found = tree.plain(tree.root)
-    assert found.encode()
-    if "x5c" not in text:
-        assert found == text
+    assert found == text
+    assert isinstance(found.encode(), bytes)
 
 
 def test_a_key_that_comes_again_has_the_last_value_and_the_first_place(
@@ -215,7 +219,7 @@ def test_a_key_that_comes_again_has_the_last_value_and_the_first_place(
 
 
 def test_a_key_that_is_not_text_is_dropped_with_its_value(read: Callable[[bytes], Tree]) -> None:
-    tree = read(b"\x80\4}(K\1K\1N]\x8c\1a}]\x8c\1b)G" + bytes(8) + b"NC\1xNu.")
+    tree = read(b"\x80\4}(K\1K\1N]\x8c\1a}]\x8c\1b)NG" + bytes(8) + b"NC\1xNu.")
     assert tree.plain(tree.root) == {"a": {}}
 
 
@@ -263,14 +267,14 @@ def test_values_of_different_types_are_different_contents(read: Callable[[bytes]
 def test_content_is_compared_four_levels_deep_and_by_identity_below(
     read: Callable[[bytes], Tree],
 ) -> None:
-    deep = [[[[1]]]]
-    deeper: list[Any] = [[[[[1]]]]]
-    shared: list[Any] = deeper[0][0][0]
-    values = [deep, [[[[1]]]], deeper, [[[[[1]]]]], [[shared]], deeper[0], [[[[1]]]]]
-    # Neither does it matter in which order, and through which list, a node is met.
-    tree = read(pickle.dumps(values, 4))
-    ids, _ = tree.intern(tree.children(_handles(tree.root))[1])
-    assert ids.tolist() == [0, 0, 1, 2, 0, 0, 0] or ids.tolist() == [0, 0, 1, 2, 3, 0, 0]
+    shared = [1]
+    five = [[[[shared]]]]
+    values = [[[[[1]]]], [[[[1]]]], five, [[[[shared]]]], [[[[[1]]]]], five[0]]
+    # The last is met inside the third, at another depth: before or after must not matter.
+    for order, expected in ((values, [0, 0, 1, 1, 2, 0]), (values[::-1], [0, 1, 2, 2, 0, 0])):
+        tree = read(pickle.dumps(order, 4))
+        ids, _ = tree.intern(tree.children(_handles(tree.root))[1])
+        assert ids.tolist() == expected
 
 
 # What is refused.
@@ -329,7 +333,7 @@ _DAMAGED = {
     b"\x80\2e.": "opcode APPENDS needs a MARK",
     b"\x80\2(e.": "opcode APPENDS needs values",
     b"\x80\2](a.": "opcode APPEND needs values",
-    b"\x80\2N(Ke.": "ends in the middle",
+    b"\x80\2N(K": "ends in the middle",
     b"\x80\2N(e.": "opcode APPENDS adds to a value of another kind",
     b"\x80\2NNa.": "opcode APPEND adds to a value of another kind",
     b"\x80\2](NNu.": "opcode SETITEMS adds to a value of another kind",
@@ -437,6 +441,7 @@ _WORDS = [
 
 
 @_needs_native
+@settings(deadline=None)
 @given(words=st.lists(st.sampled_from(_WORDS), max_size=60))
 @example(words=[b"]", b"q\0", b"h\0", b"a"])
 @example(words=[b"]", b"q\0", *[b"h\0h\0\x86q\0"] * 40])
@@ -507,7 +512,7 @@ def test_a_container_as_a_key_is_never_hashed(read: Callable[[bytes], Tree], key
         b"\x80\2" + b"(" * 20_000 + b".",
         b"\x80\2N" + b"2" * 20_000 + b".",
         b"\x80\2(" + b"I1\n" * 10_000 + b"l.",
-        b"\x80\2}" + b"".join(b"(\x8c\2%sNu" % bytes([65 + i % 60, i % 128]) for i in range(5000)) + b".",
+        b"\x80\2}" + b"".join(b"(\x8c\2%c%cNu" % divmod(i, 128) for i in range(5000)) + b".",
         b"\x80\2" + b"".join(b"]r" + struct.pack("<I", 4 * i) for i in range(5000)) + b".",
         b"\x80\2(" + b"U\1\xe9" * 10_000 + b"l.",
     ],
@@ -545,7 +550,7 @@ def test_a_node_of_another_kind_is_named_in_the_error(read: Callable[[bytes], Tr
 
 
 def test_the_absent_node_has_no_items_and_is_no_dictionary(read: Callable[[bytes], Tree]) -> None:
-    tree = read(b"]a." if False else b"].")
+    tree = read(b"].")
     counts, children = tree.children(_handles(0, tree.root, 0))
     assert (counts.tolist(), children.tolist()) == ([0, 0, 0], [])
     assert not tree.is_list(0)
@@ -571,12 +576,9 @@ def test_arrays_that_are_slices_with_a_step_are_read_as_any(read: Callable[[byte
 
 
 @_needs_native
-@pytest.mark.parametrize("handle", [1, 1 << 60, (7 << 60) + 5, (8 << 60) + 5, (5 << 60) + 99, 2**64 - 1])
+@pytest.mark.parametrize("handle", [1, *((tag << 60) + 3 for tag in range(16) if tag != 2)])
 def test_a_number_that_is_no_handle_is_not_followed(handle: int) -> None:
-    tree = pickled.read(b"\x80\4]}\x8c\1aas.", native=True) if False else pickled.read(b"].", native=True)
-    if handle == 1 << 60:
-        assert tree.plain(handle) is None
-        return
+    tree = pickled.read(b"\x80\4]}\x8c\1aNs\x86.", native=True)
     for answer in (tree.plain, tree.is_list, tree.members):
         with pytest.raises(IndexError):
             answer(handle)
