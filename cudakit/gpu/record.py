@@ -10,7 +10,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -47,8 +47,14 @@ class RecordedMachine:
     def cuda(self) -> CudaView | Unavailable:
         return self.record.cuda
 
-    def telemetry(self, device: DeviceFacts) -> Telemetry | Unavailable:
-        return self._of(device, self.record.telemetry)
+    def telemetry(
+        self, device: DeviceFacts, names: Collection[str] = ()
+    ) -> Telemetry | Unavailable:
+        found = self._of(device, self.record.telemetry)
+        if isinstance(found, Unavailable) or not names:
+            return found
+        kept = {name: value for name, value in found.fields.items() if name in names}
+        return Telemetry(found.time_ns, kept)
 
     def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
         return self._of(device, self.record.activity)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.lifetimes import BEFORE
+
 _Ints = npt.NDArray[np.int64]
 
 MIN_BLOCK = 512  # kMinBlockSize
@@ -92,7 +94,8 @@ def unsplit(blocks: Tenancy, segments: Tenancy, *, max_split: int) -> _Ints:
     blocks are always merged; so space up to 1 MiB between a new block and the next one in use, or the end
     of the segment, belongs to the new block. From ``max_split`` bytes on nothing is ever split.
     ``blocks`` holds blocks of the large pool with their rounded sizes, whoever lives at any time, and
-    ``segments`` the segments that they lie in. Returns the size of each block.
+    ``segments`` the segments that they lie in. Returns the size of each block; one that began before the
+    trace keeps its rounded size where nothing shows how far it reached.
     """
     fences: list[int] = []  # addresses, ascending, where what follows a block cannot be its own
     size = blocks.size.tolist()
@@ -114,7 +117,21 @@ def unsplit(blocks: Tenancy, segments: Tenancy, *, max_split: int) -> _Ints:
                 if 0 < gap <= SMALL_REQUEST or size[item] >= max_split:
                     size[item] += gap
         fences.insert(place, fence)
-    return np.array(size, np.int64)
+    return _with_ends_shown_later(blocks, np.array(size, np.int64))
+
+
+def _with_ends_shown_later(blocks: Tenancy, size: _Ints) -> _Ints:
+    """Let blocks from before the trace reach to whatever came to lie closely behind them in their life."""
+    by_address = np.argsort(blocks.address, kind="stable")
+    address, begin = blocks.address[by_address], blocks.begin[by_address]
+    for block in np.flatnonzero(blocks.begin == BEFORE).tolist():
+        stop = int(blocks.address[block]) + int(size[block])
+        window = np.array([stop, stop + SMALL_REQUEST + 1], np.uint64)
+        first, last = np.searchsorted(address, window).tolist()
+        met = np.flatnonzero(begin[first:last] < blocks.end[block])
+        if len(met):
+            size[block] += int(address[first + met[0]]) - stop
+    return size
 
 
 def _changes(blocks: Tenancy, segments: Tenancy) -> Iterator[tuple[int, bool]]:

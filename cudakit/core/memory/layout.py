@@ -5,14 +5,16 @@ At the end this is what the snapshot itself says; at any other moment it is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory import block_sizes
+from cudakit.core.memory.mapped import mapped_at
 from cudakit.core.memory.replay import Allocations
-from cudakit.core.memory.reserved import Reserved, mapped_at, whole_segments
-from cudakit.core.memory.snapshot import DeviceTrace
+from cudakit.core.memory.reserved import Reserved, whole_segments
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 
 _Ints = npt.NDArray[np.int64]
 
@@ -60,6 +62,7 @@ def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layo
     else:
         inside = np.zeros(len(live), np.bool_)
     live, segment, offset, size = live[inside], segment[inside], offset[inside], size[inside]
+    segments = _with_kinds(segments, segment, size)
     hole_segment, hole_offset, hole_size = _holes(segments, segment, offset, size)
     return Layout(
         segments=segments,
@@ -84,6 +87,15 @@ def segments_at(trace: DeviceTrace, moment: int) -> Reserved:
         *(np.concatenate((getattr(whole, n), getattr(mapped, n))) for n in Reserved.__slots__)
     )
     return both.take(np.argsort(both.address, kind="stable"))
+
+
+def _with_kinds(segments: Reserved, segment: _Ints, size: _Ints) -> Reserved:
+    """Let blocks tell the kind of the expandable segments of which no event tells it."""
+    kind = segments.kind.copy()
+    told = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
+    small = size[told] <= block_sizes.SMALL_REQUEST
+    kind[segment[told]] = np.where(small, SegmentKind.SMALL, SegmentKind.LARGE)
+    return replace(segments, kind=kind)
 
 
 def _holes(

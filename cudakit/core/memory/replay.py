@@ -26,6 +26,7 @@ from cudakit.core.memory.lifetimes import (
     cut,
     order,
 )
+from cudakit.core.memory.mapped import mapped_ranges
 from cudakit.core.memory.reserved import Reserved, segment_contradictions, whole_segments
 from cudakit.core.memory.snapshot import Action, Blocks, BlockState, DeviceTrace, Events, Snapshot
 
@@ -106,7 +107,7 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
     matched = _match_final_blocks(rows, runs, trace.blocks, len(trace.events))
     allocations = _allocations(snapshot, trace, matched)
     curves = _curves(trace, allocations)
-    segments = segment_contradictions(trace)
+    segments = segment_contradictions(trace) + mapped_ranges(trace)[1]
     over = int(np.count_nonzero(curves.active > curves.reserved))
     counts = matched.counts
     return Replay(
@@ -293,6 +294,8 @@ def _with_unsplit_sizes(
     snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations
 ) -> Allocations:
     """Replace derived sizes of large blocks by those that the allocator's splitting leaves."""
+    if snapshot.settings.get("expandable_segments") is True:
+        return allocations  # then the allocator splits wherever it can (``should_split``)
     segments = whole_segments(trace)
     large = np.flatnonzero(
         (allocations.size > block_sizes.SMALL_REQUEST) & _inside(allocations.address, segments)

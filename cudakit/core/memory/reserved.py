@@ -1,4 +1,4 @@
-"""Memory reserved from the device: the lives of segments, and the ranges mapped at a moment."""
+"""Memory reserved from the device: the lives of the segments that were allocated in one piece."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def whole_segments(trace: DeviceTrace) -> Reserved:
     size = rows.size[lives.first]
     pool = np.where(events.pool[source] >= 0, events.pool[source], 0)
     pool[final >= 0] = trace.segments.pool[final[final >= 0]]
+    kind = np.where(size == _SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
+    kind[final >= 0] = trace.segments.kind[final[final >= 0]]
     ended = Reserved(
         address=rows.address[lives.first],
         size=size,
         stream=events.stream[source],
         pool=pool.astype(np.int32),
-        kind=np.where(size == _SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE).astype(
-            np.uint8
-        ),
+        kind=kind.astype(np.uint8),
         expandable=np.zeros(len(size), np.bool_),
         begin=lives.begin,
         end=np.where(lives.complete >= 0, lives.complete, n),
@@ -81,9 +81,15 @@ def segment_contradictions(trace: DeviceTrace) -> int:
     rows = _segment_rows(trace)
     lives = cut(rows)
     twice = ((lives.begin < 0) & ~lives.oldest) | ((lives.complete < 0) & ~lives.newest)
-    at_end = np.isin(rows.address[lives.first], trace.segments.address)
+    final = final_segments(trace)
+    at_end = np.isin(rows.address[lives.first], final.address[~final.expandable])
     differ = lives.newest & (at_end != (lives.complete < 0))
-    return int(np.count_nonzero(twice) + np.count_nonzero(differ))
+    resized = (lives.begin >= 0) & (lives.complete >= 0)
+    resized &= rows.size[lives.first] != rows.size[lives.last]
+    place = _final_segments(trace, rows, lives)
+    kept = place >= 0
+    resized[kept] = rows.size[lives.first[kept]] != final.size[place[kept]]
+    return int(sum(np.count_nonzero(found) for found in (twice, differ, resized)))
 
 
 def final_segments(trace: DeviceTrace) -> Reserved:
@@ -101,38 +107,6 @@ def final_segments(trace: DeviceTrace) -> Reserved:
     )
 
 
-def mapped_at(trace: DeviceTrace, moment: int) -> Reserved:
-    """Give the expandable ranges mapped at a moment: those of the end, with later changes undone.
-
-    Neighbouring ranges of one stream and pool are one piece, as torch reports them.
-    """
-    changes = _later_mappings(trace, moment)
-    final = final_segments(trace)
-    final = final.take(final.expandable)
-    if not len(final) and not len(changes):
-        return final
-    edges = _edges(trace, changes, final)
-    cells = _Cells(edges)
-    for address, size, stream, pool, kind in zip(
-        final.address.tolist(),
-        final.size.tolist(),
-        final.stream.tolist(),
-        final.pool.tolist(),
-        final.kind.tolist(),
-        strict=True,
-    ):
-        cells.map(address, size, (stream, pool, kind))
-    events = trace.events
-    for event in changes[::-1].tolist():
-        address, size = int(events.address[event]), int(events.size[event])
-        if events.action[event] == Action.SEGMENT_MAP:
-            cells.unmap(address, size)
-        else:
-            pool = max(int(events.pool[event]), 0)
-            cells.map(address, size, (int(events.stream[event]), pool, SegmentKind.UNKNOWN))
-    return cells.pieces(len(events))
-
-
 def _segment_rows(trace: DeviceTrace) -> Rows:
     events = trace.events
     step = np.full(len(events), NO_STEP, np.uint8)
@@ -144,71 +118,15 @@ def _segment_rows(trace: DeviceTrace) -> Rows:
 
 def _final_segments(trace: DeviceTrace, rows: Rows, lives: Lifetimes) -> _Ints:
     """Find the segment of the final state that each life is; -1 for what has ended."""
-    address = trace.segments.address
+    whole = np.flatnonzero(~trace.segments.expandable)
+    address = trace.segments.address[whole]
     final = np.full(len(lives.first), -1, np.int64)
-    if len(address):
+    if len(whole):
         wanted = rows.address[lives.first]
-        place = np.minimum(np.searchsorted(address, wanted), len(address) - 1)
+        place = np.minimum(np.searchsorted(address, wanted), len(whole) - 1)
         alive = lives.newest & (lives.complete < 0) & (address[place] == wanted)
-        final[alive] = place[alive]
+        final[alive] = whole[place[alive]]
     return final
-
-
-def _later_mappings(trace: DeviceTrace, moment: int) -> npt.NDArray[np.intp]:
-    action = trace.events.action[moment:]
-    mapping = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
-    return np.flatnonzero(mapping) + moment
-
-
-def _edges(
-    trace: DeviceTrace, changes: npt.NDArray[np.intp], final: Reserved
-) -> npt.NDArray[np.uint64]:
-    starts = np.concatenate((trace.events.address[changes], final.address))
-    sizes = np.concatenate((trace.events.size[changes], final.size)).astype(np.uint64)
-    return np.unique(np.concatenate((starts, starts + sizes)))
-
-
-class _Cells:
-    """The address space cut wherever a mapping ever began or ended; a cell is mapped or not."""
-
-    def __init__(self, edges: npt.NDArray[np.uint64]) -> None:
-        self._edges = edges
-        self._owner = np.zeros(max(len(edges) - 1, 0), np.int32)  # 0: not mapped
-        self._owners: dict[tuple[int, int, int], int] = {}
-
-    def map(self, address: int, size: int, owner: tuple[int, int, int]) -> None:
-        """Map a range for a (stream, pool, kind)."""
-        self._owner[self._range(address, size)] = self._owners.setdefault(
-            owner, len(self._owners) + 1
-        )
-
-    def unmap(self, address: int, size: int) -> None:
-        """Unmap a range."""
-        self._owner[self._range(address, size)] = 0
-
-    def _range(self, address: int, size: int) -> slice:
-        bounds = np.array([address, address + size], np.uint64)
-        first, last = np.searchsorted(self._edges, bounds).tolist()
-        return slice(first, last)
-
-    def pieces(self, n_events: int) -> Reserved:
-        """Join neighbouring cells of one owner."""
-        change = np.flatnonzero(np.diff(self._owner, prepend=0, append=0))
-        owner = self._owner[change[:-1]] if len(change) else self._owner[:0]
-        mapped = np.flatnonzero(owner)
-        start, end = self._edges[change[mapped]], self._edges[change[mapped + 1]]
-        keys = list(self._owners)
-        owners = np.array([keys[i - 1] for i in owner[mapped].tolist()], np.int64).reshape(-1, 3)
-        return Reserved(
-            address=start,
-            size=(end - start).astype(np.int64),
-            stream=owners[:, 0].astype(np.int32),
-            pool=owners[:, 1].astype(np.int32),
-            kind=owners[:, 2].astype(np.uint8),
-            expandable=np.ones(len(start), np.bool_),
-            begin=np.full(len(start), -1, np.int64),
-            end=np.full(len(start), n_events, np.int64),
-        )
 
 
 def _join(first: Reserved, second: Reserved) -> Reserved:

@@ -7,7 +7,7 @@ the reason: never 0 in place of an unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -94,8 +94,10 @@ class Machine(Protocol):
     def nvml(self) -> NvmlView | Unavailable: ...
     def cuda(self) -> CudaView | Unavailable: ...
 
-    def telemetry(self, device: DeviceFacts) -> Telemetry | Unavailable:
-        """Read what moves; Unavailable as a whole where the device is lost."""
+    def telemetry(
+        self, device: DeviceFacts, names: Collection[str] = ()
+    ) -> Telemetry | Unavailable:
+        """Read what moves, or ``names`` of it; Unavailable as a whole where the device is lost."""
         ...
 
     def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:

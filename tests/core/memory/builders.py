@@ -148,14 +148,14 @@ def blocks(pieces: Sequence[Segment]) -> Blocks:
 
 
 def _tiled(piece: Segment) -> Iterator[Block]:
-    place = piece.address
+    place, end = piece.address, piece.address + piece.size
     for block in sorted(piece.blocks, key=lambda block: block.address):
-        if block.address > place:
-            yield Block(place, block.address - place, 0, BlockState.INACTIVE)
+        if place < min(block.address, end):
+            yield Block(place, min(block.address, end) - place, 0, BlockState.INACTIVE)
         yield block
         place = block.address + block.size
-    if place < piece.address + piece.size:
-        yield Block(place, piece.address + piece.size - place, 0, BlockState.INACTIVE)
+    if place < end:
+        yield Block(place, end - place, 0, BlockState.INACTIVE)
 
 
 def _requested(block: Block) -> int:

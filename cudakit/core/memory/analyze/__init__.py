@@ -46,21 +46,32 @@ def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
 
     Raises UsageError when no file has the device, the stream, the pool or the event asked for.
     """
-    devices = [
-        analyze_device(snapshot, trace, spec)
+    chosen = [
+        (snapshot, trace)
         for snapshot in snapshots
         for trace in snapshot.devices
         if spec.device is None or trace.device == spec.device
     ]
-    if not devices:
-        known = sorted({trace.device for snapshot in snapshots for trace in snapshot.devices})
-        words = ", ".join("host" if device == HOST else str(device) for device in known)
-        raise UsageError(f"no device {spec.device} in the snapshot", hint=f"devices: {words}")
+    if not chosen:
+        raise _no_such_device(snapshots, spec)
+    if spec.at == "oom" and not any(_ran_out(trace) for _, trace in chosen):
+        raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
     return MemoryResult(
         schema=SCHEMA,
         files=tuple(FileFacts(s.source, s.format, s.size_bytes, s.settings) for s in snapshots),
-        devices=tuple(devices),
+        devices=tuple(analyze_device(snapshot, trace, spec) for snapshot, trace in chosen),
     )
+
+
+def _no_such_device(snapshots: Sequence[Snapshot], spec: MemorySpec) -> UsageError:
+    known = sorted({trace.device for snapshot in snapshots for trace in snapshot.devices})
+    words = ", ".join("host" if device == HOST else str(device) for device in known)
+    wanted = "host" if spec.device == HOST else spec.device
+    return UsageError(f"no device {wanted} in the snapshot", hint=f"devices: {words}")
+
+
+def _ran_out(trace: DeviceTrace) -> bool:
+    return bool((trace.events.action == Action.OOM).any())
 
 
 def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
@@ -140,12 +151,8 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
         return "peak", _peak_moment(replayed) - 1
     if at == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
-        if not len(ooms):
-            raise UsageError(
-                f"device {trace.device} did not run out of memory in this trace",
-                hint="use --at peak or --at end",
-            )
-        return "oom", int(ooms[-1])
+        # Of several ranks, often one only runs out: the others are shown at their end.
+        return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
     index = int(at)
     if not -1 <= index < n:
         raise UsageError(

@@ -1,14 +1,14 @@
 /* Reads a pickle of plain data into flat memory: no class is looked up, nothing is called, and no
- * Python object is made for a node. A file can do nothing but describe lists, dictionaries, texts and
- * numbers. Memory and time are linear in its bytes: an opcode stores a bounded amount, a declared
- * length is compared with what is left before it is believed, and a memo index must be smaller than
- * the number of bytes read so far.
+ * Python object is made for a node. A file can do nothing but describe lists, dictionaries, texts
+ * and numbers. Memory and time are linear in its bytes: an opcode stores a bounded amount, a
+ * declared length is compared with what is left before it is believed, and a memo index must be
+ * smaller than the number of bytes read so far.
  *
  * A node is a Value: a tag in the upper four bits, and below it what the tag says. Scalars of equal
- * content have equal Values, since what does not fit in 60 bits is interned. A dictionary is its shape
- * (which keys in which order: a path in a tree that all dictionaries share) and its values.
+ * content have equal Values, since what does not fit in 60 bits is interned. A dictionary is its
+ * shape (which keys in which order: a path in a tree that all dictionaries share) and its values.
  *
- * What a file does wrong leaves as ValueError(word, offset); pickled.py makes sentences of the words.
+ * What a file does wrong leaves as ValueError(word, offset), of which pickled.py makes a sentence.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- growing arrays --------------------------------------------------------------------------- */
+/* ---- growing arrays -------------------------------------------------------------------------- */
 
 typedef struct {
     void *data;
@@ -54,9 +54,11 @@ static inline bool append(Vector *words, uint64_t word) {
     return true;
 }
 
-/* ---- hashing ---------------------------------------------------------------------------------- */
+/* ---- hashing --------------------------------------------------------------------------------- */
 
-static inline uint64_t rotated(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
+static inline uint64_t rotated(uint64_t word, int bits) {
+    return word << bits | word >> (64 - bits);
+}
 
 static inline void sip_round(uint64_t v[4]) {
     v[0] += v[1], v[1] = rotated(v[1], 13) ^ v[0], v[0] = rotated(v[0], 32);
@@ -138,7 +140,7 @@ static bool table_add(Table *table, uint32_t hash, uint64_t index) {
     return true;
 }
 
-/* ---- the tree --------------------------------------------------------------------------------- */
+/* ---- the tree -------------------------------------------------------------------------------- */
 
 typedef uint64_t Value;
 
@@ -207,10 +209,21 @@ typedef struct {
     Value root;
 } Tree;
 
-static inline Span blob_at(const Tree *tree, Value value) { return ITEMS(Span, tree->blobs)[PAYLOAD(value)]; }
-static inline List *list_at(const Tree *tree, Value value) { return &ITEMS(List, tree->lists)[PAYLOAD(value)]; }
-static inline Dict *dict_at(const Tree *tree, Value value) { return &ITEMS(Dict, tree->dicts)[PAYLOAD(value)]; }
-static inline Shape *shape_at(const Tree *tree, uint32_t index) { return &ITEMS(Shape, tree->shapes)[index]; }
+static inline Span blob_at(const Tree *tree, Value value) {
+    return ITEMS(Span, tree->blobs)[PAYLOAD(value)];
+}
+
+static inline List *list_at(const Tree *tree, Value value) {
+    return &ITEMS(List, tree->lists)[PAYLOAD(value)];
+}
+
+static inline Dict *dict_at(const Tree *tree, Value value) {
+    return &ITEMS(Dict, tree->dicts)[PAYLOAD(value)];
+}
+
+static inline Shape *shape_at(const Tree *tree, uint32_t index) {
+    return &ITEMS(Shape, tree->shapes)[index];
+}
 
 static const uint8_t *bytes_of(const Tree *tree, Span span) {
     if (span.offset & IN_SPILL)
@@ -235,8 +248,8 @@ static uint32_t intern_blob(Tree *tree, Span span) {
     uint32_t known = find_blob(tree, bytes, span.size, hash);
     if (known != NOTHING)
         return known;
-    bool added = reserve(&tree->blobs, 1, sizeof(Span)) && table_add(&tree->blob_table, hash, tree->blobs.used);
-    if (!added)
+    if (!reserve(&tree->blobs, 1, sizeof(Span))
+        || !table_add(&tree->blob_table, hash, tree->blobs.used))
         return NOTHING;
     ITEMS(Span, tree->blobs)[tree->blobs.used] = span;
     return (uint32_t)tree->blobs.used++;
@@ -262,15 +275,15 @@ static uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
     for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOTHING;)
         if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
             return from->successor = i;
-    bool added = reserve(&tree->shapes, 1, sizeof(Shape)) && table_add(&tree->shape_table, hash, tree->shapes.used);
-    if (!added)
+    if (!reserve(&tree->shapes, 1, sizeof(Shape))
+        || !table_add(&tree->shape_table, hash, tree->shapes.used))
         return NOTHING;
     uint32_t made = (uint32_t)tree->shapes.used++;
     *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
     return shape_at(tree, parent)->successor = made;
 }
 
-/* What is left of a chunk when a request does not fit is less than the request: half is used at least. */
+/* A chunk is left for another when a request exceeds what is left of it: half is used at least. */
 static Value *allocate_items(Tree *tree, uint64_t count) {
     if (count > tree->free_count) {
         uint64_t size = count > CHUNK_ITEMS ? count : CHUNK_ITEMS;
@@ -306,7 +319,7 @@ static bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t lengt
     return true;
 }
 
-/* ---- the pickle machine ------------------------------------------------------------------------ */
+/* ---- the pickle machine ---------------------------------------------------------------------- */
 
 enum {
     OP_MARK = '(', OP_STOP = '.', OP_POP = '0', OP_POP_MARK = '1', OP_DUP = '2', OP_FLOAT = 'F',
@@ -385,13 +398,17 @@ static bool take_line(Machine *m, Span *span) {
 
 /* The stack. What lies below the latest mark is out of reach, as in Python's own unpickler. */
 
-static inline Value *stack_at(const Machine *m, uint64_t index) { return &ITEMS(Value, m->stack)[index]; }
+static inline Value *stack_at(const Machine *m, uint64_t index) {
+    return &ITEMS(Value, m->stack)[index];
+}
 
 static inline uint64_t fence(const Machine *m) {
     return m->marks.used ? ITEMS(uint64_t, m->marks)[m->marks.used - 1] : 0;
 }
 
-static inline bool push(Machine *m, Value value) { return append(&m->stack, value) || out_of_memory(m); }
+static inline bool push(Machine *m, Value value) {
+    return append(&m->stack, value) || out_of_memory(m);
+}
 
 static inline bool needs(Machine *m, uint64_t count) {
     return m->stack.used - fence(m) >= count || fail(m, "stack");
@@ -480,8 +497,8 @@ static bool push_binfloat(Machine *m) {
     return take(m, 8) && push_blob(m, FLOAT, span);
 }
 
-/* Rare scalars: lines of digits, and texts that are not plain ASCII. The function that converts them is
- * Python's, and the machine in Python uses it too. */
+/* Rare scalars: lines of text, and texts that are not plain ASCII. The function that converts them
+ * is in Python, and the machine in Python uses it too. */
 
 static void enter_python(Machine *m) { PyEval_RestoreThread(m->thread); }
 static void leave_python(Machine *m) { m->thread = PyEval_SaveThread(); }
@@ -499,8 +516,10 @@ static bool push_object(Machine *m, PyObject *object) {
     char packed[8];
     if (PyBool_Check(object))
         return push(m, MAKE(CONSTANT, object == Py_True ? IS_TRUE : IS_FALSE));
-    if (PyBytes_Check(object))
-        return push_spilled(m, NUMBER, PyBytes_AS_STRING(object), (uint64_t)PyBytes_GET_SIZE(object));
+    if (PyBytes_Check(object)) {
+        size = PyBytes_GET_SIZE(object);
+        return push_spilled(m, NUMBER, PyBytes_AS_STRING(object), (uint64_t)size);
+    }
     if (PyFloat_Check(object)) {
         bool done = PyFloat_Pack8(PyFloat_AS_DOUBLE(object), packed, 0) == 0;
         return done ? push_spilled(m, FLOAT, packed, sizeof packed) : fail(m, "raised");
@@ -629,8 +648,8 @@ static bool append_from(Machine *m, uint64_t position) {
     return true;
 }
 
-/* The same for a dictionary. A key that is not text is dropped with its value: nothing asks for it, and
- * to hash a container could take for ever. A key that comes again is added again; the last one counts. */
+/* The same for a dictionary. A key that is not text is dropped with its value, since nothing asks
+ * for it. A key that comes again is added again, and the last one counts. */
 static bool set_from(Machine *m, uint64_t position) {
     Tree *tree = m->tree;
     Value target = *stack_at(m, position - 1);
@@ -669,12 +688,13 @@ static bool fill_from_mark(Machine *m, Filler fill) {
     return position > fence(m) ? fill(m, position) : fail(m, "stack");
 }
 
-/* Makes a container of the stack from a position on: pushes an empty one and puts it below the items. */
+/* Makes a container of the stack from a position on: pushes an empty one, then puts it below. */
 static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill) {
+    uint64_t count = m->stack.used - position;
     if (!push_empty(m))
         return false;
-    Value made = *stack_at(m, m->stack.used - 1);
-    memmove(stack_at(m, position + 1), stack_at(m, position), (m->stack.used - 1 - position) * sizeof(Value));
+    Value made = *stack_at(m, position + count);
+    memmove(stack_at(m, position + 1), stack_at(m, position), count * sizeof(Value));
     *stack_at(m, position) = made;
     return fill(m, position + 1);
 }
@@ -773,7 +793,7 @@ static bool run(Machine *m) {
     return true;
 }
 
-/* ---- answers by the column (nothing of Python is touched here) ---------------------------------- */
+/* ---- answers by the column (nothing of Python is touched here) ------------------------------- */
 
 typedef struct {
     const Tree *tree;
@@ -852,8 +872,8 @@ static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key) {
     return 0;
 }
 
-/* Walks each shape once, however many dictionaries have it. The file holds a pair for each step of the
- * shape of some dictionary, so that all walks together are linear in the file. */
+/* Walks each shape once, however many dictionaries have it. The file holds a pair for each step of
+ * the shape of a dictionary, so that all walks together are linear in the file. */
 static bool look_up(Query *query) {
     const Tree *tree = query->tree;
     Value *found = query->first;
@@ -900,13 +920,14 @@ static bool read_integers(Query *query) {
     return true;
 }
 
-/* ---- numbering by content ----------------------------------------------------------------------- */
+/* ---- numbering by content -------------------------------------------------------------------- */
 
 /* Frames are dictionaries in a list: two levels. What is nested deeper than this is compared by
  * identity, as in tree.py. */
 #define INTERN_DEPTH 4
 
-/* A key (upper half) and its slot (lower half): sorting brings equal keys together, the last one last. */
+/* A key (upper half) and its slot (lower half): sorted, the slots of a key stand together, the last
+ * one last. */
 typedef uint64_t KeySlot;
 
 typedef struct {
@@ -915,13 +936,14 @@ typedef struct {
 
 typedef struct {
     const Tree *tree;
-    uint32_t *numbers[2][INTERN_DEPTH]; /* by list or dict and depth, of every container: number + 1 */
-    Stretch *shapes;                    /* of key_slots, by shape */
-    Vector key_slots;                   /* KeySlot: of the shapes met so far */
-    Vector draft;                       /* Value: a stack of contents under construction */
-    Vector parts;                       /* Value: of all contents */
-    Vector contents;                    /* Stretch, of parts */
-    Table table;                        /* of contents */
+    /* Of lists and of dictionaries, by depth: the content's number + 1, 0 where not visited. */
+    uint32_t *numbers[2][INTERN_DEPTH];
+    Stretch *shapes;  /* of key_slots, by shape */
+    Vector key_slots; /* KeySlot: of the shapes met so far */
+    Vector draft;     /* Value: a stack of contents under construction */
+    Vector parts;     /* Value: of all contents */
+    Vector contents;  /* Stretch, of parts */
+    Table table;      /* of contents */
 } Interner;
 
 static void close_interner(Interner *in) {
@@ -942,7 +964,7 @@ static int compare_key_slots(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-/* Appends the keys of a shape in the order of their numbers, each once, with the slot that counts. */
+/* Appends the keys of a shape in the order of their numbers, each once, with its last slot. */
 static bool add_key_slots(Interner *in, uint32_t shape) {
     uint32_t length = shape_at(in->tree, shape)->length;
     if (!length || !reserve(&in->key_slots, length, sizeof(KeySlot)))
@@ -959,21 +981,21 @@ static bool add_key_slots(Interner *in, uint32_t shape) {
     return true;
 }
 
-/* Returns the number of the content that the draft holds from a position on; NOTHING without memory. */
+/* Returns the number of the content that was drafted from a position on; NOTHING without memory. */
 static uint32_t number_of_draft(Interner *in, uint64_t from) {
     const Value *draft = ITEMS(Value, in->draft) + from;
-    uint64_t length = in->draft.used - from;
-    uint32_t hash = hash_bytes(in->tree->hash_key, draft, length * sizeof(Value));
+    uint64_t length = in->draft.used - from, size = length * sizeof(Value);
+    uint32_t hash = hash_bytes(in->tree->hash_key, draft, size);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&in->table, hash, &position)) != NOTHING;) {
         Stretch known = ITEMS(Stretch, in->contents)[i];
-        if (known.length == length && !memcmp(ITEMS(Value, in->parts) + known.start, draft, length * sizeof(Value)))
+        if (known.length == length && !memcmp(ITEMS(Value, in->parts) + known.start, draft, size))
             return i;
     }
     if (!reserve(&in->contents, 1, sizeof(Stretch)) || !reserve(&in->parts, length, sizeof(Value))
         || !table_add(&in->table, hash, in->contents.used))
         return NOTHING;
-    memcpy(ITEMS(Value, in->parts) + in->parts.used, draft, length * sizeof(Value));
+    memcpy(ITEMS(Value, in->parts) + in->parts.used, draft, size);
     ITEMS(Stretch, in->contents)[in->contents.used] = (Stretch){in->parts.used, length};
     in->parts.used += length;
     return (uint32_t)in->contents.used++;
@@ -1018,12 +1040,13 @@ static bool draft_dict(Interner *in, const Dict *dict, int depth) {
     return true;
 }
 
-/* Visits a container, once for each depth that it is met at: what contains itself comes to an end. */
+/* Visits a container, once a depth: what contains itself comes to an end. */
 static Value new_content(Interner *in, Value node, int depth) {
     bool is_dict = TAG(node) == DICT;
     uint32_t **numbers = &in->numbers[is_dict][depth];
+    const Vector *all = is_dict ? &in->tree->dicts : &in->tree->lists;
     if (!*numbers)
-        *numbers = PyMem_RawCalloc(is_dict ? in->tree->dicts.used : in->tree->lists.used, sizeof **numbers);
+        *numbers = PyMem_RawCalloc(all->used, sizeof **numbers);
     uint64_t from = in->draft.used;
     if (!*numbers || !append(&in->draft, is_dict))
         return 0;
@@ -1044,8 +1067,8 @@ static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], V
     for (uint32_t i; (i = table_next(table, hash, &position)) != NOTHING;)
         if (ITEMS(Value, *known)[i] == content)
             return i;
-    bool added = known->used <= INT32_MAX && table_add(table, hash, known->used) && append(known, content);
-    return added ? (uint32_t)known->used - 1 : NOTHING;
+    bool added = known->used <= INT32_MAX && table_add(table, hash, known->used);
+    return added && append(known, content) ? (uint32_t)known->used - 1 : NOTHING;
 }
 
 /* Fills the ids, and of each id the first node. */
@@ -1083,7 +1106,7 @@ static bool intern_nodes(Query *query) {
     return good;
 }
 
-/* ---- Python objects ----------------------------------------------------------------------------- */
+/* ---- Python objects -------------------------------------------------------------------------- */
 
 static PyObject *new_text(const Tree *tree, Value blob) {
     Span span = blob_at(tree, blob);
@@ -1091,12 +1114,13 @@ static PyObject *new_text(const Tree *tree, Value blob) {
 }
 
 static PyObject *new_large_integer(const Tree *tree, Span span) {
+    Py_ssize_t size = (Py_ssize_t)span.size;
     PyObject *convert = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
-    PyObject *positional = Py_BuildValue("(y#s)", bytes_of(tree, span), (Py_ssize_t)span.size, "little");
+    PyObject *args = Py_BuildValue("(y#s)", bytes_of(tree, span), size, "little");
     PyObject *named = Py_BuildValue("{sO}", "signed", Py_True);
-    PyObject *made = convert && positional && named ? PyObject_Call(convert, positional, named) : NULL;
+    PyObject *made = convert && args && named ? PyObject_Call(convert, args, named) : NULL;
     Py_XDECREF(convert);
-    Py_XDECREF(positional);
+    Py_XDECREF(args);
     Py_XDECREF(named);
     return made;
 }
@@ -1108,7 +1132,9 @@ static PyObject *new_scalar(const Tree *tree, Value node) {
     const char *bytes = is_blob ? (const char *)bytes_of(tree, span) : NULL;
     switch (TAG(node)) {
     case CONSTANT:
-        return PAYLOAD(node) == IS_NONE ? Py_NewRef(Py_None) : PyBool_FromLong(PAYLOAD(node) == IS_TRUE);
+        if (PAYLOAD(node) == IS_NONE)
+            Py_RETURN_NONE;
+        return PyBool_FromLong(PAYLOAD(node) == IS_TRUE);
     case SMALL: return PyLong_FromLongLong(small_number(node));
     case NUMBER: return new_large_integer(tree, span);
     case FLOAT: return PyFloat_FromDouble(span.size == 8 ? PyFloat_Unpack8(bytes, 0) : 0);
@@ -1137,7 +1163,7 @@ static PyObject *new_members(const Tree *tree, const Dict *dict) {
     return made;
 }
 
-/* ---- the Python type ---------------------------------------------------------------------------- */
+/* ---- the Python type ------------------------------------------------------------------------- */
 
 static const char *kind_name(Value node) {
     static const char *const names[] = {
@@ -1172,12 +1198,14 @@ static bool take_handle(const Tree *tree, PyObject *argument, Value *handle) {
 
 static PyObject *tree_kind(PyObject *self, PyObject *argument) {
     Value handle;
-    return take_handle((Tree *)self, argument, &handle) ? PyUnicode_FromString(kind_name(handle)) : NULL;
+    bool good = take_handle((Tree *)self, argument, &handle);
+    return good ? PyUnicode_FromString(kind_name(handle)) : NULL;
 }
 
 static PyObject *tree_scalar(PyObject *self, PyObject *argument) {
     Value handle;
-    return take_handle((Tree *)self, argument, &handle) ? new_scalar((Tree *)self, handle) : NULL;
+    bool good = take_handle((Tree *)self, argument, &handle);
+    return good ? new_scalar((Tree *)self, handle) : NULL;
 }
 
 static PyObject *tree_members(PyObject *self, PyObject *argument) {
@@ -1189,8 +1217,7 @@ static PyObject *tree_members(PyObject *self, PyObject *argument) {
                                         : raise_refusal(&query);
 }
 
-/* The arguments of a query: handles, and one or two arrays to be filled. Of the latter has_room says
- * whether they have so many bytes a handle. */
+/* The arguments of a query: handles, and one or two arrays to be filled. */
 typedef struct {
     Py_buffer handles, first, second;
 } Arrays;
@@ -1207,16 +1234,17 @@ static void release(Py_buffer *array) {
         PyBuffer_Release(array);
 }
 
-/* Answers a query; the numbers are the bytes that each array needs for a handle. */
-static PyObject *answer(Query *query, Arrays *arrays, int first_bytes, int second_bytes, bool (*fill)(Query *)) {
+/* Answers a query. The numbers are the bytes that an array needs for each handle; 0 is any size. */
+static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), unsigned first_bytes,
+                        unsigned second_bytes) {
     query->handles = arrays->handles.buf;
     query->count = (uint64_t)arrays->handles.len / sizeof(Value);
     query->first = arrays->first.buf;
     query->first_bytes = (uint64_t)arrays->first.len;
     query->second = arrays->second.buf;
     bool good = has_room(&arrays->handles, query->count, sizeof(Value))
-        && (!first_bytes || has_room(&arrays->first, query->count, (uint64_t)first_bytes))
-        && (!second_bytes || has_room(&arrays->second, query->count, (uint64_t)second_bytes));
+        && (!first_bytes || has_room(&arrays->first, query->count, first_bytes))
+        && (!second_bytes || has_room(&arrays->second, query->count, second_bytes));
     if (good) {
         Py_BEGIN_ALLOW_THREADS
         good = fill(query);
@@ -1235,7 +1263,7 @@ static PyObject *tree_lengths(PyObject *self, PyObject *args) {
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays.handles, &arrays.first))
         return NULL;
-    return answer(&query, &arrays, sizeof(int64_t), 0, read_lengths);
+    return answer(&query, &arrays, read_lengths, sizeof(int64_t), 0);
 }
 
 static PyObject *tree_gather(PyObject *self, PyObject *args) {
@@ -1243,17 +1271,19 @@ static PyObject *tree_gather(PyObject *self, PyObject *args) {
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays.handles, &arrays.first))
         return NULL;
-    return answer(&query, &arrays, 0, 0, gather_items);
+    return answer(&query, &arrays, gather_items, 0, 0);
 }
 
-/* Returns the number of a key; NOTHING, which no shape has, for a text that the file does not hold. */
+/* Returns the number of a key; NOTHING, which no shape has, where the file has no such text. */
 static uint32_t key_number(const Tree *tree, PyObject *key) {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(key, &size);
-    if (text)
-        return find_blob(tree, text, (uint64_t)size, hash_bytes(tree->hash_key, text, (uint64_t)size));
-    PyErr_Clear(); /* a lone surrogate, which no text of a file has */
-    return NOTHING;
+    if (!text) {
+        PyErr_Clear(); /* a lone surrogate, which no text of a file has */
+        return NOTHING;
+    }
+    uint32_t hash = hash_bytes(tree->hash_key, text, (uint64_t)size);
+    return find_blob(tree, text, (uint64_t)size, hash);
 }
 
 static PyObject *tree_column(PyObject *self, PyObject *args) {
@@ -1263,7 +1293,7 @@ static PyObject *tree_column(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays.handles, &arrays.first, &key))
         return NULL;
     query.key = key_number(query.tree, key);
-    return answer(&query, &arrays, sizeof(Value), 0, look_up);
+    return answer(&query, &arrays, look_up, sizeof(Value), 0);
 }
 
 static PyObject *tree_integers(PyObject *self, PyObject *args) {
@@ -1271,7 +1301,7 @@ static PyObject *tree_integers(PyObject *self, PyObject *args) {
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays.handles, &arrays.first, &arrays.second))
         return NULL;
-    return answer(&query, &arrays, sizeof(int64_t), 1, read_integers);
+    return answer(&query, &arrays, read_integers, sizeof(int64_t), 1);
 }
 
 static PyObject *tree_intern(PyObject *self, PyObject *args) {
@@ -1279,7 +1309,7 @@ static PyObject *tree_intern(PyObject *self, PyObject *args) {
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays.handles, &arrays.first, &arrays.second))
         return NULL;
-    return answer(&query, &arrays, sizeof(int32_t), sizeof(Value), intern_nodes);
+    return answer(&query, &arrays, intern_nodes, sizeof(int32_t), sizeof(Value));
 }
 
 static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure)) {
@@ -1331,7 +1361,8 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     PyObject *buffer, *convert;
     const char *seed;
     Py_ssize_t seed_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed, &seed_bytes, &convert))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed,
+                                     &seed_bytes, &convert))
         return NULL;
     Tree *tree = (Tree *)type->tp_alloc(type, 0);
     if (!tree)
@@ -1346,7 +1377,7 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
 static PyMethodDef tree_methods[] = {
     {"kind", tree_kind, METH_O, "Name what a node is."},
     {"scalar", tree_scalar, METH_O, "Make the Python object of a node that is no container."},
-    {"members", tree_members, METH_O, "Map a dictionary's text keys to the handles of their values."},
+    {"members", tree_members, METH_O, "Map the keys of a dictionary to handles."},
     {"lengths", tree_lengths, METH_VARARGS, "Count the items of lists."},
     {"gather", tree_gather, METH_VARARGS, "Concatenate the items of lists."},
     {"column", tree_column, METH_VARARGS, "Look one key up in many dictionaries."},

@@ -1,4 +1,4 @@
-"""The native reader of pickles of plain data; ``pickled.py`` is its face."""
+"""The native reader of pickles of plain data; ``native.py`` is its face."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ import numpy.typing as npt
 class PickledTree:
     """The tree that a pickle of plain data describes. The buffer stays exported as long as it lives.
 
-    Raises ValueError(why, offset) for what pickled.py explains, ValueError("kind", found) for a node of
-    another kind than a method is about, IndexError for what is no handle.
+    Raises ValueError(why, offset) for a file that is not read on, ValueError("kind", found) where a
+    node is not of the kind that a method is about, IndexError for what is no handle.
     """
 
     def __new__(

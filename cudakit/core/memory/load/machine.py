@@ -206,7 +206,7 @@ class Machine:
 
 _Step: TypeAlias = Callable[[Machine], object]
 
-_NAMED: dict[bytes, _Step] = {
+_OPCODES: dict[bytes, _Step] = {
     b"N": lambda m: m.push(None),
     b"\x88": lambda m: m.push(True),
     b"\x89": lambda m: m.push(False),
@@ -258,5 +258,5 @@ _NAMED: dict[bytes, _Step] = {
 }
 
 _STEPS: tuple[_Step, ...] = tuple(
-    _NAMED.get(bytes([opcode]), Machine.refuse) for opcode in range(256)
+    _OPCODES.get(bytes([opcode]), Machine.refuse) for opcode in range(256)
 )

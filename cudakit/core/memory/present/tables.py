@@ -32,6 +32,9 @@ from cudakit.document import (
 
 _T = TypeVar("_T")
 
+# Ranks of a balanced program differ by less than this share of the median peak.
+_OUTLIER = 0.05
+
 NO_STACK = "no stack recorded (C++ thread, e.g. backward)"
 
 
@@ -103,7 +106,19 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
             )
             for device in devices
         ),
+        caption=_outlier(devices),
     )
+
+
+def _outlier(devices: Sequence[DeviceMemory]) -> str:
+    """Name the rank whose peak stands out, as an unbalanced program has one."""
+    peaks = sorted(device.peak.requested_bytes for device in devices)
+    middle = peaks[len(peaks) // 2]
+    highest = max(devices, key=lambda device: device.peak.requested_bytes)
+    above = highest.peak.requested_bytes / middle - 1 if middle else 0.0
+    if len(devices) < 3 or above < _OUTLIER:
+        return ""
+    return f"{highest.file} {device_name(highest)} peaks {above:.0%} above the median"
 
 
 def moments(device: DeviceMemory) -> Table:

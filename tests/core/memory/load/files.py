@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gzip
+import io
 import json
 import pickle
 import sys
@@ -130,3 +132,62 @@ def failed(size: int, *, device_free: int) -> dict[str, Any]:
 
 def numbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry | {"time_us": entry["time_us"] + i} for i, entry in enumerate(events)]
+
+
+def changed(root: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """Copy nested containers with one node of them replaced."""
+    if not place:
+        return value
+    first, *rest = place
+    if isinstance(root, dict):
+        return {**root, first: changed(root[first], tuple(rest), value)}
+    items = list(root)
+    items[first] = changed(items[first], tuple(rest), value)
+    return type(root)(items)
+
+
+def places(root: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """List the way to every node, containers before what is in them."""
+    yield at
+    inner = root.items() if isinstance(root, dict) else ()
+    for key, value in enumerate(root) if isinstance(root, (list, tuple)) else inner:
+        yield from places(value, (*at, key))
+
+
+def without(root: Any, *keys: str) -> Any:
+    """Copy nested containers without the keys named, wherever they are."""
+    if isinstance(root, dict):
+        return {key: without(value, *keys) for key, value in root.items() if key not in keys}
+    if isinstance(root, (list, tuple)):
+        return type(root)(without(item, *keys) for item in root)
+    return root
+
+
+def pickled(root: Any, protocol: int = 4, *, memo: bool = True) -> bytes:
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol)
+    pickler.fast = not memo
+    pickler.dump(root)
+    return stream.getvalue()
+
+
+# Every form in which a file can say the same.
+FORMS: Mapping[str, Callable[[Any], bytes]] = {
+    **{f"protocol-{n}.pkl": functools.partial(pickled, protocol=n) for n in range(6)},
+    "no-memo.pkl": functools.partial(pickled, memo=False),
+    "gzip.pkl.gz": lambda root: gzip.compress(pickled(root)),
+    "members.pkl.gz": lambda root: _in_two(gzip.compress, pickled(root)),
+    "zstandard.pkl.zst": lambda root: zstd.compress(pickled(root)),
+    "frames.pkl.zst": lambda root: _in_two(zstd.compress, pickled(root)),
+    "plain.json": lambda root: json.dumps(root).encode(),
+    "indented.json": lambda root: b"\n " + json.dumps(root, indent=2).encode(),
+    "utf-16.json": lambda root: json.dumps(root, ensure_ascii=False).encode("utf-16"),
+    "marked.json": lambda root: json.dumps(root, ensure_ascii=False).encode("utf-8-sig"),
+    "gzip.json.gz": lambda root: gzip.compress(json.dumps(root).encode()),
+    "zstandard.json.zst": lambda root: zstd.compress(json.dumps(root).encode()),
+}
+
+
+def _in_two(compress: Callable[[bytes], bytes], content: bytes) -> bytes:
+    half = len(content) // 2
+    return compress(content[:half]) + compress(content[half:])

@@ -1,0 +1,157 @@
+"""The child process: asks the CUDA driver, and writes what it said as one JSON object.
+
+Run as a script, and of the standard library only: it starts in a few milliseconds, and works where
+nothing else does. No context is made, so nothing is left on any GPU. The numbers and names are those of
+the CUDA Driver API (cuda.h). What the driver prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_SUCCESS = 0
+_INVALID_VALUE = 1
+# CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+_NATIVE_ATOMICS = 3
+
+
+class Refused(Exception):
+    """The driver returned an error."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Driver:
+    """The functions of libcuda, each checked."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != _SUCCESS:
+            raise Refused(code)
+
+    def number(self, name: str, *arguments: Any) -> int:
+        result = ctypes.c_int()
+        self.call(name, ctypes.byref(result), *arguments)
+        return result.value
+
+    def text(self, name: str, *arguments: Any) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        self.call(name, buffer, ctypes.c_int(len(buffer)), *arguments)
+        return buffer.value.decode(errors="replace")
+
+    def uuid(self, name: str, device: int) -> str:
+        buffer = ctypes.create_string_buffer(16)
+        self.call(name, buffer, device)
+        return buffer.raw.hex()
+
+    def memory(self, device: int) -> int:
+        size = ctypes.c_size_t()
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+        return size.value
+
+    def explain(self, code: int) -> list[Any]:
+        """Return an error's code, name and explanation."""
+        return [code, *(self._word(name, code) for name in ("cuGetErrorName", "cuGetErrorString"))]
+
+    def _word(self, name: str, code: int) -> str:
+        found = ctypes.c_char_p()
+        getattr(self._library, name)(code, ctypes.byref(found))
+        return (found.value or b"unknown error").decode(errors="replace")
+
+
+def answer(numbers: list[int]) -> dict[str, Any]:
+    """Ask for everything; ``numbers`` are the attributes to read of each device."""
+    try:
+        driver = Driver()
+    except OSError as error:
+        return {"missing": str(error)}
+    found: dict[str, Any] = {"version": _asked(driver, driver.number, "cuDriverGetVersion")}
+    try:
+        driver.call("cuInit", 0)
+        found["devices"] = list(_devices(driver, numbers))
+        found["peers"] = list(_peers(driver, len(found["devices"])))
+    except Refused as error:
+        found["error"] = driver.explain(error.code)
+    found["libcuda"] = _mapped_library()
+    return found
+
+
+def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
+    for ordinal in range(driver.number("cuDeviceGetCount")):
+        device = driver.number("cuDeviceGet", ordinal)
+        # The first gives the GPU of a MIG instance, the second the instance itself.
+        yield {
+            "gpu_uuid": _asked(driver, driver.uuid, "cuDeviceGetUuid", device),
+            "uuid": _asked(driver, driver.uuid, "cuDeviceGetUuid_v2", device),
+            "pci_bus_id": _asked(driver, driver.text, "cuDeviceGetPCIBusId", device),
+            "name": _asked(driver, driver.text, "cuDeviceGetName", device),
+            "memory": _asked(driver, driver.memory, device),
+            "attributes": {number: _attribute(driver, number, device) for number in numbers},
+        }
+
+
+def _attribute(driver: Driver, number: int, device: int) -> Any:
+    try:
+        return driver.number("cuDeviceGetAttribute", number, device)
+    except Refused as error:
+        known = error.code != _INVALID_VALUE
+        return {"error": driver.explain(error.code)} if known else None
+
+
+def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
+    """Give the pairs that can reach each other, with 1 where atomics work at full speed."""
+    for one in range(count):
+        for other in range(count):
+            if one != other and driver.number("cuDeviceCanAccessPeer", one, other):
+                yield [one, other, _atomics(driver, one, other)]
+
+
+def _atomics(driver: Driver, one: int, other: int) -> int:
+    try:
+        return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, one, other)
+    except (Refused, AttributeError):
+        return 0
+
+
+def _asked(driver: Driver, read: Any, *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except Refused as error:
+        return {"error": driver.explain(error.code)}
+    except AttributeError:
+        return {"error": [-1, "", "this driver has no such function"]}
+
+
+def _mapped_library() -> str | None:
+    """Return the file behind libcuda: not always the one that ``ldconfig`` names."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
+    except OSError:
+        return None
+    return next((path for path in paths if os.path.basename(path).startswith("libcuda.so")), None)
+
+
+def main(seconds: str, *numbers: str) -> None:
+    """Answer within a time: a driver that hangs takes this process with it, and nothing else."""
+    signal.alarm(int(seconds))
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    text = json.dumps(answer([int(number) for number in numbers]))
+    with open(pipe, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import sys
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from core.memory.load.files import MIB, zstd
+
+from cudakit.core.memory.load import source
+from cudakit.errors import SnapshotError
+
+CONTENT = bytes(range(256)) * 50
+
+Compress = Callable[[bytes], bytes]
+BOTH = pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
+    """Write bytes to a file, and return the error that reading it gives."""
+
+    def error(content: bytes) -> SnapshotError:
+        path = tmp_path / "file"
+        path.write_bytes(content)
+        with pytest.raises(SnapshotError) as caught:
+            source.read(str(path))
+        assert str(path) in caught.value.message
+        assert caught.value.hint
+        return caught.value
+
+    return error
+
+
+def read(tmp_path: Path, content: bytes) -> bytes:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    found = source.read(str(path))
+    assert found.name == str(path)
+    return found.content
+
+
+def test_a_plain_file_is_its_content(tmp_path: Path) -> None:
+    assert read(tmp_path, CONTENT) == CONTENT
+
+
+@BOTH
+def test_a_packed_file_is_known_by_its_first_bytes(tmp_path: Path, compress: Compress) -> None:
+    assert read(tmp_path, compress(CONTENT)) == CONTENT
+
+
+@BOTH
+def test_packed_files_one_behind_the_other_are_one(tmp_path: Path, compress: Compress) -> None:
+    assert read(tmp_path, compress(CONTENT) + compress(b"more")) == CONTENT + b"more"
+
+
+@BOTH
+def test_a_packed_file_that_is_cut_is_refused_wherever_it_is_cut(
+    refused: Callable[[bytes], SnapshotError], compress: Compress
+) -> None:
+    packed = compress(random.Random(1).randbytes(1000))
+    for length in (5, 11, 30, len(packed) // 2, len(packed) - 5, len(packed) - 1):
+        assert "compressed and damaged or cut short" in refused(packed[:length]).message
+
+
+@BOTH
+def test_a_packed_file_with_a_wrong_byte_is_refused(
+    refused: Callable[[bytes], SnapshotError], compress: Compress
+) -> None:
+    packed = bytearray(compress(CONTENT))
+    packed[-10:-5] = b"\xff" * 5
+    assert "compressed and damaged or cut short" in refused(bytes(packed)).message
+
+
+@BOTH
+def test_a_packed_file_with_something_behind_it_is_refused(
+    refused: Callable[[bytes], SnapshotError], compress: Compress
+) -> None:
+    assert "damaged" in refused(compress(CONTENT) + b"something else").message
+
+
+@BOTH
+def test_a_file_that_unpacks_to_nothing_is_refused(
+    refused: Callable[[bytes], SnapshotError], compress: Compress
+) -> None:
+    assert "unpacks to nothing" in refused(compress(b"")).message
+
+
+def test_an_empty_file_is_refused(refused: Callable[[bytes], SnapshotError]) -> None:
+    assert "is empty" in refused(b"").message
+
+
+def test_an_archive_of_torch_save_is_named_as_such(
+    refused: Callable[[bytes], SnapshotError],
+) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("archive/data.pkl", CONTENT)
+    assert "zip archive (torch.save" in refused(archive.getvalue()).message
+
+
+# Where there is no file.
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nowhere.pkl", "nowhere.pkl does not exist"),
+        ("nowhere/snapshot.pkl", "does not exist"),
+        ("x" * 5000, "cannot be read: File name too long"),
+        ("nul\0byte", "cannot be read: embedded null"),
+        ("/dev/zero", "/dev/zero is a device"),
+        ("/dev/null", "/dev/null is a device"),
+        ("/dev", "/dev is a directory"),
+    ],
+    ids=["missing", "missing directory", "long", "nul", "endless", "null", "directory"],
+)
+def test_what_is_no_file_is_refused_by_name(path: str, why: str) -> None:
+    with pytest.raises(SnapshotError) as caught:
+        source.read(path)
+    assert why in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret.pkl"
+    path.write_bytes(CONTENT)
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(SnapshotError, match="Permission denied"):
+        source.read(str(path))
+
+
+def test_a_pipe_is_read_to_its_end() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, CONTENT)
+    os.close(writing)
+    try:
+        assert source.read(f"/dev/fd/{reading}").content == CONTENT
+    finally:
+        os.close(reading)
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(CONTENT))))
+    found = source.read("-")
+    assert (found.name, found.content) == ("standard input", CONTENT)
+
+
+# Bombs.
+
+
+def zeros(total: int) -> Iterator[bytes]:
+    return (bytes(MIB) for _ in range(total // MIB))
+
+
+def gzip_bomb(total: int) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join([*map(packer.compress, zeros(total)), packer.flush()])
+
+
+def zstd_bomb(total: int) -> bytes:
+    packer = zstd.ZstdCompressor()
+    return b"".join([*map(packer.compress, zeros(total)), packer.flush()])
+
+
+@pytest.mark.parametrize("bomb", [gzip_bomb, zstd_bomb])
+def test_a_bomb_is_refused_before_it_fills_memory(
+    refused: Callable[[bytes], SnapshotError], bomb: Callable[[int], bytes]
+) -> None:
+    packed = bomb(256 * MIB)
+    tracemalloc.start()
+    try:
+        error = refused(packed)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "more than 200 times its size" in error.message
+    assert peak < 40 * MIB
+
+
+def test_a_bomb_behind_harmless_data_is_refused(
+    refused: Callable[[bytes], SnapshotError],
+) -> None:
+    harmless = gzip.compress(random.Random(1).randbytes(100_000))
+    assert "more than 200 times" in refused(harmless + gzip_bomb(64 * MIB)).message
+
+
+@BOTH
+def test_a_file_that_packs_a_hundredfold_is_read(tmp_path: Path, compress: Compress) -> None:
+    chance = random.Random(1)
+    content = b"".join(chance.randbytes(60) + bytes(9940) for _ in range(1000))
+    packed = compress(content)
+    assert 80 < len(content) / len(packed) < 190
+    assert read(tmp_path, packed) == content

@@ -1,0 +1,225 @@
+"""What a Tree promises, whichever class keeps the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from core.memory.load.files import pickled as as_pickle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudakit.core.memory.load import pickled
+from cudakit.core.memory.load.tree import Handles, ObjectTree, Tree
+from cudakit.errors import SnapshotError
+
+Grow = Callable[[Any], Tree]
+
+SIZE = 1000
+
+
+def from_objects(root: Any) -> Tree:
+    return ObjectTree(root, SIZE)
+
+
+def from_pickle(root: Any) -> Tree:
+    return pickled.read(as_pickle(root))
+
+
+def from_pickle_in_python(root: Any) -> Tree:
+    return pickled.read(as_pickle(root), native=False)
+
+
+EVERY = pytest.mark.parametrize("grow", [from_objects, from_pickle, from_pickle_in_python])
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8"), max_size=5)
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=2), inner),
+    max_leaves=20,
+)
+
+
+def handles(*found: int) -> Handles:
+    return np.array(found, np.uint64)
+
+
+def root_of(tree: Tree) -> Handles:
+    return handles(tree.root)
+
+
+def items(tree: Tree) -> Handles:
+    return tree.children(root_of(tree))[1]
+
+
+def shape(node: Any) -> Any:
+    """Make content comparable where Python calls 1, 1.0 and True the same."""
+    if isinstance(node, dict):
+        return {key: shape(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [shape(item) for item in node]
+    return type(node).__name__, repr(node)
+
+
+@EVERY
+@given(root=trees)
+@settings(max_examples=30, deadline=None)
+def test_plain_gives_back_what_the_file_says(grow: Grow, root: Any) -> None:
+    tree = grow(root)
+    assert shape(tree.plain(tree.root)) == shape(root)
+
+
+@EVERY
+@given(nodes=st.lists(trees, max_size=8))
+@settings(max_examples=30, deadline=None)
+def test_nodes_of_equal_content_have_equal_numbers(grow: Grow, nodes: list[Any]) -> None:
+    tree = grow([*nodes, *nodes])
+    ids, firsts = tree.intern(items(tree))
+    # Two levels are enough for frames; what is deeper may count as different.
+    flat = [i for i, node in enumerate(nodes) if _depth(node) <= 2]
+    for i in flat:
+        assert ids[i] == ids[i + len(nodes)]
+        for j in flat:
+            assert (ids[i] == ids[j]) == (shape(nodes[i]) == shape(nodes[j]))
+    if nodes:
+        assert ids[0] == 0
+        steps = np.diff(np.maximum.accumulate(ids))
+        assert set(steps.tolist()) <= {0, 1}
+    assert len(firsts) == len(set(ids.tolist()))
+    assert tree.intern(firsts)[0].tolist() == list(range(len(firsts)))
+
+
+def _depth(node: Any) -> int:
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return 1 + max(map(_depth, inner), default=0) if isinstance(node, (dict, list)) else 0
+
+
+@EVERY
+def test_a_tuple_is_a_list(grow: Grow) -> None:
+    tree = grow(((1, 2), [1, 2], "12", {}))
+    assert [tree.is_list(int(handle)) for handle in items(tree)] == [True, True, False, False]
+    counts, inner = tree.children(items(tree)[:2])
+    assert counts.tolist() == [2, 2]
+    assert [tree.plain(int(handle)) for handle in inner] == [1, 2, 1, 2]
+
+
+@EVERY
+def test_handle_zero_is_a_list_without_items(grow: Grow) -> None:
+    tree = grow([[5], []])
+    first, second = items(tree).tolist()
+    counts, inner = tree.children(handles(0, first, 0, second))
+    assert counts.tolist() == [0, 1, 0, 0]
+    assert len(inner) == 1
+
+
+@EVERY
+def test_a_column_is_zero_where_the_key_is_absent(grow: Grow) -> None:
+    tree = grow([{"a": 1, "b": 2}, {}, {"b": None}])
+    values = tree.column(items(tree), "b")
+    assert (values != 0).tolist() == [True, False, True]
+    numbers, known = tree.integers(values)
+    assert (numbers.tolist(), known.tolist()) == ([2, 0, 0], [True, False, False])
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("value", "wrapped"),
+    [
+        (0, 0),
+        (-1, -1),
+        (2**63 - 1, 2**63 - 1),
+        (-(2**63), -(2**63)),
+        (2**63, -(2**63)),
+        (2**64 - 1, -1),
+        (True, 1),
+        (2**64, None),
+        (-(2**63) - 1, None),
+        (2**70, None),
+        (1.0, None),
+        ("1", None),
+        (None, None),
+        ([1], None),
+        ({}, None),
+    ],
+)
+def test_integers_of_64_bits_wrap_and_all_else_is_unknown(
+    grow: Grow, value: Any, wrapped: int | None
+) -> None:
+    tree = grow([value])
+    numbers, known = tree.integers(items(tree))
+    assert (numbers.dtype, known.dtype) == (np.int64, np.bool_)
+    assert known.tolist() == [wrapped is not None]
+    assert numbers.tolist() == [wrapped or 0]
+
+
+@EVERY
+def test_members_of_a_dictionary_are_found_by_name(grow: Grow) -> None:
+    tree = grow({"a": 1, "": 2})
+    found = tree.members(tree.root)
+    assert {key: tree.plain(handle) for key, handle in found.items()} == {"a": 1, "": 2}
+
+
+@EVERY
+@pytest.mark.parametrize("value", [5, "text", None, 1.5, {}])
+def test_what_has_no_items_says_so(grow: Grow, value: Any) -> None:
+    tree = grow([value])
+    with pytest.raises(SnapshotError, match="where a memory snapshot has a list"):
+        tree.children(items(tree))
+
+
+@EVERY
+@pytest.mark.parametrize("value", [5, "text", None, 1.5, []])
+def test_what_has_no_keys_says_so(grow: Grow, value: Any) -> None:
+    tree = grow([value])
+    with pytest.raises(SnapshotError, match="where a memory snapshot has a dictionary"):
+        tree.column(items(tree), "key")
+    with pytest.raises(SnapshotError, match="where a memory snapshot has a dictionary"):
+        tree.members(int(items(tree)[0]))
+
+
+@EVERY
+def test_more_items_than_the_file_has_bytes_are_refused(grow: Grow) -> None:
+    shared = list(range(100))
+    tree = grow([shared] * 100)
+    with pytest.raises(SnapshotError, match="shared to multiply"):
+        tree.children(items(tree))
+    with pytest.raises(SnapshotError, match="shared to multiply"):
+        tree.plain(tree.root)
+
+
+@EVERY
+def test_what_is_nested_too_deep_is_not_made_plain(grow: Grow) -> None:
+    root: list[Any] = []
+    for _ in range(150):
+        root = [root]
+    tree = grow(root)
+    with pytest.raises(SnapshotError, match="nested deeper than 100"):
+        tree.plain(tree.root)
+
+
+@EVERY
+def test_a_list_that_holds_itself_ends_in_an_error(grow: Grow) -> None:
+    root: list[Any] = []
+    root.append(root)
+    tree = grow(root)
+    assert tree.children(root_of(tree))[0].tolist() == [1]
+    assert len(tree.intern(root_of(tree))[0]) == 1
+    with pytest.raises(SnapshotError):
+        tree.plain(tree.root)
+
+
+@EVERY
+def test_no_handles_give_no_answers(grow: Grow) -> None:
+    tree, none = grow([]), handles()
+    assert [len(part) for part in tree.children(none)] == [0, 0]
+    assert len(tree.column(none, "key")) == 0
+    assert [len(part) for part in tree.integers(none)] == [0, 0]
+    assert [len(part) for part in tree.intern(none)] == [0, 0]
