@@ -54,13 +54,7 @@ def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layo
     segments = segments_at(trace, moment)
     live = live_at(allocations, moment)
     address, size = allocations.address[live], allocations.size[live]
-    segment = np.searchsorted(segments.address, address, side="right") - 1
-    offset = np.zeros(len(live), np.int64)
-    if len(segments):
-        offset = (address - segments.address[np.maximum(segment, 0)]).astype(np.int64)
-        inside = (segment >= 0) & (offset + size <= segments.size[segment])
-    else:
-        inside = np.zeros(len(live), np.bool_)
+    segment, offset, inside = _places(segments, address, size)
     live, segment, offset, size = live[inside], segment[inside], offset[inside], size[inside]
     segments = _with_kinds(segments, segment, size)
     hole_segment, hole_offset, hole_size = _holes(segments, segment, offset, size)
@@ -76,6 +70,21 @@ def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layo
         hole_offset=hole_offset,
         hole_size=hole_size,
     )
+
+
+def _places(
+    segments: Reserved, address: npt.NDArray[np.uint64], size: _Ints
+) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
+    """Find the segment of each block, its bytes from the start of it, and whether it fits in."""
+    if not len(segments):
+        nowhere = np.zeros(len(address), np.int64)
+        return nowhere, nowhere, np.zeros(len(address), np.bool_)
+    segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
+    # Unsigned, so that what lies below the first segment is far behind it.
+    offset = address - segments.address[segment]
+    room = segments.size[segment] - size
+    inside = (room >= 0) & (offset <= np.maximum(room, 0).astype(np.uint64))
+    return segment, offset.astype(np.int64), inside
 
 
 def segments_at(trace: DeviceTrace, moment: int) -> Reserved:

@@ -148,12 +148,12 @@ def blocks(pieces: Sequence[Segment]) -> Blocks:
 
 
 def _tiled(piece: Segment) -> Iterator[Block]:
-    place, end = piece.address, piece.address + piece.size
+    place, end = piece.address, min(piece.address + piece.size, 1 << 64)
     for block in sorted(piece.blocks, key=lambda block: block.address):
         if place < min(block.address, end):
             yield Block(place, min(block.address, end) - place, 0, BlockState.INACTIVE)
         yield block
-        place = block.address + block.size
+        place = max(place, block.address + block.size)
     if place < end:
         yield Block(place, end - place, 0, BlockState.INACTIVE)
 

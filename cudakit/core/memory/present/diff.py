@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.tables import left_out, stack_value
+from cudakit.core.memory.present.rows import left_out, stack_value
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,

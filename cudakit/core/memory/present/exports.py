@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.sites import Stacks
-from cudakit.core.memory.present.tables import device_name
+from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Series, Tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.core.memory.present.tables import pool_name
+from cudakit.core.memory.present.rows import pool_name
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.core.memory.snapshot import SegmentKind
 from cudakit.document import Bytes, Chart, Column, Columns, Count, Marker, Series, Table, Text, View

@@ -1,0 +1,98 @@
+"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and how calls reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudakit.gpu.cuda.driver import Result, check, cu, initialize
+from cudakit.gpu.explain import Status, cuda_error
+
+
+class Context:
+    """One device of this process and its primary context, retained until ``release``."""
+
+    def __init__(self, ordinal: int) -> None:
+        initialize()
+        self.ordinal = ordinal
+        self._device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
+        self._context = check(cu.cuDevicePrimaryCtxRetain(self._device))
+        self._address = int(self._context)
+
+    @property
+    def name(self) -> str:
+        """What messages call this device."""
+        return f"cuda:{self.ordinal}"
+
+    def ask(self, function: Callable[..., Result], *args: object) -> Result:
+        """Call the driver with this context current in this thread; leave the thread as it was."""
+        status, current = cu.cuCtxGetCurrent()
+        if not status and int(current) == self._address:
+            return function(*args)
+        self._enter()
+        try:
+            return function(*args)
+        finally:
+            check(cu.cuCtxPopCurrent())
+
+    def call(
+        self,
+        function: Callable[..., Result],
+        *args: object,
+        seen: Callable[[], str] | None = None,
+    ) -> Any:
+        """Call the driver as ``ask`` does, and return what it gave. Raises CudaError."""
+        return check(self.ask(function, *args), seen)
+
+    def release(self) -> None:
+        """Let go of the context; the last one to do so ends it, and all that is left in it."""
+        if self._address:
+            self._address = 0
+            check(cu.cuDevicePrimaryCtxRelease(self._device))
+
+    def _enter(self) -> None:
+        if not self._address:
+            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
+        check(cu.cuCtxPushCurrent(self._context))
+
+
+class Handles:
+    """The driver's handles behind the ids that were given out. An id is never given twice."""
+
+    def __init__(self, kind: str, *, first: int = 1) -> None:
+        self._kind = kind
+        self._next = first
+        self._handles: dict[int, Any] = {}
+
+    def add(self, handle: Any) -> int:
+        number, self._next = self._next, self._next + 1
+        self._handles[number] = handle
+        return number
+
+    def __getitem__(self, number: int) -> Any:
+        try:
+            return self._handles[number]
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def remove(self, number: int) -> Any:
+        try:
+            return self._handles.pop(number)
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def clear(self) -> list[Any]:
+        """Forget every handle, and return them, the youngest first."""
+        handles = [*reversed(self._handles.values())]
+        self._handles.clear()
+        return handles
+
+    def _unknown(self, number: int) -> Exception:
+        return cuda_error(
+            Status.INVALID_HANDLE, seen=f"{self._kind} {number} is not of this device, or was destroyed"
+        )
+
+
+def _how_many(ordinal: int) -> str:
+    count = check(cu.cuDeviceGetCount())
+    return f"cuda:{ordinal} asked, and {count} visible to CUDA"

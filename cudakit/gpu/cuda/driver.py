@@ -1,0 +1,70 @@
+"""The CUDA driver, and the one funnel that the status of every call goes through.
+
+Nothing here initializes CUDA but ``initialize``. The bindings load libcuda at their first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cu  # type: ignore[import-untyped]
+
+from cudakit.errors import CudaError, EnvironmentUnusable
+from cudakit.gpu.explain import cuda_error
+
+__all__ = ["check", "cu", "initialize", "is_initialized", "optional"]
+
+Result = tuple[Any, ...]
+
+
+def initialize() -> None:
+    """Initialize CUDA in this process, which from then on cannot fork and use it in the child.
+
+    Raises EnvironmentUnusable without a driver, CudaError where the driver refuses.
+    """
+    try:
+        result = cu.cuInit(0)
+    except RuntimeError as error:
+        raise EnvironmentUnusable(
+            "there is no CUDA driver: libcuda.so.1 is not found",
+            hint="install the NVIDIA driver, or give the container its GPUs (docker run --gpus all)",
+        ) from error
+    check(result)
+
+
+def is_initialized() -> bool:
+    """Say whether anyone has initialized CUDA in this process, without doing so."""
+    try:
+        (status, *_) = cu.cuCtxGetCurrent()
+    except RuntimeError:
+        return False
+    return not status
+
+
+def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
+    """Return what a call gave besides its status: nothing, one value, or a tuple.
+
+    Raises CudaError for a bad status, with what ``seen`` says of the values that the call met.
+    """
+    if result[0]:
+        raise _failure(result[0], seen() if seen else "")
+    return result[1] if len(result) == 2 else result[1:] or None
+
+
+def optional(name: str, *args: object) -> Result | None:
+    """Call what older drivers do not have: its status and values, or None where it is missing."""
+    try:
+        result: Result = getattr(cu, name)(*args)
+    except (AttributeError, RuntimeError):
+        return None
+    return result
+
+
+def _failure(status: Any, seen: str) -> CudaError:
+    name, text = (_text(ask(status)) for ask in (cu.cuGetErrorName, cu.cuGetErrorString))
+    return cuda_error(int(status), seen=seen, name=name, text=text)
+
+
+def _text(result: Result) -> str:
+    return "" if result[0] or result[1] is None else str(result[1].decode())
