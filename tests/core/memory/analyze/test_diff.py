@@ -1,0 +1,122 @@
+"""What changed from one snapshot to another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudakit.core.memory.analyze import MemorySpec
+from cudakit.core.memory.analyze.diff import diff
+from cudakit.core.memory.load import load
+from cudakit.core.memory.result import DiffResult, MomentDiff
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.errors import UsageError
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Snapshot:
+    return load(str(EXAMPLES / "train_python.pkl.gz"))
+
+
+@pytest.fixture(scope="module")
+def failed() -> Snapshot:
+    return load(str(EXAMPLES / "oom.pkl.gz"))
+
+
+@pytest.fixture(scope="module")
+def changed(trained: Snapshot, failed: Snapshot) -> DiffResult:
+    return diff(trained, failed, MemorySpec())
+
+
+def is_empty(moment: MomentDiff) -> bool:
+    return not any((moment.grown, moment.shrunk, moment.appeared, moment.vanished))
+
+
+def rows(moment: MomentDiff) -> int:
+    parts = (moment.grown, moment.shrunk, moment.appeared, moment.vanished)
+    return sum(row.change_bytes for part in parts for row in part)
+
+
+@pytest.mark.parametrize("name", ["peak", "end"])
+def test_the_changes_of_all_stacks_add_up_to_the_change_in_all(
+    changed: DiffResult, name: str
+) -> None:
+    moment = getattr(changed.devices[0], name)
+
+    assert rows(moment) == moment.after.state.active_bytes - moment.before.state.active_bytes
+
+
+def test_each_list_holds_what_its_name_says(changed: DiffResult) -> None:
+    moment = changed.devices[0].end
+
+    assert all(row.before_count and row.change_bytes > 0 for row in moment.grown)
+    assert all(row.after_count and row.change_bytes < 0 for row in moment.shrunk)
+    assert all(not row.before_count and row.after_bytes for row in moment.appeared)
+    assert all(not row.after_count and row.before_bytes for row in moment.vanished)
+
+
+def test_the_largest_change_stands_first(changed: DiffResult) -> None:
+    grown = [row.change_bytes for row in changed.devices[0].peak.grown]
+
+    assert grown == sorted(grown, reverse=True)
+
+
+def test_a_snapshot_does_not_differ_from_itself(trained: Snapshot) -> None:
+    same = diff(trained, trained, MemorySpec())
+    moment = same.devices[0].peak
+
+    assert moment.growth == 0
+    assert is_empty(moment)
+    assert not same.grew_beyond(0)
+
+
+def test_the_other_way_round_what_appeared_has_vanished(
+    trained: Snapshot, failed: Snapshot, changed: DiffResult
+) -> None:
+    back = diff(failed, trained, MemorySpec()).devices[0].end
+
+    assert len(back.vanished) == len(changed.devices[0].end.appeared)
+    assert len(back.shrunk) == len(changed.devices[0].end.grown)
+
+
+def test_another_checkout_and_edited_lines_make_no_other_stacks(trained: Snapshot) -> None:
+    frames = tuple(
+        replace(
+            frame,
+            filename=frame.filename.replace("/opt/torch/.venv/lib/python3.12", "/home/a/env/lib"),
+            line=frame.line + 3,
+        )
+        for frame in trained.frames
+    )
+    moment = diff(trained, replace(trained, frames=frames), MemorySpec()).devices[0].peak
+
+    assert is_empty(moment)
+
+
+def test_two_ranks_are_compared_though_their_devices_have_other_numbers(trained: Snapshot) -> None:
+    other = replace(trained, devices=(replace(trained.devices[0], device=5),))
+    found = diff(trained, other, MemorySpec()).devices[0]
+
+    assert (found.before_device, found.device) == (0, 5)
+
+
+def test_growth_is_judged_at_the_peak_and_at_the_end(changed: DiffResult) -> None:
+    peak, end = changed.devices[0].peak.growth, changed.devices[0].end.growth
+    assert peak is not None
+    assert end is not None
+
+    assert changed.grew_beyond(max(peak, end) - 0.01)
+    assert not changed.grew_beyond(max(peak, end) + 0.01)
+
+
+def test_snapshots_without_a_common_device_are_refused(trained: Snapshot) -> None:
+    device = trained.devices[0]
+    before = replace(trained, devices=(replace(device, device=0), replace(device, device=1)))
+    after = replace(trained, devices=(replace(device, device=2), replace(device, device=3)))
+
+    with pytest.raises(UsageError, match="no device in common"):
+        diff(before, after, MemorySpec())

@@ -1,0 +1,96 @@
+"""What other tools get to read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.load import load
+from cudakit.core.memory.present import exports
+from cudakit.core.memory.result import MemoryResult
+from cudakit.render import collapsed, perfetto, speedscope
+from cudakit.render import csv as csv_render
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def result() -> MemoryResult:
+    return analyze([load(str(ROOT / "examples/oom.pkl.gz"))], MemorySpec())
+
+
+def test_every_allocation_is_a_row(result: MemoryResult) -> None:
+    rows = list(
+        csv.DictReader(io.StringIO("".join(csv_render.render(exports.allocations(result)))))
+    )
+    live = [row for row in rows if not row["end_event"]]
+
+    assert len(rows) == len(result.devices[0].replay.allocations)
+    assert sum(int(row["size_bytes"]) for row in live) == result.devices[0].end.active_bytes
+    assert all(int(row["begin_event"]) < int(row["end_event"]) for row in rows if row["end_event"])
+
+
+def test_several_files_share_one_table_of_rows_with_their_own_words() -> None:
+    names = [str(ROOT / "tests/data" / f"{name}.pkl.gz") for name in ("leak", "pools")]
+    both = analyze([load(name) for name in names], MemorySpec())
+    text = "".join(csv_render.render(exports.allocations(both)))
+    rows = list(csv.DictReader(io.StringIO(text)))
+
+    assert {row["file"] for row in rows} == set(names)
+    assert {row["pool"] for row in rows if row["file"] == names[1]} == {"0,0", "1,0", "0,1"}
+    assert any("_forgotten" in row["line"] for row in rows if row["file"] == names[0])
+    assert not any("_forgotten" in row["line"] for row in rows if row["file"] == names[1])
+
+
+def test_the_flame_graph_holds_what_the_holders_hold(result: MemoryResult) -> None:
+    lines = "".join(collapsed.render(exports.flame(result))).splitlines()
+    total = sum(int(line.rpartition(" ")[2]) for line in lines)
+
+    assert total == sum(holder.bytes for holder in result.devices[0].holders)
+    assert all(line.startswith("cuda:0;") for line in lines)
+
+
+def test_speedscope_gets_one_profile_for_each_device(result: MemoryResult) -> None:
+    profiles = json.loads(speedscope.render(exports.flame(result)))["profiles"]
+
+    assert [profile["name"] for profile in profiles] == ["cuda:0"]
+    assert profiles[0]["unit"] == "bytes"
+
+
+def test_the_trace_has_the_curves_as_counters_and_large_allocations_as_slices(
+    result: MemoryResult,
+) -> None:
+    events = json.loads("".join(perfetto.render(exports.timeline(result))))["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C"]
+    slices = [event for event in events if event["ph"] == "X"]
+    highest = max(value for event in counters for value in event["args"].values())
+
+    assert highest == result.devices[0].peak.highest_reserved_bytes
+    assert slices
+    assert min(s["args"]["size_bytes"] for s in slices) >= result.devices[0].peak.active_bytes / 200
+
+
+def test_a_deep_stack_is_no_problem_for_the_tree() -> None:
+    call = exports._Call("root")
+    call.add([f"f{i}" for i in range(5000)], 7)
+    tree = call.tree()
+    depth = 0
+    while tree.children:
+        tree, depth = tree.children[0], depth + 1
+
+    assert depth == 5000
+
+
+def test_a_file_without_times_is_exported_in_order_of_events(result: MemoryResult) -> None:
+    from dataclasses import replace
+
+    device = result.devices[0]
+    timeless = replace(device, snapshot=replace(device.snapshot, has_times=False))
+
+    assert np.array_equal(exports._clock(timeless), np.arange(device.events))

@@ -1,0 +1,89 @@
+"""The report as it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.analyze.diff import diff
+from cudakit.core.memory.load import load
+from cudakit.core.memory.present import diff as present_diff
+from cudakit.core.memory.present import report
+from cudakit.core.memory.result import MemoryResult
+from cudakit.document import Document, Note, Section, Table
+from cudakit.render import console
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name files as a user would: their names stand in the report."""
+    monkeypatch.chdir(ROOT)
+
+
+def examined(*names: str, at: str = "peak") -> MemoryResult:
+    snapshots = [load(name) for name in names]
+    return analyze(snapshots, MemorySpec(at=at))
+
+
+def read(document: Document, width: int) -> str:
+    return console.render(document, width=width, color=False)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_report_of_a_job_that_ran_out_of_memory(
+    golden: Callable[[str, str], None], width: int
+) -> None:
+    text = read(report(examined("examples/oom.pkl.gz"), top=5), width)
+
+    golden(f"memviz-oom-{width}.txt", text)
+
+
+def test_the_report_of_a_leak(golden: Callable[[str, str], None]) -> None:
+    golden("memviz-leak-100.txt", read(report(examined("tests/data/leak.pkl.gz")), 100))
+
+
+def test_the_report_of_several_ranks(golden: Callable[[str, str], None]) -> None:
+    names = [f"tests/data/{name}.pkl.gz" for name in ("pools", "streams", "expandable")]
+    golden("memviz-several-100.txt", read(report(examined(*names), top=2), 100))
+
+
+def test_the_report_of_a_difference(golden: Callable[[str, str], None]) -> None:
+    before, after = (load(f"examples/{name}.pkl.gz") for name in ("train_python", "oom"))
+    document = present_diff.report(diff(before, after, MemorySpec()), top=3)
+
+    golden("memviz-diff-100.txt", read(document, 100))
+
+
+def test_every_failed_allocation_is_explained_before_the_tables() -> None:
+    titles = [
+        node.title
+        for node in report(examined("examples/oom.pkl.gz")).nodes
+        if isinstance(node, Section)
+    ]
+
+    assert titles[0] == "Out of memory"
+
+
+def test_a_table_says_what_it_leaves_out_and_with_0_leaves_out_nothing() -> None:
+    result = examined("examples/oom.pkl.gz")
+
+    assert any("more call stacks: --top 0 shows all" in caption for caption in captions(result, 3))
+    assert not any("more" in caption for caption in captions(result, 0))
+
+
+def captions(result: MemoryResult, top: int) -> list[str]:
+    sections = [node for node in report(result, top=top).nodes if isinstance(node, Section)]
+    return [node.caption for part in sections for node in part.nodes if isinstance(node, Table)]
+
+
+def test_a_file_that_agrees_with_itself_is_said_to() -> None:
+    first = report(examined("tests/data/train.pkl.gz")).nodes[0]
+
+    assert isinstance(first, Note)
+    assert first.level == "ok"
+    assert "agrees with the state at its end" in first.text

@@ -1,0 +1,33 @@
+"""The public calls do what their examples say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import cudakit
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    results = doctest.testmod(importlib.import_module("cudakit.api"))
+
+    assert results.attempted >= 6
+    assert results.failed == 0
+
+
+def test_a_path_object_is_as_good_as_a_string() -> None:
+    path = ROOT / "examples" / "oom.pkl.gz"
+
+    assert cudakit.memviz(path) is not None
+    assert cudakit.load_snapshot(path).source == str(path)
+
+
+def test_a_bad_file_raises_the_public_error() -> None:
+    with pytest.raises(cudakit.SnapshotError, match="does not exist"):
+        cudakit.load_snapshot("no-such-file.pkl")
