@@ -8,8 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cudakit.api import load_snapshot, memviz, memviz_diff
+    from cudakit.api import profiler
+    from cudakit.api.device import (
+        can_access_peer,
+        capability,
+        current_device,
+        current_stream,
+        device,
+        device_count,
+        device_name,
+        is_available,
+        is_initialized,
+        mem_get_info,
+        set_device,
+        stream,
+        synchronize,
+    )
+    from cudakit.api.memory import load_snapshot, memviz, memviz_diff
+    from cudakit.api.nvtx import (
+        mark,
+        pop_range,
+        push_range,
+        range,  # noqa: A004 the term of NVTX
+    )
     from cudakit.errors import (
+        CudaError,
         CudakitError,
         EnvironmentUnusable,
         InputError,
@@ -21,18 +44,38 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "CudaError": "cudakit.errors",
     "CudakitError": "cudakit.errors",
     "EnvironmentUnusable": "cudakit.errors",
     "InputError": "cudakit.errors",
     "MissingDependency": "cudakit.errors",
     "SnapshotError": "cudakit.errors",
     "UsageError": "cudakit.errors",
-    "load_snapshot": "cudakit.api",
-    "memviz": "cudakit.api",
-    "memviz_diff": "cudakit.api",
+    "can_access_peer": "cudakit.api.device",
+    "capability": "cudakit.api.device",
+    "current_device": "cudakit.api.device",
+    "current_stream": "cudakit.api.device",
+    "device": "cudakit.api.device",
+    "device_count": "cudakit.api.device",
+    "device_name": "cudakit.api.device",
+    "is_available": "cudakit.api.device",
+    "is_initialized": "cudakit.api.device",
+    "load_snapshot": "cudakit.api.memory",
+    "mark": "cudakit.api.nvtx",
+    "mem_get_info": "cudakit.api.device",
+    "memviz": "cudakit.api.memory",
+    "memviz_diff": "cudakit.api.memory",
+    "pop_range": "cudakit.api.nvtx",
+    "profiler": "cudakit.api",
+    "push_range": "cudakit.api.nvtx",
+    "range": "cudakit.api.nvtx",
+    "set_device": "cudakit.api.device",
+    "stream": "cudakit.api.device",
+    "synchronize": "cudakit.api.device",
 }
 
 __all__ = [
+    "CudaError",
     "CudakitError",
     "EnvironmentUnusable",
     "InputError",
@@ -40,9 +83,27 @@ __all__ = [
     "SnapshotError",
     "UsageError",
     "__version__",
+    "can_access_peer",
+    "capability",
+    "current_device",
+    "current_stream",
+    "device",
+    "device_count",
+    "device_name",
+    "is_available",
+    "is_initialized",
     "load_snapshot",
+    "mark",
+    "mem_get_info",
     "memviz",
     "memviz_diff",
+    "pop_range",
+    "profiler",
+    "push_range",
+    "range",
+    "set_device",
+    "stream",
+    "synchronize",
 ]
 
 
@@ -55,7 +116,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'cudakit' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    # Kept, so that a range inside a loop pays for the look-up once.
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -122,16 +122,16 @@ def test_python_on_a_page_runs(page: Path, checkout: Path) -> None:
 
 
 @with_blocks("pycon")
-def test_an_interpreter_session_on_a_page_answers_what_it_shows(
+def test_python_prompts_on_a_page_answer_what_it_shows(
     page: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
     names = {name: getattr(cudakit, name) for name in cudakit.__all__}
     text = "\n".join(blocks(page, "pycon"))
-    session = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), 0)
+    prompts = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), 0)
     said: list[str] = []
 
-    assert doctest.DocTestRunner().run(session, out=said.append).failed == 0, "".join(said)
+    assert doctest.DocTestRunner().run(prompts, out=said.append).failed == 0, "".join(said)
 
 
 @pytest.mark.parametrize(

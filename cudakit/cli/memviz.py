@@ -171,6 +171,8 @@ def _compare(
 ) -> int:
     if len(files) != 1:
         raise click.UsageError("--diff compares one snapshot with one other")
+    if spec.at != "peak":
+        raise click.UsageError("--diff compares the peaks and the ends: --at has no place in it")
     unfit = [name for name, path in exports.items() if path is not None and name != "html"]
     if unfit:
         raise click.UsageError(f"--{unfit[0]} writes one snapshot, not a difference")

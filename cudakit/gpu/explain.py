@@ -90,7 +90,9 @@ STICKY = frozenset(
     }
 )
 
-_END_PROCESS = "the context is lost, and every later call will fail: end this process and start it again"
+_END_PROCESS = (
+    "the context is lost, and every later call will fail: end this process and start it again"
+)
 _SANITIZER = "compute-sanitizer shows the kernel and the line"
 
 
@@ -125,7 +127,9 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
             "look at CUDA_VISIBLE_DEVICES, and in a container at --gpus; `cudakit doctor` looks further",
         ),
         Status.INVALID_DEVICE: _Words("there is no such device"),
-        Status.INVALID_IMAGE: _Words("the kernel image cannot be read: it is no cubin, fatbin or PTX"),
+        Status.INVALID_IMAGE: _Words(
+            "the kernel image cannot be read: it is no cubin, fatbin or PTX"
+        ),
         Status.INVALID_CONTEXT: _Words("no context is current in this thread"),
         Status.NO_BINARY_FOR_GPU: _Words(
             "the image has no code for this device",
@@ -138,7 +142,8 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
         Status.UNSUPPORTED_LIMIT: _Words("the device has no such limit"),
         Status.INVALID_PTX: _Words("the PTX does not compile"),
         Status.NVLINK_UNCORRECTABLE: _Words(
-            "an NVLink found an error that it could not correct", "`nvidia-smi nvlink -e` counts them"
+            "an NVLink found an error that it could not correct",
+            "`nvidia-smi nvlink -e` counts them",
         ),
         Status.UNSUPPORTED_PTX_VERSION: _Words(
             "the PTX is newer than this driver reads",
@@ -165,8 +170,12 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
         Status.CONTEXT_IS_DESTROYED: _Words("the context is no longer there"),
         Status.ASSERT: _Words("an assert in a kernel failed", "stderr names the file and the line"),
         Status.HARDWARE_STACK_ERROR: _Words("the stack of a kernel is damaged or too small"),
-        Status.ILLEGAL_INSTRUCTION: _Words("a kernel reached an instruction that the device has not"),
-        Status.MISALIGNED_ADDRESS: _Words("a kernel used an address that is not aligned", _SANITIZER),
+        Status.ILLEGAL_INSTRUCTION: _Words(
+            "a kernel reached an instruction that the device has not"
+        ),
+        Status.MISALIGNED_ADDRESS: _Words(
+            "a kernel used an address that is not aligned", _SANITIZER
+        ),
         Status.INVALID_ADDRESS_SPACE: _Words(
             "a kernel used an address in the wrong kind of memory", _SANITIZER
         ),
@@ -192,7 +201,9 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
             "no answer from the MPS daemon", "start nvidia-cuda-mps-control, or unset CUDA_MPS_*"
         ),
         Status.MPS_CLIENT_TERMINATED: _Words("the MPS server ended this client"),
-        Status.STREAM_CAPTURE_UNSUPPORTED: _Words("this is not permitted while a stream is capturing"),
+        Status.STREAM_CAPTURE_UNSUPPORTED: _Words(
+            "this is not permitted while a stream is capturing"
+        ),
         Status.STREAM_CAPTURE_INVALIDATED: _Words("an earlier error has spoiled the capture"),
         Status.STREAM_CAPTURE_UNMATCHED: _Words("the capture did not begin in this stream"),
         Status.STREAM_CAPTURE_UNJOINED: _Words(
@@ -207,7 +218,9 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
         Status.CAPTURED_EVENT: _Words("the event was last recorded inside a capture"),
         Status.STREAM_CAPTURE_WRONG_THREAD: _Words("another thread began the capture"),
         Status.EXTERNAL_DEVICE: _Words("a device outside of CUDA signalled an error"),
-        Status.UNKNOWN: _Words("the driver does not say why", "the kernel's log may: dmesg | grep -i nvrm"),
+        Status.UNKNOWN: _Words(
+            "the driver does not say why", "the kernel's log may: dmesg | grep -i nvrm"
+        ),
     }
 )
 

@@ -37,7 +37,8 @@ def narrow(
             raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
         wanted = snapshot.pools.index(pool)
         said = trace.events.pool
-        keep_event &= np.where(said >= 0, said, pool_at(trace, trace.events.address)) == wanted
+        found = pool_at(trace, trace.events.address, np.arange(len(said)))
+        keep_event &= np.where(said >= 0, said, found) == wanted
         keep_segment &= trace.segments.pool == wanted
     action = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN

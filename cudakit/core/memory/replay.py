@@ -27,7 +27,12 @@ from cudakit.core.memory.lifetimes import (
     order,
 )
 from cudakit.core.memory.mapped import mapped_ranges
-from cudakit.core.memory.reserved import Reserved, segment_contradictions, whole_segments
+from cudakit.core.memory.reserved import (
+    Reserved,
+    final_begins,
+    segment_contradictions,
+    whole_segments,
+)
 from cudakit.core.memory.snapshot import Action, Blocks, BlockState, DeviceTrace, Events, Snapshot
 
 _Ints = npt.NDArray[np.int64]
@@ -76,7 +81,7 @@ class Inconsistencies:
     lost_frees: int = 0  # allocated where something was live, or gone without a free
     lost_requests: int = 0  # a free completed that nobody had requested
     sizes: int = 0  # events of one allocation that disagree about its size
-    segments: int = 0  # reserved memory that is used before or after its time
+    segments: int = 0  # allocated or freed twice, or not at the end what their last event says
     over_reserved: int = 0  # moments with more in use than reserved
 
     @property
@@ -265,7 +270,9 @@ def _allocations(snapshot: Snapshot, trace: DeviceTrace, matched: _Matched) -> A
     stack = np.zeros(len(matched.address), np.int32)
     stream[live] = trace.segments.stream[blocks.segment[block]]
     stream[from_event] = events.stream[source]
-    stack[from_event] = events.stack[source]
+    # Of what was allocated before the trace, only the free is recorded: its stack is somebody else's.
+    is_allocation = events.action[source] == Action.ALLOC
+    stack[from_event] = np.where(is_allocation, events.stack[source], 0)
     # Traces recorded with context="state" have stacks on the live blocks only.
     better = blocks.stack[block]
     stack[live] = np.where((stack[live] == 0) | (better != 0), better, stack[live])
@@ -329,22 +336,29 @@ def _inside(address: npt.NDArray[np.uint64], segments: Reserved) -> npt.NDArray[
 
 def _pools(trace: DeviceTrace, matched: _Matched) -> npt.NDArray[np.int32]:
     """Find the pool of each allocation: as its event says (torch 2.12), else that of its segment."""
-    pool = pool_at(trace, matched.address)
-    from_event = np.flatnonzero(matched.source >= 0)
-    said = trace.events.pool[matched.source[from_event]]
-    pool[from_event[said >= 0]] = said[said >= 0]
+    recorded = matched.source >= 0
+    event = np.where(recorded, matched.source, len(trace.events))
+    pool = pool_at(trace, matched.address, event)
+    said = trace.events.pool[matched.source[recorded]]
+    pool[np.flatnonzero(recorded)[said >= 0]] = said[said >= 0]
     return pool
 
 
-def pool_at(trace: DeviceTrace, address: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """Find the pool of the final segment that holds each address; the default pool where none does."""
+def pool_at(
+    trace: DeviceTrace, address: npt.NDArray[np.uint64], event: _Ints
+) -> npt.NDArray[np.int32]:
+    """Find the pool of the segment that holds each address at an event.
+
+    Of segments that are gone at the end nothing tells the pool: they count as the default pool's.
+    """
     segments = trace.segments
     if not len(segments):
         return np.zeros(len(address), np.int32)
     place = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    offset = address - segments.address[place]
-    inside = (address >= segments.address[place]) & (
-        offset < segments.size[place].astype(np.uint64)
+    inside = (
+        (address >= segments.address[place])
+        & (address - segments.address[place] < segments.size[place].astype(np.uint64))
+        & (event >= final_begins(trace)[place])
     )
     return np.where(inside, segments.pool[place], 0).astype(np.int32)
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.lifetimes import BEGIN, COMPLETE, NO_STEP, Lifetimes, Rows, cut, order
+from cudakit.core.memory.lifetimes import (
+    BEFORE,
+    BEGIN,
+    COMPLETE,
+    NO_STEP,
+    Lifetimes,
+    Rows,
+    cut,
+    order,
+)
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
 
 _Ints = npt.NDArray[np.int64]
@@ -102,9 +111,19 @@ def final_segments(trace: DeviceTrace) -> Reserved:
         pool=segments.pool,
         kind=segments.kind,
         expandable=segments.expandable,
-        begin=np.full(len(segments), -1, np.int64),
+        begin=np.full(len(segments), BEFORE, np.int64),
         end=np.full(len(segments), n, np.int64),
     )
+
+
+def final_begins(trace: DeviceTrace) -> _Ints:
+    """Find the event that allocated each segment of the final state; BEFORE for older and expandable ones."""
+    rows = _segment_rows(trace)
+    lives = cut(rows)
+    final = _final_segments(trace, rows, lives)
+    begin = np.full(len(trace.segments), BEFORE, np.int64)
+    begin[final[final >= 0]] = lives.begin[final >= 0]
+    return begin
 
 
 def _segment_rows(trace: DeviceTrace) -> Rows:

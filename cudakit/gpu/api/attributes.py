@@ -1,7 +1,7 @@
 """The attributes of a device that the CUDA driver knows by number, and what they say.
 
-From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h); the names are CUDA's own in lower case, and
-end in their unit. A driver that does not know an attribute is asked in vain, and the field says so.
+From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h); the names are CUDA's own in lower case, end
+in their unit, and leave pci_bus_id to the whole address. A driver that does not know an attribute is asked in vain, and the field says so.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _TABLE = """
 30 surface_alignment_bytes bytes Alignment of surface base addresses
 31 concurrent_kernels bool Whether kernels of one context can run at once
 32 ecc_enabled bool Whether ECC is on
-33 pci_bus_id - PCI bus number
-34 pci_device_id - PCI device number (slot)
+33 pci_bus_number - PCI bus number
+34 pci_device_number - PCI device number (slot)
 35 tcc_driver bool Whether the driver model is TCC (Windows)
 36 memory_clock_rate_khz kHz Highest clock of the memory
 37 global_memory_bus_width_bits bits Width of the memory bus
@@ -59,7 +59,7 @@ _TABLE = """
 47 maximum_texture3d_width_alternate - Largest width of a 3D texture in the alternate form
 48 maximum_texture3d_height_alternate - Largest height of a 3D texture in the alternate form
 49 maximum_texture3d_depth_alternate - Largest depth of a 3D texture in the alternate form
-50 pci_domain_id - PCI domain number
+50 pci_domain_number - PCI domain number
 51 texture_pitch_alignment_bytes bytes Alignment of the pitch of pitched textures
 52 maximum_texturecubemap_width - Largest width of a cubemap texture
 53 maximum_texturecubemap_layered_width - Largest width of a layered cubemap texture

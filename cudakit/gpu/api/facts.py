@@ -73,6 +73,7 @@ class CudaView:
     libcuda: str | Unavailable  # path of the library that answered
     visible_devices: str | None  # the CUDA_VISIBLE_DEVICES that was in force
     device_order: str | None  # likewise CUDA_DEVICE_ORDER
+    order: tuple[str, ...] = ()  # UUIDs of all devices, as CUDA numbers them without that variable
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from cudakit.gpu.cuda.driver import Result, check, cu, initialize
 from cudakit.gpu.explain import Status, cuda_error
 
+_T = TypeVar("_T")
+
+_CLOSED = -1
+
 
 class Context:
-    """One device of this process and its primary context, retained until ``release``."""
+    """One device of this process and its primary context, retained until ``close``."""
 
     def __init__(self, ordinal: int) -> None:
         initialize()
@@ -24,7 +28,12 @@ class Context:
         """What messages call this device."""
         return f"cuda:{self.ordinal}"
 
-    def ask(self, function: Callable[..., Result], *args: object) -> Result:
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._address == _CLOSED
+
+    def ask(self, function: Callable[..., _T], *args: object) -> _T:
         """Call the driver with this context current in this thread; leave the thread as it was."""
         status, current = cu.cuCtxGetCurrent()
         if not status and int(current) == self._address:
@@ -44,14 +53,13 @@ class Context:
         """Call the driver as ``ask`` does, and return what it gave. Raises CudaError."""
         return check(self.ask(function, *args), seen)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go of the context; the last one to do so ends it, and all that is left in it."""
-        if self._address:
-            self._address = 0
-            check(cu.cuDevicePrimaryCtxRelease(self._device))
+        self._address = _CLOSED
+        check(cu.cuDevicePrimaryCtxRelease(self._device))
 
     def _enter(self) -> None:
-        if not self._address:
+        if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
         check(cu.cuCtxPushCurrent(self._context))
 
@@ -81,6 +89,11 @@ class Handles:
         except KeyError:
             raise self._unknown(number) from None
 
+    def discard(self, unwanted: Callable[[Any], bool]) -> None:
+        """Forget the handles of which that is true."""
+        for number in [number for number, handle in self._handles.items() if unwanted(handle)]:
+            self._handles.pop(number, None)
+
     def clear(self) -> list[Any]:
         """Forget every handle, and return them, the youngest first."""
         handles = [*reversed(self._handles.values())]
@@ -89,7 +102,8 @@ class Handles:
 
     def _unknown(self, number: int) -> Exception:
         return cuda_error(
-            Status.INVALID_HANDLE, seen=f"{self._kind} {number} is not of this device, or was destroyed"
+            Status.INVALID_HANDLE,
+            seen=f"{self._kind} {number} is not of this device, or was destroyed",
         )
 
 

@@ -105,14 +105,14 @@ class Memory(Streams):
         free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
         return f"{asked}, {free} of {total} free on {self.name}"
 
-    def release(self) -> None:
+    def close(self) -> None:
         for ptr in self._allocated:
             self.ask(cu.cuMemFree, ptr)
         for ptr in self._pinned:
             self.ask(cu.cuMemFreeHost, ptr)
         self._allocated.clear()
         self._pinned.clear()
-        super().release()
+        super().close()
 
 
 def _check_size(size_bytes: int) -> None:

@@ -22,7 +22,9 @@ class Streams(Context):
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         kind = cu.CUstream_flags
         flags = kind.CU_STREAM_DEFAULT if blocking else kind.CU_STREAM_NON_BLOCKING
-        lowest, highest = self.call(cu.cuCtxGetStreamPriorityRange)  # the highest has the least number
+        lowest, highest = self.call(
+            cu.cuCtxGetStreamPriorityRange
+        )  # the highest has the least number
         nearest = max(highest, min(lowest, priority))
         return Stream(self._streams.add(self.call(cu.cuStreamCreateWithPriority, flags, nearest)))
 
@@ -86,12 +88,12 @@ class Streams(Context):
         )
         return milliseconds / 1e3
 
-    def release(self) -> None:
+    def close(self) -> None:
         for event in self._events.clear():
             self.ask(cu.cuEventDestroy, event)
         for stream in self._streams.clear():
             self.ask(cu.cuStreamDestroy, stream)
-        super().release()
+        super().close()
 
 
 def _done(result: Result) -> bool:

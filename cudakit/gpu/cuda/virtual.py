@@ -49,14 +49,12 @@ class VirtualMemory(Memory):
         )
         return Backing(self._backings.add(handle))
 
-    def release_backing(self, backing: Backing) -> None:
+    def release(self, backing: Backing) -> None:
         self.call(cu.cuMemRelease, self._backings.remove(backing))
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         handle = self._backings[backing]
-        self.call(
-            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes)
-        )
+        self.call(cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes))
         try:
             self.call(cu.cuMemSetAccess, ptr, size_bytes, [self._access()], 1)
         except CudaError:
@@ -68,7 +66,7 @@ class VirtualMemory(Memory):
         self.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
         self._mapped.pop(ptr, None)
 
-    def release(self) -> None:
+    def close(self) -> None:
         for ptr, size_bytes in self._mapped.items():
             self.ask(cu.cuMemUnmap, ptr, size_bytes)
         for handle in self._backings.clear():
@@ -77,7 +75,7 @@ class VirtualMemory(Memory):
             self.ask(cu.cuMemAddressFree, ptr, size_bytes)
         self._mapped.clear()
         self._reserved.clear()
-        super().release()
+        super().close()
 
     def _properties(self) -> Any:
         properties = cu.CUmemAllocationProp()
@@ -94,7 +92,7 @@ class VirtualMemory(Memory):
     def _location(self) -> Any:
         location = cu.CUmemLocation()
         location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = self.ordinal
+        location.id = int(self._device)
         return location
 
     def _sized(self, size_bytes: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cudakit.gpu.api.attributes import Attribute, attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field
+from cudakit.gpu.architectures import Capability
 from cudakit.units import Unavailable
 
 _UNKNOWN = Unavailable("this driver does not know the attribute")
@@ -33,7 +34,7 @@ def cuda_view(
         return Unavailable(f"the CUDA driver's library cannot be loaded: {visible['missing']}")
     devices = tuple(_devices(visible))
     seen = {device.uuid for device in devices}
-    rest = _devices(everything) if isinstance(everything, dict) else ()
+    rest = tuple(_devices(everything)) if isinstance(everything, dict) else ()
     return CudaView(
         driver_version=_version(visible["version"]),
         devices=devices,
@@ -44,6 +45,7 @@ def cuda_view(
         libcuda=visible["libcuda"] or Unavailable("/proc/self/maps does not say"),
         visible_devices=visible_devices,
         device_order=device_order,
+        order=tuple(device.uuid for device in rest or devices if isinstance(device.uuid, str)),
     )
 
 
@@ -67,7 +69,9 @@ def _fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
     yield "usable_memory_bytes", _field(device["memory"])
     major, minor = raw.get("75"), raw.get("76")
     if isinstance(major, int) and isinstance(minor, int):
-        yield "compute_capability", f"{major}.{minor}"
+        capability = Capability(major, minor)
+        yield "compute_capability", str(capability)
+        yield "architecture", capability.architecture
     for attribute in attributes():
         yield attribute.name, _attribute(attribute, raw.get(str(attribute.number)))
 

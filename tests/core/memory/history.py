@@ -10,6 +10,7 @@ from core.memory.areas import Truth
 from core.memory.builders import Entry
 
 from cudakit.core.memory.lifetimes import BEFORE
+from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 
 
@@ -75,11 +76,33 @@ class History:
             self, entries=tuple(self.entries[i] for i in kept), truths=truths, lives=()
         )
 
+    def shows_every_end(self) -> bool:
+        """Say whether the trace can tell the size of every block.
+
+        It cannot of a block from before the trace that is gone at the end, if nothing that is kept
+        ever lay right behind it.
+        """
+        return all(self._shows_end(life) for life in self.lives if life.begin == BEFORE)
+
+    def _shows_end(self, life: Life) -> bool:
+        stop = life.address + life.size
+        if life.size == -(-life.requested // 512) * 512 or life.end == len(self.entries):
+            return True
+        return any(
+            stop in (segment.address + segment.size, *(block.address for block in segment.blocks))
+            for truth in self.truths[: life.end + 1]
+            for segment in truth.segments
+        )
+
     def trace(self) -> DeviceTrace:
         return builders.trace(self.entries, self.truths[-1].segments)
 
     def snapshot(self) -> Snapshot:
         return builders.snapshot(self.trace(), settings=self.settings)
+
+    def replay(self) -> Replay:
+        snapshot = self.snapshot()
+        return replay(snapshot, snapshot.devices[0])
 
 
 def _completes(entry: Entry, before: Entry) -> bool:

@@ -3,41 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from core.memory import builders
 from core.memory.builders import KIB, MIB, POOLS, STACKS, STREAMS, Block, Entry, Segment
 from core.memory.history import History
 from core.memory.simulator import BASE, Allocator
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
+
+# For laws: enough programs, and no limit on the time of one.
+LAW = settings(max_examples=1500, deadline=None)
 
 # Sizes at both sides of every rule: rounding, the two pools, segments of one's own, splitting.
 SIZES = st.one_of(
     st.integers(1, 4 * KIB),
     st.integers(MIB - KIB, MIB + KIB),
+    st.integers(MIB, 4 * MIB),
     st.integers(MIB, 10 * MIB),
     st.integers(9 * MIB, 45 * MIB),
     st.sampled_from((2 * MIB, 5 * MIB, 10 * MIB, 19 * MIB + 512 * KIB, 20 * MIB, 21 * MIB)),
 )
 
-_Program: TypeAlias = list[tuple[Any, ...]]
+# What a program does, as often as it is named here.
+_VERBS = (
+    *["alloc"] * 5,
+    *["alloc_a_bit_less"] * 2,
+    *["free"] * 5,
+    "free_all",
+    *["record_stream"] * 2,
+    "synchronize",
+    "empty_cache",
+    "mark",
+)
 
 
-def _steps(streams: int, pools: int) -> st.SearchStrategy[_Program]:
-    stream, pool, which = st.integers(0, streams - 1), st.integers(0, pools - 1), st.integers(0, 99)
-    stack = st.integers(0, len(STACKS) - 1)
-    alloc = st.tuples(st.just("alloc"), SIZES, stream, pool, stack)
-    free = st.tuples(st.just("free"), which)
-    others = [
-        st.tuples(st.just("record_stream"), which, stream),
-        st.tuples(st.just("synchronize"), stream),
-        st.tuples(st.just("empty_cache")),
-        st.tuples(st.just("capture")),
-        st.tuples(st.just("mark")),
-    ]
-    return st.lists(st.one_of(alloc, alloc, alloc, free, free, *others), max_size=36)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call on the allocator; a verb takes what it needs."""
+
+    verb: str
+    size: int
+    stream: int
+    pool: int
+    stack: int
+    which: int  # of what is allocated, counted around
+
+    def run(self, allocator: Allocator) -> None:
+        live = allocator.live() or [None]
+        address = live[self.which % len(live)]
+        match self.verb:
+            case "alloc":
+                allocator.alloc(self.size, stream=self.stream, pool=self.pool, stack=self.stack)
+            case "alloc_a_bit_less" if allocator.lives:
+                # So that a free block is taken of which too little remains to be split off.
+                like = allocator.lives[self.which % len(allocator.lives)]
+                size = max(like.size - self.size % MIB, 1)
+                allocator.alloc(size, stream=like.stream, pool=like.pool, stack=self.stack)
+            case "free_all":
+                for each in allocator.live():
+                    allocator.free(each)
+            case "free" if address is not None:
+                allocator.free(address)
+            case "record_stream" if address is not None:
+                allocator.record_stream(address, self.stream)
+            case "synchronize":
+                allocator.synchronize(self.stream)
+            case "empty_cache":
+                allocator.empty_cache()
+            case "mark":
+                allocator.capturing = not allocator.capturing
+                allocator.mark()
+
+
+def _programs(streams: int, pools: int) -> st.SearchStrategy[list[Step]]:
+    step = st.builds(
+        Step,
+        verb=st.sampled_from(_VERBS),
+        size=SIZES,
+        stream=st.integers(0, streams - 1),
+        pool=st.integers(0, pools - 1),
+        stack=st.integers(0, len(STACKS) - 1),
+        which=st.integers(0, 99),
+    )
+    # A list of a drawn length: left to itself it would be a few steps long.
+    return st.integers(0, 36).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
 
 
 @st.composite
@@ -57,27 +110,21 @@ def histories(
         custom_pools=frozenset(draw(st.sets(st.integers(1, 3), max_size=1))),
         says_pools=says_pools,
     )
-    for step in draw(_steps(draw(st.integers(1, streams)), pools)):
-        _do(allocator, *step)
+    streams, pools = draw(st.sampled_from((1, 2, streams))), draw(st.sampled_from((1, pools)))
+    for step in draw(_programs(streams, pools)):
+        step.run(allocator)
     return allocator.history()
 
 
-def _do(allocator: Allocator, verb: str, *arguments: int) -> None:
-    match verb, arguments:
-        case "alloc", (size, stream, pool, stack):
-            allocator.alloc(size, stream=stream, pool=pool, stack=stack)
-        case "free" | "record_stream", (which, *rest):
-            if live := allocator.live():
-                getattr(allocator, verb)(live[which % len(live)], *rest)
-        case "capture", ():
-            allocator.capturing = not allocator.capturing
-        case _:
-            getattr(allocator, verb)(*arguments)
-
-
-def cuts(history: History) -> st.SearchStrategy[History]:
-    """Keep only the last entries, however few."""
-    return st.integers(0, len(history.entries)).map(history.last)
+@st.composite
+def recordings(
+    draw: Callable[[st.SearchStrategy[Any]], Any], *, pools: int = 1, says_pools: bool = True
+) -> History:
+    """Keep of a history only the last entries, however few; frees in one entry or in two."""
+    history = draw(histories(pools=pools, says_pools=says_pools))
+    if draw(st.booleans()):
+        history = history.with_merged_frees()
+    return history.last(draw(st.integers(0, len(history.entries))))
 
 
 # Few addresses and sizes, so that entries meet; and the ends of what the types hold.

@@ -3,31 +3,347 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from core.memory import builders
-from core.memory.history import History, Life
-from core.memory.strategies import cuts, garbage, histories
-from hypothesis import given, settings
+from core.memory.builders import (
+    GIB,
+    KIB,
+    MIB,
+    Block,
+    Entry,
+    Segment,
+    alloc,
+    free_completed,
+    free_requested,
+    freed,
+    oom,
+    segment_alloc,
+    segment_free,
+)
+from core.memory.history import History
+from core.memory.strategies import LAW, garbage, histories, recordings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.memory.lifetimes import BEFORE
-from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay import Allocations, Inconsistencies, Replay, replay
+from cudakit.core.memory.snapshot import HOST, Action, BlockState, DeviceTrace
+
+CURVES = ("requested", "allocated", "active", "reserved")
+BASE = 0x7F00_0000_0000
 
 
-def replayed(history: History) -> Replay:
-    snapshot = history.snapshot()
-    return replay(snapshot, snapshot.devices[0])
+def replayed(trace: DeviceTrace) -> Replay:
+    return replay(builders.snapshot(trace), trace)
 
 
-@given(st.data())
-def test_no_contradiction_is_found_in_what_an_allocator_wrote(data):
-    history = data.draw(histories(pools=3))
-    assert replayed(data.draw(cuts(history))).inconsistencies.total == 0
+def intervals(allocations: Allocations) -> list[tuple[int, int, int]]:
+    columns = (allocations.begin, allocations.free_requested, allocations.end)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
-@given(st.data())
-def test_x(data):
-    history = data.draw(cuts(data.draw(histories(pools=3))))
-    r = replayed(history)
-    c = r.curves
-    for name in ("requested", "reserved", "allocated", "active"):
-        assert getattr(c, name).tolist() == [getattr(t, name) for t in history.truths], name
+def rows(allocations: Allocations) -> list[tuple[int, ...]]:
+    names = ("address", "size", "requested", "stream", "pool", "stack")
+    names += ("begin", "free_requested", "end")
+    return sorted(zip(*(getattr(allocations, n).tolist() for n in names), strict=True))
+
+
+# Laws: whatever an allocator did, and however little of it was recorded.
+
+
+@LAW
+@given(recordings(pools=3))
+def test_the_curves_are_those_of_the_allocator_at_every_moment(history: History) -> None:
+    assume(history.shows_every_end())
+    curves = history.replay().curves
+    for name in CURVES:
+        assert getattr(curves, name).tolist() == [getattr(truth, name) for truth in history.truths]
+
+
+@LAW
+@given(recordings(pools=3))
+def test_every_allocation_is_found_with_its_size_and_its_interval(history: History) -> None:
+    assume(history.shows_every_end())
+    lives = [
+        (
+            life.address,
+            life.size,
+            life.requested,
+            life.stream,
+            life.pool,
+            life.stack,
+            life.begin,
+            life.free_requested,
+            life.end,
+        )
+        for life in history.lives
+    ]
+    assert rows(history.replay().allocations) == sorted(lives)
+
+
+@LAW
+@given(recordings(pools=3))
+def test_nothing_contradicts_itself_in_what_an_allocator_wrote(history: History) -> None:
+    assert history.replay().inconsistencies == Inconsistencies()
+
+
+@LAW
+@given(histories())
+def test_a_trace_from_an_empty_allocator_on_is_seen_to_be_complete(history: History) -> None:
+    assert history.replay().begins_complete
+
+
+@LAW
+@given(recordings(), st.integers(0, 30))
+def test_cutting_a_trace_changes_nothing_in_what_is_kept(history: History, n: int) -> None:
+    assume(history.shows_every_end())
+    shorter = history.last(min(n, len(history.entries)))
+    assume(shorter.shows_every_end())
+    long, short = history.replay().curves, shorter.replay().curves
+    kept = len(shorter.entries) + 1
+    for name in CURVES:
+        assert getattr(long, name)[-kept:].tolist() == getattr(short, name).tolist()
+
+
+# Laws: entries are missing from the middle.
+
+
+def entries_of(history: History, action: Action) -> set[int]:
+    return {i for i, entry in enumerate(history.entries) if entry.action == action}
+
+
+def check_end(found: Replay, history: History) -> None:
+    for name in CURVES:
+        assert getattr(found.curves, name)[-1] == getattr(history.truths[-1], name)
+
+
+def check_agrees_or_says_so(history: History) -> None:
+    found = history.replay()
+    check_end(found, history)
+    if found.inconsistencies.total == 0 and found.begins_complete:
+        for name in CURVES:
+            expected = [getattr(truth, name) for truth in history.truths]
+            assert getattr(found.curves, name).tolist() == expected
+
+
+@LAW
+@given(histories(pools=2), st.integers(0, 500))
+def test_an_entry_that_was_lost_is_reported_where_it_matters(history: History, n: int) -> None:
+    assume(history.entries)
+    check_agrees_or_says_so(history.without({n % len(history.entries)}))
+
+
+@LAW
+@given(histories(pools=2), st.sets(st.integers(0, 100)))
+def test_the_end_is_exact_whatever_was_lost(history: History, lost: set[int]) -> None:
+    left = history.without(lost)
+    check_end(left.replay(), left)
+
+
+@pytest.mark.parametrize("action", [a for a in Action if a not in (Action.UNKNOWN, Action.FREE)])
+@settings(max_examples=20, deadline=None)
+@given(history=histories())
+def test_a_kind_of_entry_that_was_not_recorded_is_reported_where_it_matters(
+    action: Action, history: History
+) -> None:
+    check_agrees_or_says_so(history.without(entries_of(history, action)))
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (Action.FREE_COMPLETED, "lost_frees"),
+        (Action.FREE_REQUESTED, "lost_requests"),
+        (Action.ALLOC, "lost_allocations"),
+    ],
+)
+def test_each_kind_of_entry_that_is_skipped_has_a_name(action: Action, kind: str) -> None:
+    entries = [
+        segment_alloc(BASE, 2 * MIB),
+        *(entry for _ in range(3) for entry in (alloc(BASE, 512), *freed(BASE, 512))),
+    ]
+    kept = [entry for entry in entries if entry.action != action]
+    found = replayed(builders.trace(kept, [Segment(BASE, 2 * MIB)])).inconsistencies
+    assert getattr(found, kind) >= 2
+
+
+@LAW
+@given(garbage())
+def test_what_no_allocator_wrote_never_raises_and_its_end_is_the_final_state(
+    trace: DeviceTrace,
+) -> None:
+    curves = replayed(trace).curves
+    blocks = trace.blocks
+    active = blocks.state != BlockState.INACTIVE
+    assert curves.requested[-1] == blocks.requested[active].sum()
+    assert curves.active[-1] == blocks.size[active].sum()
+    assert curves.allocated[-1] == blocks.size[blocks.state == BlockState.ALLOCATED].sum()
+    assert curves.reserved[-1] == trace.segments.size.sum()
+
+
+# Examples: one allocation.
+
+
+def test_without_events_there_is_one_moment_and_all_is_from_before() -> None:
+    block = Block(BASE, 512, 100)
+    found = replayed(builders.trace([], [Segment(BASE, 2 * MIB, [block])]))
+    assert found.n_events == 0
+    assert found.curves.requested.tolist() == [100]
+    assert found.curves.reserved.tolist() == [2 * MIB]
+    assert intervals(found.allocations) == [(BEFORE, 0, 0)]
+
+
+def test_nothing_at_all_is_complete() -> None:
+    found = replayed(builders.trace())
+    assert found.begins_complete
+    assert found.curves.active.tolist() == [0]
+
+
+def test_an_address_that_is_used_again_is_another_allocation() -> None:
+    entries = [alloc(BASE, 100), *freed(BASE, 100), alloc(BASE, 200)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512, 200)])]))
+    assert intervals(found.allocations) == [(0, 1, 2), (3, 4, 4)]
+    assert found.curves.requested.tolist() == [0, 100, 100, 0, 200]
+    assert found.curves.allocated.tolist() == [0, 512, 0, 0, 512]
+
+
+def test_a_block_freed_without_a_recorded_allocation_is_from_before() -> None:
+    found = replayed(builders.trace(freed(BASE, 100), [Segment(BASE, 2 * MIB)]))
+    assert intervals(found.allocations) == [(BEFORE, 0, 1)]
+    assert found.inconsistencies.total == 0
+    assert not found.begins_complete
+
+
+def test_a_free_requested_before_the_trace_may_complete_in_it() -> None:
+    found = replayed(builders.trace([free_completed(BASE, 100)], [Segment(BASE, 2 * MIB)]))
+    assert intervals(found.allocations) == [(BEFORE, BEFORE, 0)]
+    assert found.curves.allocated.tolist() == [0, 0]
+    assert found.curves.active.tolist() == [512, 0]
+
+
+def test_a_free_that_is_pending_from_before_the_trace_to_its_end_counts_as_active_only() -> None:
+    pending = Block(BASE, 512, 100, BlockState.PENDING_FREE)
+    trace = builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB, [pending])])
+    found = replayed(trace)
+    assert intervals(found.allocations) == [(BEFORE, BEFORE, 1)]
+    assert found.curves.allocated.tolist() == [0, 0]
+    assert found.curves.active.tolist() == [512, 512]
+    assert found.inconsistencies.total == 0
+
+
+def test_a_free_that_viewers_write_as_one_entry_is_both_steps() -> None:
+    entries = [alloc(BASE, 100), Entry(Action.FREE, BASE, 100)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
+    assert intervals(found.allocations) == [(0, 1, 1)]
+    assert found.inconsistencies.total == 0
+
+
+def test_a_request_of_no_bytes_takes_a_block_all_the_same() -> None:
+    entries = [alloc(BASE, 0), *freed(BASE, 0)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
+    assert found.curves.requested.tolist() == [0, 0, 0, 0]
+    assert found.curves.active.tolist() == [0, 512, 512, 0]
+
+
+def test_pinned_host_memory_is_one_block_a_segment() -> None:
+    entries = [segment_alloc(BASE, 4 * MIB), alloc(BASE, 4 * MIB)]
+    final = [Segment(BASE, 4 * MIB, [Block(BASE, 4 * MIB)])]
+    found = replayed(builders.trace(entries, final, device=HOST))
+    assert found.curves.active.tolist() == [0, 0, 4 * MIB]
+    assert found.inconsistencies.total == 0
+
+
+def test_a_failed_allocation_moves_nothing() -> None:
+    found = replayed(builders.trace([oom(GIB, device_free=BASE)], [Segment(BASE, 2 * MIB)]))
+    assert found.curves.active.tolist() == [0, 0]
+    assert len(found.allocations) == 0
+
+
+def test_stack_and_stream_come_from_the_allocation_else_from_the_free_else_from_the_block() -> None:
+    entries = [
+        *freed(BASE, 512, stack=1, stream=1),
+        alloc(BASE, 512, stack=2, stream=1),
+    ]
+    blocks = [Block(BASE, 512, stack=2), Block(BASE + KIB, 512, stack=3)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, blocks, stream=1)]))
+    assert found.allocations.stack.tolist() == [1, 2, 3]
+    assert found.allocations.stream.tolist() == [1, 1, 1]
+    assert found.allocations.source.tolist() == [0, 2, -1]
+
+
+def test_the_stack_of_a_live_block_stands_in_where_events_have_none() -> None:
+    final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, stack=3)])]
+    found = replayed(builders.trace([alloc(BASE, 512)], final))
+    assert found.allocations.stack.tolist() == [3]
+
+
+def test_the_pool_is_what_the_event_says_else_that_of_the_segment_at_that_time() -> None:
+    other = BASE + 64 * MIB
+    entries = [
+        alloc(other, 2 * MIB, pool=3),
+        segment_alloc(BASE, 20 * MIB),
+        alloc(BASE, 2 * MIB),
+        *freed(BASE, 2 * MIB),
+        segment_free(BASE, 20 * MIB),
+        segment_alloc(BASE, 20 * MIB),
+        alloc(BASE, 2 * MIB),
+    ]
+    final = [
+        Segment(BASE, 20 * MIB, [Block(BASE, 2 * MIB)], pool=2),
+        Segment(other, 20 * MIB, [Block(other, 2 * MIB)], pool=3),
+    ]
+    found = replayed(builders.trace(entries, final)).allocations
+    by_begin = np.argsort(found.begin)
+    assert found.pool[by_begin].tolist() == [3, 0, 2]
+
+
+# Examples: what does not fit together.
+
+
+def test_an_allocation_where_something_lives_means_that_a_free_was_lost() -> None:
+    entries = [alloc(BASE, 512), alloc(BASE, 1024)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 1024)])]))
+    assert found.inconsistencies == Inconsistencies(lost_frees=1)
+    assert found.curves.active.tolist() == [0, 512, 1024]
+
+
+def test_an_allocation_that_is_gone_without_a_free_means_that_a_free_was_lost() -> None:
+    found = replayed(builders.trace([alloc(BASE, 512)], [Segment(BASE, 2 * MIB)]))
+    assert found.inconsistencies == Inconsistencies(lost_frees=1)
+    assert found.curves.active[-1] == 0
+
+
+def test_a_block_that_lives_again_means_that_an_allocation_was_lost() -> None:
+    entries = [alloc(BASE, 512), *freed(BASE, 512)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
+    assert found.inconsistencies == Inconsistencies(lost_allocations=1)
+    assert found.curves.active[-1] == 512
+
+
+def test_a_free_that_completes_unasked_means_that_a_request_was_lost() -> None:
+    entries = [alloc(BASE, 512), free_completed(BASE, 512)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
+    assert found.inconsistencies == Inconsistencies(lost_requests=1)
+    assert intervals(found.allocations) == [(0, 1, 1)]
+
+
+def test_a_block_in_use_although_its_free_was_requested_is_a_contradiction() -> None:
+    entries = [alloc(BASE, 512), free_requested(BASE, 512)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
+    assert found.inconsistencies == Inconsistencies(lost_requests=1)
+    assert found.curves.allocated[-1] == 512
+
+
+def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> None:
+    entries = [alloc(BASE, 100), alloc(BASE + KIB, 300), free_requested(BASE + KIB, 301)]
+    pending = Block(BASE + KIB, 512, 301, BlockState.PENDING_FREE)
+    final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, 200), pending])]
+    found = replayed(builders.trace(entries, final))
+    assert found.inconsistencies == Inconsistencies(sizes=3)
+    assert found.curves.requested[-1] == 501
+
+
+def test_more_in_use_than_reserved_is_counted_by_the_moment() -> None:
+    entries = [alloc(BASE, 512), *freed(BASE, 512), alloc(BASE, 512), *freed(BASE, 512)]
+    found = replayed(builders.trace(entries))
+    assert found.inconsistencies == Inconsistencies(over_reserved=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.totals import totals
 from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.result import Churn
@@ -39,7 +39,7 @@ def churn(
                 if measured
                 else None,
                 stack=frames,
-                site=site_of(frames),
+                site=stacks.site(total.key),
             )
         )
     return tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.layout import Layout
 from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
@@ -59,7 +59,7 @@ def _pins(stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints)
                 pinned_bytes=int(pinned[key]),
                 alone_bytes=int(pinned_alone[key]),
                 stack=frames,
-                site=site_of(frames),
+                site=stacks.site(key),
             )
         )
     return tuple(found)

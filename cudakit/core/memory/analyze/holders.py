@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.annotations import active_annotation
-from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.totals import totals
 from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.result import Facet, Group, Holder, Line
@@ -25,7 +25,9 @@ def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> t
     for total in totals(stack, allocations.size[live]):
         frames = stacks.frames(total.key)
         asked = 0 if requested is None else int(requested[total.key])
-        found.append(Holder(total.bytes, asked, total.count, total.share, frames, site_of(frames)))
+        found.append(
+            Holder(total.bytes, asked, total.count, total.share, frames, stacks.site(total.key))
+        )
     return tuple(found)
 
 

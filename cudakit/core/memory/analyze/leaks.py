@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.steps import step_moments
 from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.result import Leak, Steps
@@ -86,7 +86,7 @@ def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, per_step: float
         count=int(count[-1]),
         growth=tuple(held.tolist()),
         stack=frames,
-        site=site_of(frames),
+        site=stacks.site(stack),
     )
 
 

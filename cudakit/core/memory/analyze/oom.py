@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze import verdict
-from cudakit.core.memory.analyze.sites import Stacks, site_of
+from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.block_sizes import SMALL_REQUEST, segment_size
 from cudakit.core.memory.layout import Layout, layout_at
@@ -35,7 +35,7 @@ def _explain(
     room = measure(trace, layout, event)
     state = state_at(replayed, layout, event)
     found = verdict.judge(room, state, snapshot.settings)
-    frames = stacks.frames(int(trace.events.stack[event]))
+    stack = int(trace.events.stack[event])
     return Oom(
         event=event,
         time_us=time_of(snapshot, trace, event),
@@ -50,8 +50,8 @@ def _explain(
         verdict=found.code,
         sentence=found.sentence,
         remedies=found.remedies,
-        stack=frames,
-        site=site_of(frames),
+        stack=stacks.frames(stack),
+        site=stacks.site(stack),
     )
 
 

@@ -23,14 +23,22 @@ _LIBRARY = re.compile(
 )
 
 
+# What records and allocates is innermost in stacks of C++ frames, and says nothing of who asked.
+_ALLOCATING = re.compile(
+    r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
+)
+
+
 def is_library(frame: Frame) -> bool:
     """Say whether a frame belongs to a library, the interpreter or native code."""
     return _LIBRARY.search(frame.filename) is not None
 
 
-def site_of(frames: tuple[Frame, ...]) -> int:
-    """Find the innermost frame of the program's own; 0 where every frame is a library's."""
-    return next((i for i, frame in enumerate(frames) if not is_library(frame)), 0)
+def dullness(frame: Frame) -> int:
+    """Rank a frame by how little it says: the program's own 0, a library's 1, an allocator's 2."""
+    if not is_library(frame):
+        return 0
+    return 2 if _ALLOCATING.match(frame.name) else 1
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,19 @@ class Stacks:
         return tuple(self.snapshot.frames[i] for i in self.snapshot.stacks[stack])
 
     @cached_property
-    def _own(self) -> list[bool]:
-        return [not is_library(frame) for frame in self.snapshot.frames]
+    def _dullness(self) -> list[int]:
+        return [dullness(frame) for frame in self.snapshot.frames]
+
+    def site(self, stack: int) -> int:
+        """Find the frame to see first, as an index into the stack: the innermost that says most."""
+        ranks = [self._dullness[frame] for frame in self.snapshot.stacks[stack]]
+        return ranks.index(min(ranks)) if ranks else 0
 
     @cached_property
     def site_frames(self) -> npt.NDArray[np.int32]:
         """For each stack the frame id of its site; -1 for the empty stack."""
-        own = self._own
         sites = (
-            next((i for i in stack if own[i]), stack[0] if stack else -1)
-            for stack in self.snapshot.stacks
+            stack[self.site(number)] if stack else -1
+            for number, stack in enumerate(self.snapshot.stacks)
         )
         return np.fromiter(sites, np.int32, len(self.snapshot.stacks))

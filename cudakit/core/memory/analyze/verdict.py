@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudakit.core.memory.result import Fit, State
@@ -41,6 +41,13 @@ class Verdict:
 
 def judge(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
     """Choose the cause that, mended, is the least work: cache, pending frees, holes, pools, capacity."""
+    found = _cause(room, state, settings)
+    if not room.limited or found.code == "limit":
+        return found
+    return replace(found, remedies=(*found.remedies, _raise_the_limit(room, state)))
+
+
+def _cause(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
     fit = room.fit
     if fit.without_cache:
         return _cache(room, state)
@@ -50,9 +57,12 @@ def judge(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
         return _fragmentation(room, state, settings)
     if fit.in_another_pool:
         return _pool(room, state)
-    if room.limited:
-        return _limit(room, state)
-    return _capacity(room, state)
+    return _limit(room, state) if room.limited else _capacity(room, state)
+
+
+def _raise_the_limit(room: Room, state: State) -> str:
+    least = format_bytes(state.reserved_bytes + room.size)
+    return f"raise torch.cuda.set_per_process_memory_fraction, to at least {least} for this request"
 
 
 def _cache(room: Room, state: State) -> Verdict:
@@ -130,8 +140,7 @@ def _limit(room: Room, state: State) -> Verdict:
         "limit",
         sentence,
         (
-            "raise torch.cuda.set_per_process_memory_fraction "
-            f"(at least {format_bytes(state.reserved_bytes + room.size)} for this request)",
+            _raise_the_limit(room, state),
             *_less(room),
         ),
     )
@@ -149,7 +158,7 @@ def _capacity(room: Room, state: State) -> Verdict:
 def _less(room: Room) -> tuple[str, ...]:
     return (
         f"hold {format_bytes(max(room.short, 1))} less at this moment: a smaller batch, activation "
-        "checkpointing, or the top holders above (--at oom)",
+        "checkpointing, or the top holders below (with --at oom)",
     )
 
 
@@ -178,8 +187,8 @@ def _expandable_remedy(room: Room) -> tuple[str, ...]:
 
 
 def _split_remedy(room: Room, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keep blocks of the failed size whole: a limit just below it, at least torch's least (20 MiB)."""
+    """Keep blocks larger than the failed size whole; torch takes no limit up to 20 MiB."""
     if room.expandable or settings.get("max_split_size", -1) not in (-1, None):
         return ()
-    limit_mib = max(room.size // _MIB // 2, 21)
+    limit_mib = max(room.size // _MIB, 21)
     return (f"{_CONF}=max_split_size_mb:{limit_mib}",)

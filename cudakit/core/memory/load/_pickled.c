@@ -268,7 +268,7 @@ static bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span) {
 /* Returns the shape with one key more; NOTHING without memory. */
 static uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
     Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->successor);
-    if (from->successor && guess->parent == parent && guess->key == key)
+    if (from->successor && guess->key == key)
         return from->successor;
     uint32_t pair[2] = {parent, key}, hash = hash_bytes(tree->hash_key, pair, sizeof pair);
     uint64_t position = hash;
@@ -434,19 +434,9 @@ static bool pop(Machine *m) {
 
 /* Scalars. */
 
-/* Takes a spilled copy back, which is always the latest. */
-static void unspill(Machine *m, Span span) {
-    if (span.offset & IN_SPILL)
-        m->tree->spill.used = span.offset ^ IN_SPILL;
-}
-
 static bool push_blob(Machine *m, int tag, Span span) {
     uint32_t blob = intern_blob(m->tree, span);
-    if (blob == NOTHING)
-        return out_of_memory(m);
-    if (blob_at(m->tree, blob).offset != span.offset)
-        unspill(m, span);
-    return push(m, MAKE(tag, blob));
+    return blob == NOTHING ? out_of_memory(m) : push(m, MAKE(tag, blob));
 }
 
 static inline bool push_small(Machine *m, int64_t number) {
@@ -478,7 +468,6 @@ static bool push_integer(Machine *m, Span span) {
     int64_t number = span.size <= 8 ? signed_number(bytes, span.size) : 0;
     if (span.size > 8 || small_number(PAYLOAD((uint64_t)number)) != number)
         return push_blob(m, NUMBER, span);
-    unspill(m, span);
     return push_small(m, number);
 }
 

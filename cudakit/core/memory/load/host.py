@@ -29,8 +29,8 @@ _POOL = ("segment_pool_id", "pool_id")
 
 def host_entries(tree: Tree, traces: Handles) -> Handles:
     """Give the entries of a host trace: a list of entries, or as for devices a list of such lists."""
-    nested = np.array([tree.is_list(int(item)) for item in traces], np.bool_)
-    return tree.children(traces)[1] if nested.any() else traces
+    nested = len(traces) > 0 and tree.is_list(int(traces[0]))
+    return tree.children(traces)[1] if nested else traces
 
 
 def read_host_pieces(

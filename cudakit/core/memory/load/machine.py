@@ -156,8 +156,6 @@ class Machine:
         self.push(made)
 
     def append(self) -> None:
-        if len(self._stack) < 2:
-            raise self._refused("stack")
         self._append(self._pop_last(1))
 
     def appends(self) -> None:
@@ -170,8 +168,6 @@ class Machine:
         target += items
 
     def set_item(self) -> None:
-        if len(self._stack) < 3:
-            raise self._refused("stack")
         self._set_top(self._pop_last(2))
 
     def set_items(self) -> None:

@@ -96,6 +96,7 @@ class NativeTree:
         """Number nodes by content."""
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
         self._nodes.intern(_aligned(handles), ids, nodes)
+        # A copy, so that the rest of the array, as long as the handles, is let go.
         return ids, nodes[: int(ids.max(initial=-1)) + 1].copy()
 
 

@@ -34,7 +34,7 @@ def _exact_sentence(device: DeviceMemory) -> str:
     reach = (
         "from an empty allocator on"
         if device.health.begins_complete
-        else "of which the last part is recorded"
+        else "of a program that held memory before the first one"
     )
     return (
         f"{device_name(device)}: {device.events:,} events {reach}; "

@@ -10,7 +10,7 @@ from cudakit.document import Column, Frame, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
 
-NO_STACK = "no stack recorded (C++ thread, e.g. backward)"
+NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
 
 def device_name(device: DeviceMemory) -> str:

@@ -50,10 +50,13 @@ def callers(canary: Path) -> Iterator[tuple[str, bytes]]:
     for protocol in range(6):
         yield f"a call, protocol {protocol}", pickled(call, protocol)
         yield f"in a trace, protocol {protocol}", pickled({"device_traces": [[call]]}, protocol)
-    yield "in the settings", pickled(snapshot(allocator_settings=call))
-    yield "under an unknown key", pickled(snapshot(other=[[[call]]]))
+    yield "in the settings", pickled(snapshot() | {"allocator_settings": call})
+    yield "under an unknown key", pickled(snapshot() | {"other": [[call]]})
     yield "as a key", pickled({"segments": [], call: 1})
-    yield "popped from the stack", b"\x80\x04" + pickled(call)[2:-1] + b"0" + pickled(snapshot())[2:]
+    yield (
+        "popped from the stack",
+        b"\x80\x04" + pickled(call)[2:-1] + b"0" + pickled(snapshot())[2:],
+    )
 
 
 # Each of these opcodes belongs to objects of classes, and none has a place in a snapshot.
@@ -82,13 +85,23 @@ def heavy() -> Iterator[tuple[str, bytes]]:
     yield "tuples in tuples", b"\x80\x04)" + b"\x85" * _MILLION + b"."
     yield "marks", b"\x80\x04" + b"(" * _MILLION + b"."
     yield "copies", b"\x80\x04}" + b"2" * _MILLION + b"."
-    for opcode, width in ((b"X", 4), (b"B", 4), (b"T", 4), (b"\x8d", 8), (b"\x8e", 8), (b"\x96", 8)):
+    for opcode, width in (
+        (b"X", 4),
+        (b"B", 4),
+        (b"T", 4),
+        (b"\x8d", 8),
+        (b"\x8e", 8),
+        (b"\x96", 8),
+    ):
         most = (1 << (8 * width - 1)) - 1
         yield f"a length under {opcode!r}", b"\x80\x05" + opcode + most.to_bytes(width, "little")
     yield "a number of 2 GiB", b"\x80\x02\x8b\xff\xff\xff\x7f"
     yield "a number of negative length", b"\x80\x02\x8b\xff\xff\xff\xff."
     yield "a number of a million digits", b"(I" + b"9" * _MILLION + b"\nl."
-    yield "a number of a million bytes", b"\x80\x02\x8b" + struct.pack("<I", _MILLION) + bytes(_MILLION) + b"."
+    yield (
+        "a number of a million bytes",
+        b"\x80\x02\x8b" + struct.pack("<I", _MILLION) + bytes(_MILLION) + b".",
+    )
     yield "a frame", b"\x80\x04\x95" + b"\xff" * 7 + b"\x7f."
     yield "a memo index", b"\x80\x02}r" + struct.pack("<I", 200_000_000) + b"."
     yield "a memo index in text", b"(dp" + b"9" * 18 + b"\n."
@@ -110,8 +123,12 @@ def _sharing() -> Iterator[tuple[str, bytes]]:
     stacks = [[frame("f")] * 1000 for _ in range(1000)]
     trace = [event("alloc", LARGE, 512, frames=stack) for stack in stacks]
     yield "one frame in many stacks", pickled({"device_traces": [trace]})
-    yield "stacks in stacks", pickled({"device_traces": [[event("alloc", LARGE, 512, frames=stacks)]]})
-    long = [event("alloc", LARGE, 512, frames=[frame("x" * MIB)] * n) for n in range(300)]
+    yield (
+        "stacks in stacks",
+        pickled({"device_traces": [[event("alloc", LARGE, 512, frames=stacks)]]}),
+    )
+    name = frame("x" * MIB)
+    long = [event("alloc", LARGE, 512, frames=[name] * n) for n in range(300)]
     yield "one long name in many stacks", pickled({"device_traces": [long]})
     piece = block(LARGE, 1, 1, "inactive")
     yield "one segment many times", pickled([segment(LARGE, MIB, [piece] * 1000)] * 1000)
@@ -120,6 +137,7 @@ def _sharing() -> Iterator[tuple[str, bytes]]:
         nested = [nested, nested]
     for key in ("allocator_settings", "segments", "device_traces", "external_annotations"):
         yield f"doubling in {key}", pickled(snapshot(**{key: nested}))
-    yield "doubling in frames", pickled({"device_traces": [[event("alloc", LARGE, 1, frames=nested)]]})
-
-
+    yield (
+        "doubling in frames",
+        pickled({"device_traces": [[event("alloc", LARGE, 1, frames=nested)]]}),
+    )

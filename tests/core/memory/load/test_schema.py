@@ -59,7 +59,9 @@ def content(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.name, value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, Frame):
-        return {field.name: content(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: content(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, tuple):
         return [content(item) for item in value]
     return value
@@ -195,7 +197,10 @@ def test_a_profilers_snapshot_has_categories_and_the_cpu_as_its_last_device(load
     traces = [
         [{"action": "alloc", **entry, "category": "parameter"}],
         [],
-        [{"action": "alloc", **entry, "category": "unknown"}, {"action": "free_requested", **entry}],
+        [
+            {"action": "alloc", **entry, "category": "unknown"},
+            {"action": "free_requested", **entry},
+        ],
     ]
     segments = [{"device": 0, **segment}, {"device": 2, **segment}]
     snapshot = loaded({"segments": segments, "device_traces": traces})
@@ -578,7 +583,10 @@ def test_lists_that_are_shared_to_multiply_are_refused(refused: Callable[[Any], 
     for root in (
         {"device_traces": [trace] * 100},
         {"device_traces": [], "allocator_settings": nested},
-        {"segments": [files.segment(LARGE, MIB, [files.block(LARGE, 1, 1, "inactive")] * 1000)] * 1000},
+        {
+            "segments": [files.segment(LARGE, MIB, [files.block(LARGE, 1, 1, "inactive")] * 1000)]
+            * 1000
+        },
         {"device_traces": [[event("alloc", 0, 1, frames=[name] * n) for n in range(200)]]},
     ):
         assert "shared to multiply" in refused(root)

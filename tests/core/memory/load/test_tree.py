@@ -44,7 +44,7 @@ scalars = (
 trees = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=2), inner),
-    max_leaves=20,
+    max_leaves=12,
 )
 
 
@@ -78,8 +78,8 @@ def test_plain_gives_back_what_the_file_says(grow: Grow, root: Any) -> None:
 
 
 @EVERY
-@given(nodes=st.lists(trees, max_size=8))
-@settings(max_examples=30, deadline=None)
+@given(nodes=st.lists(trees, max_size=6))
+@settings(max_examples=20, deadline=None)
 def test_nodes_of_equal_content_have_equal_numbers(grow: Grow, nodes: list[Any]) -> None:
     tree = grow([*nodes, *nodes])
     ids, firsts = tree.intern(items(tree))

@@ -1,4 +1,4 @@
-"""The Python calls that users make; each is a command without its terminal."""
+"""Memory snapshots: what ``cudakit memviz`` answers, as objects."""
 
 from __future__ import annotations
 

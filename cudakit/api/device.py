@@ -1,0 +1,164 @@
+"""The devices that CUDA shows to this process, and the one that is current.
+
+Whatever torch, CuPy or the CUDA runtime make current in a thread is current here, and the other way round.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudakit.gpu.api import MemoryInfo
+    from cudakit.gpu.architectures import Capability
+
+
+def is_available() -> bool:
+    """Say whether CUDA shows at least one device here; asks as ``device_count`` does, and never raises.
+
+    >>> cudakit.is_available()
+    True
+    """
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Count the devices that CUDA_VISIBLE_DEVICES leaves; 0 without a driver.
+
+    Makes no context. Where CUDA is not initialized in this process, the driver is asked in a child
+    process, so that this one can still fork.
+
+    >>> cudakit.device_count() >= 1
+    True
+    """
+    from cudakit.gpu.cuda.current import device_count
+
+    return device_count()
+
+
+def is_initialized() -> bool:
+    """Say whether CUDA is initialized in this process, by anyone; initializes nothing.
+
+    >>> cudakit.synchronize()
+    >>> cudakit.is_initialized()
+    True
+    """
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    return is_initialized()
+
+
+def set_device(device: int) -> None:
+    """Make a device the current one of this thread. Raises CudaError where there is no such device.
+
+    >>> cudakit.set_device(0)
+    """
+    from cudakit.gpu.cuda.current import set_device
+
+    set_device(device)
+
+
+def current_device() -> int:
+    """Return the number of the device that is current in this thread: 0 until one is set.
+
+    >>> cudakit.current_device()
+    0
+    """
+    from cudakit.gpu.cuda.current import current_device
+
+    return current_device()
+
+
+def device(device: int) -> AbstractContextManager[int]:
+    """Make a device the current one of this thread within a ``with`` block.
+
+    >>> with cudakit.device(0):
+    ...     cudakit.synchronize()
+    """
+    from cudakit.gpu.cuda.current import device as entered
+
+    return entered(device)
+
+
+def stream(stream: object) -> AbstractContextManager[int]:
+    """Make a stream, and its device, the current ones of this thread within a ``with`` block.
+
+    What cudakit itself enqueues there goes to that stream; the current streams of other libraries stay
+    what they are. ``stream`` is one of torch, CuPy, Numba or cuda.core, or the driver's handle of one,
+    which must be alive: the driver cannot tell. Raises UsageError for anything else.
+
+    >>> with cudakit.stream(2):  # CU_STREAM_PER_THREAD
+    ...     cudakit.current_stream()
+    2
+    """
+    from cudakit.gpu.cuda.current import stream as entered
+
+    return entered(stream)
+
+
+def current_stream() -> int:
+    """Return the driver's handle of the stream that is current in this thread for cudakit.
+
+    >>> cudakit.current_stream()  # CU_STREAM_LEGACY
+    1
+    """
+    from cudakit.gpu.cuda.current import current_stream
+
+    return current_stream()
+
+
+def device_name(device: int | None = None) -> str:
+    """Return the name of a device, or of the current one. Raises CudaError where there is none.
+
+    >>> print("a GPU:", cudakit.device_name())  # doctest: +ELLIPSIS
+    a GPU: ...
+    """
+    from cudakit.gpu.cuda.current import device_name
+
+    return device_name(device)
+
+
+def capability(device: int | None = None) -> Capability:
+    """Return the compute capability of a device, or of the current one, with its architecture's name.
+
+    >>> cudakit.capability() >= (7, 5)
+    True
+    >>> cudakit.capability().architecture in ("Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell")
+    True
+    """
+    from cudakit.gpu.cuda.current import capability
+
+    return capability(device)
+
+
+def synchronize(device: int | None = None) -> None:
+    """Wait until a device, or the current one, has done all its work. Raises CudaError for what failed.
+
+    >>> cudakit.synchronize()
+    """
+    from cudakit.gpu.cuda.current import synchronize
+
+    synchronize(device)
+
+
+def mem_get_info(device: int | None = None) -> MemoryInfo:
+    """Return the bytes of a device that are free, and all that it has; makes its context if need be.
+
+    >>> info = cudakit.mem_get_info()
+    >>> 0 < info.free_bytes < info.total_bytes
+    True
+    """
+    from cudakit.gpu.cuda.current import memory_info
+
+    return memory_info(device)
+
+
+def can_access_peer(device: int, peer: int) -> bool:
+    """Say whether kernels on a device can use the memory of another; of itself, never.
+
+    >>> cudakit.can_access_peer(0, 0)
+    False
+    """
+    from cudakit.gpu.cuda.current import can_access_peer
+
+    return can_access_peer(device, peer)

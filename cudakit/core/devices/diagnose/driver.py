@@ -1,0 +1,213 @@
+"""Is the driver there, whole, and within reach of this process?"""
+
+from __future__ import annotations
+
+from cudakit.core.devices.circumstances import Circumstances
+from cudakit.core.devices.circumstances.files import Files
+from cudakit.core.devices.circumstances.system import container, is_jetson, is_wsl
+from cudakit.core.devices.diagnose.check import CannotTell, Finding, Status, fail, ok
+from cudakit.core.devices.diagnose.pci import pci_gpus
+from cudakit.core.devices.diagnose.versions import (
+    kernel_module,
+    libcuda_path,
+    libcuda_version,
+    nvml_library_version,
+)
+from cudakit.units import Unavailable
+
+_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_INSTALL = {
+    "ubuntu": "sudo ubuntu-drivers install",
+    "debian": "sudo apt install nvidia-driver",
+    "arch": "sudo pacman -S nvidia-open",
+}
+# The last byte of this EFI variable is 1 where modules must be signed.
+_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+
+def loaded(c: Circumstances) -> Finding:
+    """The kernel needs NVIDIA's module before anything else can work.
+
+    Seen in /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
+    hides it, an answer of NVML or CUDA proves the driver as well. Without the module the check says
+    which cause is likely: no GPU on the PCI bus, nouveau in its place, a module that was not built for
+    this kernel, or one that Secure Boot refuses because it is not signed.
+    """
+    module = kernel_module(c.files)
+    if module:
+        kind = "open" if module.is_open else "proprietary"
+        return ok(f"driver {module.version} is loaded ({kind} kernel module)")
+    version = answering_driver(c)
+    if version:
+        return ok(f"driver {version} answers, though /proc/driver/nvidia does not show it")
+    if is_wsl(c.files):
+        return _without_wsl_driver(c.files)
+    return _not_loaded(c)
+
+
+def answering_driver(c: Circumstances) -> str | None:
+    """Return what NVML or CUDA says of the driver that answers, None where neither does."""
+    if not isinstance(c.nvml, Unavailable):
+        version = c.nvml.driver_version
+        return "of unknown version" if isinstance(version, Unavailable) else version
+    if not isinstance(c.cuda, Unavailable) and c.cuda.error is None:
+        return "of unknown version"
+    return None
+
+
+def require_driver(c: Circumstances) -> None:
+    """Raise CannotTell where there is no driver: all that follows from that is not said again."""
+    if loaded(c).status is Status.FAIL:
+        raise CannotTell("the driver is not loaded (CK001)")
+
+
+def _not_loaded(c: Circumstances) -> Finding:
+    gpus = pci_gpus(c.files)
+    evidence = {"/proc/driver/nvidia/version": "absent"}
+    if gpus:
+        evidence["PCI bus"] = ", ".join(
+            f"{one.address} ({one.driver or 'no driver'})" for one in gpus
+        )
+    if any(one.driver == "nouveau" for one in gpus) or _has_module(c.files, "nouveau"):
+        return fail(
+            "nouveau drives the GPU, and CUDA cannot use it",
+            evidence,
+            *_install(c.files),
+            "then keep nouveau off: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
+            "update the initramfs and reboot",
+        )
+    if gpus:
+        return _module_missing(c, evidence)
+    evidence["PCI bus"] = "no NVIDIA GPU"
+    return fail(
+        "this machine shows no NVIDIA GPU and no driver",
+        evidence,
+        "use a machine with a GPU, or pass the GPU through to this virtual machine",
+        "cudakit doctor --gpu sim shows the report on a simulated one",
+    )
+
+
+def _module_missing(c: Circumstances, evidence: dict[str, str]) -> Finding:
+    release = c.files.text("/proc/sys/kernel/osrelease") or "?"
+    evidence["kernel"] = release
+    if container(c.files, c.environment):
+        return fail(
+            "the host has not loaded its NVIDIA driver",
+            evidence,
+            "load or install the driver on the host; nothing in a container can",
+        )
+    if "/nvidia.ko" not in (c.files.text(f"/lib/modules/{release}/modules.dep") or ""):
+        return fail(
+            f"there is a GPU, but no NVIDIA module for kernel {release}",
+            evidence,
+            *_install(c.files),
+            "after an update of the kernel: sudo dkms autoinstall, or boot the kernel before it",
+        )
+    signed = ()
+    if (c.files.text(_SECURE_BOOT) or "").endswith("\x01"):
+        evidence["Secure Boot"] = "on: a module must be signed with an enrolled key"
+        signed = (
+            "enrol the key that signs the module (mokutil --import), or turn Secure Boot off",
+        )
+    return fail(
+        "the NVIDIA module is installed but not loaded",
+        evidence,
+        "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
+        *signed,
+    )
+
+
+def _without_wsl_driver(files: Files) -> Finding:
+    evidence = {
+        "/dev/dxg": "present" if files.exists("/dev/dxg") else "absent",
+        "/usr/lib/wsl/lib/libcuda.so.1": _presence(files, "/usr/lib/wsl/lib/libcuda.so.1"),
+    }
+    return fail(
+        "the driver of Windows does not answer in WSL",
+        evidence,
+        "install the NVIDIA driver in Windows (never one in WSL), then in PowerShell: "
+        "wsl --update; wsl --shutdown",
+    )
+
+
+def _presence(files: Files, path: str) -> str:
+    return "present" if files.exists(path) else "absent"
+
+
+def _has_module(files: Files, name: str) -> bool:
+    modules = (files.text("/proc/modules") or "").splitlines()
+    return any(line.split(" ", 1)[0] == name for line in modules)
+
+
+def _install(files: Files) -> tuple[str, ...]:
+    """Say how to install the driver on this distribution."""
+    lines = (files.text("/etc/os-release") or "").splitlines()
+    told = dict(line.split("=", 1) for line in lines if "=" in line)
+    command = _INSTALL.get(told.get("ID", "").strip('"'))
+    return (command, f"or follow {_GUIDE}") if command else (f"install the driver: {_GUIDE}",)
+
+
+def nvml_answers(c: Circumstances) -> Finding:
+    """NVML, the driver's management library, is what nvidia-smi and every monitor ask.
+
+    CUDA works without it, but then nothing can be said of the health of a GPU. Its usual troubles:
+    libnvidia-ml is not in a container that was started without the capability "utility"; it is of
+    another version than the kernel's module (CK004); or the container has lost its device nodes, and
+    NVML says Unknown Error (CK002).
+    """
+    if not isinstance(c.nvml, Unavailable):
+        count = sum(device.parent is None for device in c.nvml.devices)
+        version = c.nvml.nvml_version
+        told = "" if isinstance(version, Unavailable) else f" {version}"
+        return ok(f"NVML{told} answers and sees {count} GPU{'' if count == 1 else 's'}")
+    require_driver(c)
+    reason = c.nvml.reason
+    if is_jetson(c.files):
+        return ok("NVML does not answer, as on a Jetson without it", {"NVML": reason})
+    return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(c, reason.lower()))
+
+
+def _nvml_fixes(c: Circumstances, reason: str) -> tuple[str, ...]:
+    where = container(c.files, c.environment)
+    if "different versions" in reason:
+        return ("see CK004: the kernel's module and the libraries are of different versions",)
+    if "unknown error" in reason and where:
+        return ("see CK002: restart the container, which has lost its device nodes",)
+    if where:
+        return ("start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",)
+    return ("install the driver's libraries of the kernel module's version (nvidia-utils)",)
+
+
+def one_version(c: Circumstances) -> Finding:
+    """The kernel's module, libnvidia-ml and libcuda must be of one driver release.
+
+    After an update the new libraries lie on disk while the old module still runs: NVML then says
+    "Driver/library version mismatch", and cuInit fails with 803. A container gets its libraries when it
+    is started, and keeps the old ones. A libcuda from cuda-compat is another version on purpose: CK008
+    judges it.
+    """
+    module = kernel_module(c.files)
+    versions = {
+        "kernel module": module.version if module else None,
+        "libnvidia-ml": nvml_library_version(c),
+        "libcuda": None if _is_compat(c) else libcuda_version(c),
+    }
+    known = {part: version for part, version in versions.items() if version}
+    if len(known) < 2:
+        require_driver(c)
+        raise CannotTell("fewer than two of the driver's parts tell their version")
+    if len(set(known.values())) == 1:
+        parts = list(known)
+        return ok(f"{', '.join(parts[:-1])} and {parts[-1]} are all {known[parts[0]]}", known)
+    return fail(
+        "the driver's parts are of different versions: "
+        + ", ".join(f"{part} {version}" for part, version in known.items()),
+        known,
+        "reboot, or end what uses the GPU and reload: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
+        "nvidia && sudo modprobe nvidia",
+        "restart containers that were started before the update",
+    )
+
+
+def _is_compat(c: Circumstances) -> bool:
+    return "compat" in (libcuda_path(c) or "")

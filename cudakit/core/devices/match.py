@@ -1,0 +1,76 @@
+"""Which device of CUDA's is which of NVML's: by UUID, else by PCI address, never by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field, NvmlView
+from cudakit.units import Unavailable
+
+_NOBODY = Unavailable("nobody knows it")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One device, as those see it that do."""
+
+    nvml: DeviceFacts | None
+    cuda: DeviceFacts | None
+    hidden: bool  # whether CUDA sees it only without CUDA_VISIBLE_DEVICES
+
+    @property
+    def uuid(self) -> str | Unavailable:
+        return _first(view.uuid for view in self._views())
+
+    @property
+    def pci_bus_id(self) -> str | Unavailable:
+        return _first(view.pci_bus_id for view in self._views())
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """All facts; where both know one, NVML's, which speaks of the whole machine."""
+        merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
+        for name, value in (self.nvml.fields if self.nvml else {}).items():
+            if name not in merged or not isinstance(value, Unavailable):
+                merged[name] = value
+        return merged
+
+    def _views(self) -> Iterator[DeviceFacts]:
+        yield from (view for view in (self.nvml, self.cuda) if view is not None)
+
+
+def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[Found, ...]:
+    """Merge two views: NVML's devices in its order, then those that CUDA alone sees."""
+    ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
+    theirs = list(_of_cuda(cuda)) if isinstance(cuda, CudaView) else []
+    found = []
+    for device in ours:
+        other = next((pair for pair in theirs if _same(device, pair[0])), None)
+        if other is None and len(ours) == len(theirs) == 1:
+            # A Jetson has no PCI address, and NVML and CUDA may not agree on its UUID.
+            other = theirs[0]
+        if other:
+            theirs.remove(other)
+        found.append(Found(device, other[0] if other else None, bool(other and other[1])))
+    return (*found, *(Found(None, device, hidden) for device, hidden in theirs))
+
+
+def _of_cuda(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+    yield from ((device, False) for device in view.devices)
+    yield from ((device, True) for device in view.hidden)
+
+
+def _same(one: DeviceFacts, other: DeviceFacts) -> bool:
+    if isinstance(one.uuid, str) and isinstance(other.uuid, str):
+        return one.uuid.lower() == other.uuid.lower()
+    # The instances of a GPU share its address.
+    known = isinstance(one.pci_bus_id, str) and one.parent is None
+    return known and one.pci_bus_id == other.pci_bus_id
+
+
+def _first(values: Iterable[str | Unavailable]) -> str | Unavailable:
+    """Return the first value that is one, else the first reason."""
+    found = list(values)
+    known = [value for value in found if isinstance(value, str)]
+    return next(iter(known or found), _NOBODY)

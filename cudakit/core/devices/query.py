@@ -1,0 +1,180 @@
+"""Ask a machine for its devices, and merge what NVML and CUDA say of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cudakit.core.devices.fields import FieldInfo, registry
+from cudakit.core.devices.match import Found, match
+from cudakit.core.devices.notes import device_notes, machine_notes
+from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
+from cudakit.core.devices.topology import pairs
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
+from cudakit.units import Unavailable
+
+_NOT_OF_NVML = Unavailable("NVML does not know the device")
+_NOT_OF_CUDA = Unavailable("CUDA does not show the device")
+_HINT = "cudakit doctor says what is wrong; --gpu sim shows a simulated GPU"
+
+
+def open_query(machine: Machine) -> Query:
+    """Find the devices of a machine.
+
+    Raises EnvironmentUnusable where neither NVML nor CUDA sees any.
+    """
+    # NVML first: a real machine asks CUDA in a child meanwhile.
+    nvml, cuda = machine.nvml(), machine.cuda()
+    found = match(nvml, cuda)
+    if not found:
+        raise EnvironmentUnusable(f"no GPU can be seen: {_why(nvml, cuda)}", hint=_HINT)
+    return Query(machine, nvml, cuda, found, registry())
+
+
+def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
+    """Read everything that is known of the devices of a machine, once.
+
+    Raises EnvironmentUnusable where neither NVML nor CUDA sees any.
+    """
+    return open_query(machine).read(processes=processes, topology=topology)
+
+
+def _why(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
+    management = nvml.reason if isinstance(nvml, Unavailable) else "NVML sees none"
+    if isinstance(cuda, Unavailable):
+        return f"{management}; {cuda.reason}"
+    return f"{management}; CUDA: {cuda.error[1] if cuda.error else 'sees none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A machine whose devices are known, to be read again and again."""
+
+    machine: Machine
+    nvml: NvmlView | Unavailable
+    cuda: CudaView | Unavailable
+    found: tuple[Found, ...]
+    fields: Mapping[str, FieldInfo]
+
+    def read(
+        self,
+        *,
+        names: Collection[str] = (),
+        activity: bool = False,
+        processes: bool = False,
+        topology: bool = False,
+    ) -> DevicesResult:
+        """Read what moves now, or ``names`` of it, and put it beside the facts."""
+        driver, library = Unavailable(_reason(self.nvml)), Unavailable(_reason(self.nvml))
+        known = isinstance(self.nvml, NvmlView)
+        return DevicesResult(
+            simulated=self.machine.simulated,
+            time_ns=time.time_ns(),
+            driver_version=self.nvml.driver_version if known else driver,
+            nvml_version=self.nvml.nvml_version if known else library,
+            cuda=_cuda(self.cuda),
+            devices=tuple(
+                self._device(found, names, activity=activity, processes=processes)
+                for found in self.found
+            ),
+            pairs=pairs(self.nvml, self.cuda, self.found) if topology else None,
+            notes=machine_notes(self.nvml, self.cuda),
+        )
+
+    def _device(
+        self, found: Found, names: Collection[str], *, activity: bool, processes: bool
+    ) -> Device:
+        fields: dict[str, Field] = dict(found.fields)
+        lost = self._add_telemetry(found, names, fields)
+        if activity:
+            self._add_activity(found, fields)
+        self._complete(found, names, fields)
+        name = fields["name"]
+        return Device(
+            cuda_index=self._cuda_index(found),
+            nvml_index=found.nvml.index if found.nvml else _NOT_OF_NVML,
+            parent=found.nvml.parent if found.nvml else None,
+            uuid=found.uuid,
+            pci_bus_id=found.pci_bus_id,
+            name=name if isinstance(name, Unavailable) else str(name),
+            hidden=found.hidden,
+            lost=lost is not None,
+            notes=device_notes(found, fields, lost=lost, visible_devices=self._visible_devices),
+            fields=fields,
+            processes=self._processes(found) if processes else None,
+        )
+
+    def _add_telemetry(
+        self, found: Found, names: Collection[str], fields: dict[str, Field]
+    ) -> str | None:
+        """Read what moves; return why that cannot be where NVML knows the device."""
+        if found.nvml is None:
+            return None
+        telemetry = self.machine.telemetry(found.nvml, names)
+        if isinstance(telemetry, Telemetry):
+            fields |= telemetry.fields
+            return None
+        fields |= {field.name: telemetry for field in self._of_kind("telemetry", names)}
+        return telemetry.reason
+
+    def _add_activity(self, found: Found, fields: dict[str, Field]) -> None:
+        activity = self.machine.activity(found.nvml) if found.nvml else _NOT_OF_NVML
+        if isinstance(activity, Telemetry):
+            fields |= activity.fields
+        else:
+            fields |= {field.name: activity for field in self._of_kind("activity")}
+
+    def _complete(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
+        """Say of every field that nobody gave why it is not there."""
+        for field in (*self._of_kind("fact"), *self._of_kind("telemetry", names)):
+            if field.name not in fields:
+                fields[field.name] = self._absent(found, field)
+
+    def _of_kind(self, kind: str, names: Collection[str] = ()) -> list[FieldInfo]:
+        return [
+            field
+            for field in self.fields.values()
+            if field.kind == kind and (not names or field.name in names)
+        ]
+
+    def _absent(self, found: Found, field: FieldInfo) -> Unavailable:
+        if not field.source.startswith(("nvml", "NVML")):
+            return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
+        if isinstance(self.nvml, Unavailable):
+            return self.nvml
+        return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
+
+    def _processes(self, found: Found) -> tuple[Process, ...] | Unavailable:
+        return self.machine.processes(found.nvml) if found.nvml else _NOT_OF_NVML
+
+    def _cuda_index(self, found: Found) -> int | Unavailable:
+        if found.cuda and not found.hidden:
+            return found.cuda.index
+        if found.hidden:
+            return Unavailable(f"hidden by CUDA_VISIBLE_DEVICES={self._visible_devices}")
+        if isinstance(self.cuda, Unavailable):
+            return self.cuda
+        return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA
+
+    @property
+    def _visible_devices(self) -> str | None:
+        return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
+
+
+def _reason(view: NvmlView | Unavailable) -> str:
+    return view.reason if isinstance(view, Unavailable) else ""
+
+
+def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
+    if isinstance(view, Unavailable):
+        return view
+    version = view.driver_version
+    return Cuda(
+        version=version if isinstance(version, Unavailable) else f"{version[0]}.{version[1]}",
+        library=view.libcuda,
+        error=CudaFailure(*view.error) if view.error else None,
+        visible_devices=view.visible_devices,
+        device_order=view.device_order,
+    )

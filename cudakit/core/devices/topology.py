@@ -1,0 +1,79 @@
+"""How the GPUs of a machine reach each other, as NVML says it and as CUDA says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from cudakit.core.devices.match import Found
+from cudakit.core.devices.result import Pair
+from cudakit.gpu.api.facts import CudaView, Link, NvmlView
+from cudakit.units import Unavailable
+
+_OK = "ok"
+
+
+def pairs(
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[Found]
+) -> tuple[Pair, ...]:
+    """Describe each pair of GPUs that NVML sees."""
+    if isinstance(nvml, Unavailable):
+        return ()
+    links = {(link.first, link.second): link for link in nvml.links}
+    gpus = [each for each in found if each.nvml is not None and each.nvml.parent is None]
+    return tuple(_pairs(gpus, links, cuda))
+
+
+def _pairs(
+    gpus: Sequence[Found], links: dict[tuple[int, int], Link], cuda: CudaView | Unavailable
+) -> Iterator[Pair]:
+    for one, other in combinations(gpus, 2):
+        assert one.nvml and other.nvml
+        first, second = sorted((one.nvml.index, other.nvml.index))
+        yield _pair(links.get((first, second)) or _unknown(first, second), one, other, cuda)
+
+
+def _unknown(first: int, second: int) -> Link:
+    absent = Unavailable("NVML does not say")
+    return Link(first, second, absent, absent, absent, absent, absent)
+
+
+def _pair(link: Link, one: Found, other: Found, cuda: CudaView | Unavailable) -> Pair:
+    access = _both(cuda, one, other, "peer_access")
+    return Pair(
+        first=link.first,
+        second=link.second,
+        path=link.path,
+        nvlinks=link.nvlinks,
+        nvml_read=link.p2p_read,
+        nvml_write=link.p2p_write,
+        nvml_atomics=link.p2p_atomics,
+        cuda_access=access,
+        cuda_atomics=_both(cuda, one, other, "peer_atomics"),
+        disagreement=_disagreement(link, access),
+    )
+
+
+def _both(cuda: CudaView | Unavailable, one: Found, other: Found, what: str) -> bool | Unavailable:
+    """Say whether CUDA lists a pair in both directions."""
+    if isinstance(cuda, Unavailable):
+        return Unavailable("CUDA was not there to ask")
+    ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]
+    if len(ordinals) < 2:
+        return Unavailable("CUDA does not show both")
+    first, second = ordinals
+    listed = getattr(cuda, what)
+    return (first, second) in listed and (second, first) in listed
+
+
+def _disagreement(link: Link, access: bool | Unavailable) -> str | None:
+    states = [link.p2p_read, link.p2p_write]
+    if isinstance(access, Unavailable) or any(isinstance(state, Unavailable) for state in states):
+        return None
+    nvml = all(state == _OK for state in states)
+    if nvml == access:
+        return None
+    name = f"NVML {link.first} and {link.second}"
+    if nvml:
+        return f"{name}: NVML says that peer access works, CUDA that it does not"
+    return f"{name}: CUDA says that peer access works, NVML that it does not"

@@ -1,0 +1,38 @@
+"""The names of NVIDIA's architectures by compute capability.
+
+From the table of the CUDA C++ Programming Guide, "Compute Capabilities", and developer.nvidia.com/cuda-gpus.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+_EXACT = MappingProxyType({(7, 5): "Turing", (8, 9): "Ada Lovelace"})
+_BY_MAJOR = MappingProxyType(
+    {
+        5: "Maxwell",
+        6: "Pascal",
+        7: "Volta",
+        8: "Ampere",
+        9: "Hopper",
+        10: "Blackwell",
+        11: "Blackwell",
+        12: "Blackwell",
+    }
+)
+
+
+class Capability(NamedTuple):
+    """A compute capability; compares as the pair that it is: ``capability() >= (8, 0)``."""
+
+    major: int
+    minor: int
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name, as "Hopper", or "unknown" for one newer than this table."""
+        return _EXACT.get(self) or _BY_MAJOR.get(self.major, "unknown")
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"

@@ -1,0 +1,88 @@
+"""CUDA C++ to machine code with NVRTC, which is looked for where torch, CuPy and the toolkit put it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudakit.errors import CudaError, MissingDependency
+
+
+def compile_cuda(source: str, capability: tuple[int, int], *, options: Sequence[str] = ()) -> bytes:
+    """Compile a source to a cubin for a compute capability, as (9, 0).
+
+    A capability newer than this NVRTC gets PTX of the newest that it knows, which the driver compiles.
+    ``options`` are nvcc's, as NVRTC takes them. Raises CudaError with the compiler's log for a source
+    that does not compile, MissingDependency where there is no NVRTC.
+    """
+    nvrtc = _nvrtc()
+    known = _check(nvrtc.nvrtcGetSupportedArchs())
+    target, binary = _target(capability, known)
+    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
+    try:
+        _compile(nvrtc, program, [f"--gpu-architecture={target}", *options])
+        kind = "CUBIN" if binary else "PTX"
+        size = _check(getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
+        image = bytes(size)
+        _check(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return image
+
+
+def _target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, bool]:
+    """Choose the architecture to compile for, and whether to a cubin; else PTX of the newest."""
+    wanted = capability[0] * 10 + capability[1]
+    if wanted in known:
+        return f"sm_{wanted}", True
+    older = [arch for arch in known if arch < wanted]
+    if not older:
+        raise CudaError(
+            5,
+            "NVRTC_ERROR_INVALID_OPTION",
+            f"this NVRTC compiles for sm_{min(known)} and newer, the device is sm_{wanted}",
+            hint="install an older nvidia-cuda-nvrtc",
+        )
+    return f"compute_{max(older)}", False
+
+
+def _compile(nvrtc: Any, program: Any, options: Sequence[str]) -> None:
+    result = nvrtc.nvrtcCompileProgram(
+        program, len(options), [option.encode() for option in options]
+    )
+    _check(result, lambda: f"with {' '.join(options)}\n{_log(nvrtc, program)}")
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    log = bytes(_check(nvrtc.nvrtcGetProgramLogSize(program)))
+    _check(nvrtc.nvrtcGetProgramLog(program, log))
+    return log.rstrip(b"\0").decode(errors="replace").rstrip()
+
+
+def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> Any:
+    status, *values = result
+    if status:
+        explanation = "CUDA C++ does not compile" if seen else "the compiler refused a call"
+        text = f"{explanation} {seen()}" if seen else explanation
+        raise CudaError(int(status), status.name, text)
+    return values[0] if values else None
+
+
+def _nvrtc() -> Any:
+    """Load NVRTC. Raises MissingDependency."""
+    from cuda.bindings import nvrtc  # type: ignore[import-untyped]
+
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise MissingDependency(
+            "NVRTC", purpose="compiling kernels", requirement=_requirement()
+        ) from error
+    return nvrtc
+
+
+def _requirement() -> str:
+    from importlib.metadata import version
+
+    old = version("cuda-bindings").startswith("12.")
+    return "nvidia-cuda-nvrtc-cu12" if old else "nvidia-cuda-nvrtc"

@@ -1,0 +1,166 @@
+"""Kernels: compiled, loaded, and launched with arguments whose number and sizes are checked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
+from cudakit.gpu.compile import compile_cuda
+from cudakit.gpu.cuda.context import Handles
+from cudakit.gpu.cuda.driver import check, cu, optional
+from cudakit.gpu.cuda.streams import Streams
+from cudakit.gpu.explain import Status, cuda_error
+
+# What suits every argument (double2, complex128).
+_ALIGNMENT_BYTES = 16
+
+# More dynamic shared memory than this has to be asked for, kernel by kernel (CUDA C++ Programming Guide,
+# "Shared Memory" of each compute capability).
+_SHARED_WITHOUT_ASKING_BYTES = 48 << 10
+
+
+class _Loaded(NamedTuple):
+    module: Module
+    name: str
+    function: Any
+    sizes: (
+        tuple[int, ...] | None
+    )  # bytes of each parameter; None where the driver is too old to say
+
+
+class Kernels(Streams):
+    """The code of one device."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(ordinal)
+        self._modules = Handles("module")
+        self._kernels = Handles("kernel")
+
+    def compile(self, source: str) -> bytes:
+        attribute = cu.CUdevice_attribute
+        major, minor = (
+            check(cu.cuDeviceGetAttribute(which, self._device))
+            for which in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return compile_cuda(source, (major, minor))
+
+    def load(self, image: bytes) -> Module:
+        # PTX is text, which ends in a zero; to the binary kinds one more byte is nothing.
+        return Module(self._modules.add(self.call(cu.cuModuleLoadData, image + b"\0")))
+
+    def unload(self, module: Module) -> None:
+        self.call(cu.cuModuleUnload, self._modules.remove(module))
+        self._kernels.discard(lambda loaded: loaded.module == module)
+
+    def kernel(self, module: Module, name: str) -> Kernel:
+        function = self.call(
+            cu.cuModuleGetFunction,
+            self._modules[module],
+            name.encode(),
+            seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
+        )
+        # Lazy loading would load it at its first launch, which may wait for kernels that wait for it.
+        self.ask(optional, "cuFuncLoad", function)
+        return Kernel(self._kernels.add(_Loaded(module, name, function, self._sizes(function))))
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Dim3,
+        block: Dim3,
+        args: Sequence[Argument],
+        stream: Stream,
+        *,
+        shared_bytes: int = 0,
+    ) -> None:
+        loaded = self._kernels[kernel]
+        values = [_packed(arg) for arg in args]
+        _check_sizes(loaded, values)
+        _check_shape(loaded.name, grid, block)
+        if shared_bytes > _SHARED_WITHOUT_ASKING_BYTES:
+            self._ask_for_shared(loaded, shared_bytes)
+        kept, pointers = _pointers(values)
+        self.call(
+            cu.cuLaunchKernel,
+            loaded.function,
+            *grid,
+            *block,
+            shared_bytes,
+            self.handle(stream),
+            ctypes.addressof(pointers),
+            0,
+            seen=lambda: self._shape(loaded, grid, block, shared_bytes),
+        )
+        del kept  # the driver has read the values by now
+
+    def close(self) -> None:
+        self._kernels.clear()
+        for module in self._modules.clear():
+            self.ask(cu.cuModuleUnload, module)
+        super().close()
+
+    def _sizes(self, function: Any) -> tuple[int, ...] | None:
+        sizes: list[int] = []
+        while True:
+            answer = self.ask(optional, "cuFuncGetParamInfo", function, len(sizes))
+            if answer is None:
+                return None
+            if answer[0]:  # there are no more
+                return tuple(sizes)
+            sizes.append(answer[2])
+
+    def _ask_for_shared(self, loaded: _Loaded, shared_bytes: int) -> None:
+        which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.call(
+            cu.cuFuncSetAttribute,
+            loaded.function,
+            which,
+            shared_bytes,
+            seen=lambda: f"{shared_bytes} bytes of shared memory for {loaded.name}",
+        )
+
+    def _shape(self, loaded: _Loaded, grid: Dim3, block: Dim3, shared_bytes: int) -> str:
+        which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        threads = self.call(cu.cuFuncGetAttribute, which, loaded.function)
+        shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
+        return f"{shape}; at most {threads} threads per block"
+
+
+def _packed(arg: Argument) -> bytes:
+    if isinstance(arg, np.generic):
+        return arg.tobytes()
+    if isinstance(arg, int):
+        return arg.to_bytes(8, "little")
+    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
+
+
+def _check_sizes(loaded: _Loaded, values: list[bytes]) -> None:
+    """Refuse arguments that are not those of the kernel, which would read beyond them."""
+    given = tuple(map(len, values))
+    if loaded.sizes is not None and given != loaded.sizes:
+        raise cuda_error(
+            Status.INVALID_VALUE,
+            seen=f"{loaded.name} takes arguments of {loaded.sizes} bytes, given were {given}",
+        )
+
+
+def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
+    if not all(0 < extent < 1 << 31 for extent in (*grid, *block)):
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{name} with grid {grid}, block {block}")
+
+
+def _pointers(values: list[bytes]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
+    """Lay out the values, and make the array of pointers to them that a launch takes."""
+    widest = max(map(len, values), default=0)
+    slot = -(-widest // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    laid = ctypes.create_string_buffer(b"".join(value.ljust(slot, b"\0") for value in values))
+    first = ctypes.addressof(laid)
+    addresses = (first + slot * index for index in range(len(values)))
+    return laid, (ctypes.c_void_p * len(values))(*addresses)

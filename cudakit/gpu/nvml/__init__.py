@@ -1,0 +1,176 @@
+"""NVML, the management library: facts, telemetry, processes and links of GPUs, read and never changed.
+
+Through nvidia-ml-py (``pynvml``). A field that NVML refuses is Unavailable with the reason, and harms no
+other. Nothing here makes a CUDA context, and a process that has used NVML can still fork.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Process, Telemetry
+from cudakit.gpu.nvml.activity import Activity
+from cudakit.gpu.nvml.ask import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Question, Reader
+from cudakit.gpu.nvml.facts import FACTS, INSTANCE
+from cudakit.gpu.nvml.links import links
+from cudakit.gpu.nvml.processes import processes
+from cudakit.gpu.nvml.telemetry import OLD_MEMORY, TELEMETRY
+from cudakit.units import Unavailable
+
+_WSL = {UNKNOWN: "the driver for WSL does not say (NVML: Unknown Error)"}
+_OF_ITS_GPU = "not known of a MIG instance: see its GPU"
+_MIG = {NOT_SUPPORTED: _OF_ITS_GPU, INVALID_ARGUMENT: _OF_ITS_GPU}
+
+
+def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
+    """Start NVML, or say why it cannot be; ``lib`` is nvidia-ml-py's module or takes its place."""
+    if lib is None:
+        try:
+            lib = import_module("pynvml")
+        except ImportError:
+            return Unavailable("nvidia-ml-py is not installed: pip install nvidia-ml-py")
+    try:
+        lib.nvmlInit()
+    except lib.NVMLError as error:
+        return Unavailable(_init_failure(error))
+    return Nvml(lib, wsl=Path("/dev/dxg").exists() if wsl is None else wsl)
+
+
+def _init_failure(error: Any) -> str:
+    # nvmlReturn_t of nvmlInit (nvml.h).
+    return {
+        4: "NVML may not open the devices (no permission on /dev/nvidia*)",
+        9: "the NVIDIA kernel driver is not loaded",
+        12: "the library of NVML cannot be loaded: libnvidia-ml.so.1 is not found",
+        18: "the kernel driver and the library of NVML are of different versions",
+    }.get(error.value, f"NVML cannot start: {error}")
+
+
+@dataclass(slots=True)
+class Nvml:
+    """NVML after it has been started; it stays so until the process ends."""
+
+    lib: Any
+    wsl: bool = False
+    _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
+    _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
+
+    def view(self) -> NvmlView:
+        """Say what there is, and all that does not move."""
+        system = Reader(self.lib, None)
+        devices = tuple(self._devices())
+        gpus = {facts.index: self._handle(facts) for facts in devices if facts.parent is None}
+        return NvmlView(
+            driver_version=system.attempt(self.lib.nvmlSystemGetDriverVersion),
+            nvml_version=system.attempt(self.lib.nvmlSystemGetNVMLVersion),
+            devices=devices,
+            links=tuple(links(self.lib, gpus)),
+        )
+
+    def telemetry(
+        self, device: DeviceFacts, names: Collection[str] = ()
+    ) -> Telemetry | Unavailable:
+        """Read what moves, or ``names`` of it; Unavailable as a whole where the device is lost."""
+        reader = self._reader(device)
+        if isinstance(reader, Unavailable):
+            return reader
+        fields = reader.read(TELEMETRY, names)
+        if isinstance(fields.get("memory_used_bytes"), Unavailable) and not reader.lost:
+            fields |= reader.read(OLD_MEMORY, names)
+        if reader.lost:
+            return Unavailable("the GPU is lost: it fell off the bus")
+        return Telemetry(time.time_ns(), fields)
+
+    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
+        """Say what the device did since the last such call."""
+        reader = self._reader(device)
+        if isinstance(reader, Unavailable):
+            return reader
+        key = (device.parent, device.index)
+        if key not in self._activity:
+            parent = self._handles.get((None, device.parent)) if device.parent is not None else None
+            self._activity[key] = Activity(parent or reader.handle, _instance(device))
+        return self._activity[key].since_last(reader)
+
+    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
+        """List who uses the device."""
+        reader = self._reader(device)
+        return reader if isinstance(reader, Unavailable) else processes(reader)
+
+    def _devices(self) -> Iterator[DeviceFacts]:
+        for index in range(self._count()):
+            facts = self._gpu(index)
+            yield facts
+            if facts.fields.get("mig_mode") is True:
+                yield from self._instances(facts)
+
+    def _count(self) -> int:
+        count = Reader(self.lib, None).attempt(self.lib.nvmlDeviceGetCount)
+        return 0 if isinstance(count, Unavailable) else int(count)
+
+    def _gpu(self, index: int) -> DeviceFacts:
+        reader = Reader(self.lib, None, self._reasons())
+        handle = reader.attempt(lambda: self.lib.nvmlDeviceGetHandleByIndex(index))
+        if isinstance(handle, Unavailable):
+            return DeviceFacts(index, uuid=handle, pci_bus_id=handle, fields={})
+        self._handles[None, index] = reader.handle = handle
+        return DeviceFacts(
+            index,
+            uuid=reader.ask(Question("nvmlDeviceGetUUID")),
+            pci_bus_id=_bus_id(reader.ask(Question("nvmlDeviceGetPciInfo"))),
+            fields=reader.read(FACTS),
+        )
+
+    def _instances(self, gpu: DeviceFacts) -> Iterator[DeviceFacts]:
+        parent = self._handles[None, gpu.index]
+        most = gpu.fields.get("mig_instances_max")
+        for index in range(most if isinstance(most, int) else 0):
+            reader = Reader(self.lib, None, self._reasons() | _MIG)
+            handle = self._instance(reader, parent, index)
+            if isinstance(handle, Unavailable):
+                continue  # no instance has this number
+            self._handles[gpu.index, index] = reader.handle = handle
+            yield DeviceFacts(
+                index,
+                uuid=reader.ask(Question("nvmlDeviceGetUUID")),
+                pci_bus_id=gpu.pci_bus_id,
+                fields=reader.read({**FACTS, **INSTANCE}),
+                parent=gpu.index,
+            )
+
+    def _instance(self, reader: Reader, parent: Any, index: int) -> Any:
+        return reader.attempt(lambda: self.lib.nvmlDeviceGetMigDeviceHandleByIndex(parent, index))
+
+    def _reader(self, device: DeviceFacts) -> Reader | Unavailable:
+        handle = self._handle(device)
+        if handle is None:
+            uuid = device.uuid
+            return uuid if isinstance(uuid, Unavailable) else Unavailable("NVML has no such device")
+        return Reader(
+            self.lib, handle, self._reasons() | (_MIG if device.parent is not None else {})
+        )
+
+    def _handle(self, device: DeviceFacts) -> Any:
+        return self._handles.get((device.parent, device.index))
+
+    def _reasons(self) -> dict[int, str]:
+        return _WSL if self.wsl else {}
+
+
+def _instance(device: DeviceFacts) -> int | None:
+    found = device.fields.get("gpu_instance_id")
+    return found if isinstance(found, int) and device.parent is not None else None
+
+
+def _bus_id(info: Any) -> str | Unavailable:
+    """Write a PCI address as Linux and CUDA do: NVML gives the domain eight digits."""
+    if isinstance(info, Unavailable):
+        return info
+    text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
+    domain, _, rest = text.partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"

@@ -1,0 +1,91 @@
+"""How the GPUs of a machine are connected, pair by pair, as NVML says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from cudakit.gpu.api.facts import Link
+from cudakit.gpu.nvml.ask import Reader
+from cudakit.gpu.nvml.words import P2P_STATES, PATHS, word
+from cudakit.units import Unavailable
+
+_ACTIVE = 1  # NVML_FEATURE_ENABLED
+_SWITCH = "switch"
+
+
+def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
+    """Describe each pair of GPUs, given by NVML index and handle, once."""
+    known = {index: handle for index, handle in gpus.items() if handle is not None}
+    ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in known.items()}
+    buses = {index: _bus(Reader(lib, handle)) for index, handle in known.items()}
+    for one, other in combinations(sorted(known), 2):
+        pair = _Pair(lib, known[one], known[other])
+        count = _common(ends[one], ends[other], buses[one], buses[other])
+        over_nvlink = count if pair.state("NVLINK") == P2P_STATES[0] else 0
+        yield Link(
+            first=one,
+            second=other,
+            path=f"NV{over_nvlink}" if over_nvlink else pair.path(),
+            nvlinks=over_nvlink,
+            p2p_read=pair.state("READ"),
+            p2p_write=pair.state("WRITE"),
+            p2p_atomics=pair.state("ATOMICS"),
+        )
+
+
+class _Pair:
+    def __init__(self, lib: Any, one: Any, other: Any) -> None:
+        self._reader = Reader(lib, one)
+        self._lib, self._one, self._other = lib, one, other
+
+    def path(self) -> str | Unavailable:
+        level = self._reader.attempt(
+            lambda: self._lib.nvmlDeviceGetTopologyCommonAncestor(self._one, self._other)
+        )
+        return level if isinstance(level, Unavailable) else word(PATHS)(level)
+
+    def state(self, capability: str) -> str | Unavailable:
+        index = getattr(self._lib, f"NVML_P2P_CAPS_INDEX_{capability}")
+        state = self._reader.attempt(
+            lambda: self._lib.nvmlDeviceGetP2PStatus(self._one, self._other, index)
+        )
+        return state if isinstance(state, Unavailable) else word(P2P_STATES)(state)
+
+
+def _bus(reader: Reader) -> str:
+    info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
+    return "" if isinstance(info, Unavailable) else _text(info.busId)
+
+
+def _nvlink_ends(reader: Reader) -> list[str]:
+    """Name what each active NVLink of a GPU leads to: the PCI address of a GPU, or a switch."""
+    ends = []
+    for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
+        state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))
+        if isinstance(state, Unavailable):
+            break  # the GPU has no further links
+        if state == _ACTIVE:
+            ends.append(_end(reader, link))
+    return ends
+
+
+def _end(reader: Reader, link: int) -> str:
+    lib, handle = reader.lib, reader.handle
+    kind = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+    if kind != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
+        return _SWITCH
+    info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+    return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
+
+
+def _common(one: list[str], other: list[str], one_bus: str, other_bus: str) -> int:
+    """Count the links between two GPUs: direct ones, or those that a switch can join."""
+    direct = min(one.count(other_bus), other.count(one_bus))
+    return direct or min(one.count(_SWITCH), other.count(_SWITCH))
+
+
+def _text(raw: Any) -> str:
+    return raw.decode().lower() if isinstance(raw, bytes) else str(raw).lower()

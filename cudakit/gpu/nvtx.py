@@ -1,0 +1,175 @@
+"""Named ranges and marks for whatever tool listens through NVTX; silent and almost free when none does.
+
+Whether one listens is settled when a domain is first used, as in the nvtx package: NVTX injects its
+listener at the process's first call, and never later.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import nvtx  # type: ignore[import-untyped]
+
+from cudakit.errors import UsageError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+Payload = int | float
+
+
+class Domain(Protocol):
+    """What is used here of ``nvtx.Domain``."""
+
+    def push_range(self, attributes: Any) -> None: ...
+    def pop_range(self) -> None: ...
+    def mark(self, attributes: Any) -> None: ...
+    def get_event_attributes(
+        self, message: str, color: str | int | None, category: str | None, payload: Payload | None
+    ) -> Any: ...
+
+
+class Silent:
+    """A range that nobody listens to: does nothing, as context manager or as decorator."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def __call__(self, function: _F) -> _F:
+        _refuse_suspended(function)
+        return function
+
+
+class Range(Silent):
+    """A range that a tool listens to. May be entered again and again, also within itself."""
+
+    __slots__ = ("_attributes", "_domain")
+
+    def __init__(self, domain: Domain, attributes: Any) -> None:
+        self._domain = domain
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._domain.push_range(self._attributes)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._domain.pop_range()
+
+    def __call__(self, function: _F) -> _F:
+        _refuse_suspended(function)
+
+        @functools.wraps(function)
+        def ranged(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return ranged  # type: ignore[return-value]
+
+
+_SILENT = Silent()
+
+
+def listened(name: str) -> Domain | None:
+    """Return the domain of that name, or None when no tool listens to it."""
+    domain = nvtx.get_domain(name)
+    return domain if isinstance(domain, nvtx.Domain) else None
+
+
+def range(  # noqa: A001 the term of NVTX and of every tool
+    name: str,
+    *,
+    domain: str = "cudakit",
+    color: str | int | None = None,
+    category: str | None = None,
+    payload: Payload | None = None,
+) -> Silent:
+    """Name a stretch of the program: a context manager, and a decorator of functions.
+
+    Tools that listen through NVTX show it: nsys, ncu and others. ``color`` is a name
+    as matplotlib's or 0xAARRGGBB, ``payload`` a number shown with the range. As a decorator it raises
+    UsageError for a coroutine or a generator, whose call is over before it runs.
+
+    >>> with cudakit.range("load"):
+    ...     batch = [1, 2, 3]
+    >>> @cudakit.range("step", color="green")
+    ... def step(batch):
+    ...     return sum(batch)
+    >>> step(batch)
+    6
+    """
+    heard = listened(domain)
+    if heard is None:
+        return _SILENT
+    return Range(heard, heard.get_event_attributes(name, color, category, payload))
+
+
+def push_range(
+    name: str,
+    *,
+    domain: str = "cudakit",
+    color: str | int | None = None,
+    category: str | None = None,
+    payload: Payload | None = None,
+) -> None:
+    """Begin a range of this thread; ``pop_range`` of the same domain ends it.
+
+    >>> cudakit.push_range("epoch", payload=3)
+    >>> cudakit.pop_range()
+    """
+    heard = listened(domain)
+    if heard is not None:
+        heard.push_range(heard.get_event_attributes(name, color, category, payload))
+
+
+def pop_range(*, domain: str = "cudakit") -> None:
+    """End the range of this thread that ``push_range`` began last."""
+    heard = listened(domain)
+    if heard is not None:
+        heard.pop_range()
+
+
+def mark(
+    name: str,
+    *,
+    domain: str = "cudakit",
+    color: str | int | None = None,
+    category: str | None = None,
+    payload: Payload | None = None,
+) -> None:
+    """Note a moment of this thread.
+
+    >>> cudakit.mark("checkpoint written")
+    """
+    heard = listened(domain)
+    if heard is not None:
+        heard.mark(heard.get_event_attributes(name, color, category, payload))
+
+
+def _refuse_suspended(function: Callable[..., Any]) -> None:
+    """Refuse what returns before it has run: its range would be over before it begins."""
+    suspended = (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    )
+    if any(check(function) for check in suspended):
+        raise UsageError(
+            f"{function.__qualname__} is a coroutine or generator: a range around its call is empty",
+            hint="open the range inside it, without an await or a yield in between",
+        )

@@ -1,0 +1,42 @@
+"""The Gpu that a name stands for: what ``--gpu`` takes."""
+
+from __future__ import annotations
+
+from cudakit.errors import EnvironmentUnusable, UsageError
+from cudakit.gpu.api import Gpu
+
+_WITHOUT = "--gpu sim simulates one"
+
+
+def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
+    """Open a device: ``auto`` and ``cuda`` the real one, ``sim`` or ``sim:MODEL`` a simulated one.
+
+    ``ordinal`` is CUDA's number of the device. Never simulates what was not asked to be. Raises
+    EnvironmentUnusable without a GPU, UsageError for another name.
+    """
+    kind, _, model = name.partition(":")
+    if kind == "sim":
+        return _simulated(model, ordinal)
+    if name == "cuda":
+        return _real(ordinal)
+    if name != "auto":
+        raise UsageError(
+            f"no such GPU: {name!r}", hint="--gpu takes auto, cuda, sim or sim:MODEL, as sim:h200"
+        )
+    try:
+        return _real(ordinal)
+    except EnvironmentUnusable as error:
+        error.hint = "; ".join(filter(None, (error.hint, _WITHOUT)))
+        raise
+
+
+def _real(ordinal: int) -> Gpu:
+    from cudakit.gpu.cuda.device import Cuda
+
+    return Cuda(ordinal)
+
+
+def _simulated(model: str, ordinal: int) -> Gpu:
+    from cudakit.gpu.sim import Sim
+
+    return Sim(model, ordinal=ordinal) if model else Sim(ordinal=ordinal)

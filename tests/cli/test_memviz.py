@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.memory.load import files
+from core.memory.load.files import KIB, LARGE, MIB, SMALL, event, pickled
+from invocation import Cli
+from rich.cells import cell_len
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
+
+Json = dict[str, Any]
+Ask = Callable[..., Json]
+
+
+@pytest.fixture
+def ask(cli: Cli) -> Ask:
+    """Run memviz with --json, and read the answer."""
+
+    def run_and_parse(*arguments: str | Path) -> Json:
+        run = cli("memviz", *arguments, "--json")
+        assert (run.exit_code, run.stderr) == (0, "")
+        found: Json = json.loads(run.stdout)
+        return found
+
+    return run_and_parse
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    path = tmp_path / "snapshot.pkl"
+    path.write_bytes(pickled(files.snapshot()))
+    return path
+
+
+def raw(path: Path) -> Json:
+    with gzip.open(path) as file:
+        found: Json = pickle.load(file)  # noqa: S301 our own example
+    return found
+
+
+def usage_error(cli: Cli, *arguments: str | Path) -> str:
+    run = cli("memviz", *arguments)
+    assert (run.exit_code, run.stdout) == (2, "")
+    error, hint = run.stderr.splitlines()
+    assert error.startswith("cudakit: error: ")
+    assert hint.startswith("hint: ")
+    return error
+
+
+# The JSON contract.
+
+INT, FLOAT, TEXT = int, (int, float), str
+BYTES = (
+    "allocated_bytes",
+    "requested_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "pending_free_bytes",
+)
+
+
+def check(found: Json, kinds: dict[str, Any]) -> None:
+    for key, kind in kinds.items():
+        assert isinstance(found[key], kind), (key, found[key])
+        assert isinstance(found[key], bool) == (kind is bool), key
+
+
+def check_stack(found: Json) -> None:
+    assert isinstance(found["stack"], list)
+    for frame in found["stack"]:
+        check(frame, {"name": TEXT, "filename": TEXT, "line": INT})
+
+
+@pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
+def test_the_json_keeps_its_contract(ask: Ask, path: Path) -> None:
+    found = ask(path)
+    assert found["schema"] == "cudakit.memviz/1"
+    for device in found["devices"]:
+        check(device, {"device": INT, "events": INT, "exact": bool, "inconsistencies": INT})
+        check(device["end"], dict.fromkeys((*BYTES, "segments", "blocks"), INT))
+        check(
+            device["peak"],
+            dict.fromkeys(("event", "time_us", *BYTES[:2], "reserved_bytes"), INT)
+            | {"allocated_is_derived": bool},
+        )
+        check(device, {"ooms": list, "holders": list, "leaks": list, "fragmentation": dict})
+        for oom in device["ooms"]:
+            check(oom, {"event": INT, "size_bytes": INT, "sentence": TEXT, "remedies": list})
+            check_stack(oom)
+        assert device["holders"]
+        for holder in device["holders"]:
+            check(holder, {"bytes": INT, "count": INT, "share": FLOAT})
+            check_stack(holder)
+        for leak in device["leaks"]:
+            check(leak, {"bytes": INT, "bytes_per_step": INT, "growth": list})
+            check_stack(leak)
+
+
+def sums(segments: Iterable[Json]) -> Json:
+    """Add up what a snapshot says of its end, as torch's statistics do."""
+    found = list(segments)
+    blocks = [block for segment in found for block in segment["blocks"]]
+    active = [block for block in blocks if block["state"] != "inactive"]
+    allocated = [block for block in active if block["state"] == "active_allocated"]
+    return {
+        "allocated_bytes": sum(block["size"] for block in allocated),
+        "requested_bytes": sum(block["requested_size"] for block in active),
+        "active_bytes": sum(block["size"] for block in active),
+        "reserved_bytes": sum(segment["total_size"] for segment in found),
+        "pending_free_bytes": sum(b["size"] for b in active if b["state"] != "active_allocated"),
+        "segments": len(found),
+        "blocks": len(active),
+    }
+
+
+@pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
+def test_the_end_is_the_sum_of_what_the_file_says(ask: Ask, path: Path) -> None:
+    (device,) = ask(path)["devices"]
+    expected = sums(raw(path)["segments"])
+    assert {key: device["end"][key] for key in expected} == expected
+    assert expected["allocated_bytes"] == sum(s["allocated_size"] for s in raw(path)["segments"])
+    assert device["events"] == len(raw(path)["device_traces"][0])
+    assert device["exact"]
+
+
+def test_the_end_of_each_device_is_its_own(ask: Ask, tmp_path: Path) -> None:
+    segments = [*files.segments(), *(s | {"device": 2} for s in files.segments()[1:])]
+    path = tmp_path / "two.pkl"
+    path.write_bytes(pickled({"segments": segments, "device_traces": []}))
+    found = {device["device"]: device["end"] for device in ask(path)["devices"]}
+    assert found.keys() == {0, 2}
+    for number, end in found.items():
+        expected = sums(s for s in segments if s["device"] == number)
+        assert {key: end[key] for key in expected} == expected
+
+
+def test_pinned_host_memory_is_a_device_without_a_number(ask: Ask, tmp_path: Path) -> None:
+    host = {"address": LARGE, "size": MIB, "allocated": 1, "active": 1}
+    path = tmp_path / "host.pkl"
+    path.write_bytes(pickled(files.snapshot(host_segments=[host])))
+    gpu, pinned = ask(path)["devices"]
+    assert (gpu["device"], pinned["device"]) == (0, None)
+    assert pinned["end"]["allocated_bytes"] == MIB
+    assert [d["device"] for d in ask(path, "--device", "host")["devices"]] == [None]
+
+
+# The moment.
+
+
+def test_a_snapshot_that_agrees_with_itself_is_exact(ask: Ask, snapshot: Path) -> None:
+    (device,) = ask(snapshot)["devices"]
+    assert (device["exact"], device["inconsistencies"]) == (True, 0)
+    assert device["peak"]["requested_bytes"] == 30 * MIB + 1000
+    assert device["peak"]["event"] == 7
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "number", "requested"),
+    [
+        ("peak", "peak", 7, 30 * MIB + 1000),
+        ("end", "end", 11, 30 * MIB + 1000),
+        ("oom", "oom", 11, 30 * MIB + 1000),
+        ("2", "event", 2, 1512),
+        ("0", "event", 0, 0),
+    ],
+)
+def test_tables_speak_of_the_moment_asked_for(
+    ask: Ask, snapshot: Path, at: str, name: str, number: int, requested: int
+) -> None:
+    (device,) = ask(snapshot, "--at", at)["devices"]
+    assert (device["at"]["name"], device["at"]["event"]) == (name, number)
+    assert device["at"]["state"]["requested_bytes"] == requested
+    assert sum(holder["requested_bytes"] for holder in device["holders"]) == requested
+
+
+@pytest.mark.parametrize("at", ["yesterday", "12", "-2", "1.5", "", "99999999999999999999"])
+def test_a_moment_that_is_none_is_a_usage_error(cli: Cli, snapshot: Path, at: str) -> None:
+    usage_error(cli, snapshot, f"--at={at}")
+
+
+def test_a_trace_without_a_failure_has_no_moment_of_one(cli: Cli) -> None:
+    usage_error(cli, TRAINING, "--at", "oom")
+
+
+# A part of it.
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reserved"),
+    [
+        ("--device", "0", 42 * MIB),
+        ("--device", "cuda:0", 42 * MIB),
+        ("--stream", "0", 2 * MIB),
+        ("--stream", "1", 40 * MIB),
+        ("--pool", "0,0", 2 * MIB),
+        ("--pool", "0,1", 40 * MIB),
+    ],
+)
+def test_one_device_stream_or_pool_can_be_asked_for(
+    ask: Ask, snapshot: Path, option: str, value: str, reserved: int
+) -> None:
+    (device,) = ask(snapshot, option, value)["devices"]
+    assert device["end"]["reserved_bytes"] == reserved
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--device", "7"),
+        ("--device", "gpu"),
+        ("--device", "host"),
+        ("--stream", "9"),
+        ("--stream", "-1"),
+        ("--stream", "x"),
+        ("--pool", "9,9"),
+        ("--pool", "1"),
+        ("--pool", "a,b"),
+        ("--top", "-1"),
+        ("--top", "many"),
+    ],
+)
+def test_what_is_not_there_is_a_usage_error(
+    cli: Cli, snapshot: Path, option: str, value: str
+) -> None:
+    usage_error(cli, snapshot, option, value)
+
+
+def test_no_file_at_all_is_a_usage_error(cli: Cli) -> None:
+    usage_error(cli)
+
+
+# The report.
+
+
+def test_the_report_says_what_was_asked(cli: Cli) -> None:
+    run = cli("memviz", OOM)
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert "96.0 MiB did not fit" in run.stdout
+    for line in ("Who holds it at the peak", "Fragmentation", "lab/snaps.py:14 forward"):
+        assert line in run.stdout
+
+
+@pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_no_line_is_wider_than_asked(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, path: Path, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = cli("memviz", path, "--top", "0").stdout.splitlines()
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_top_limits_every_table_and_zero_shows_all(cli: Cli) -> None:
+    short, full = (cli("memviz", TRAINING, "--top", n).stdout for n in ("1", "0"))
+    assert "--top 0 shows all" in short
+    assert "--top 0 shows all" not in full
+    assert len(short.splitlines()) < len(cli("memviz", TRAINING).stdout.splitlines())
+    assert len(full.splitlines()) > len(cli("memviz", TRAINING).stdout.splitlines())
+
+
+def test_a_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "segments.pkl"
+    path.write_bytes(pickled(files.segments()))
+    run = cli("memviz", path)
+    assert run.exit_code == 0
+    assert "the file has no trace" in run.stdout
+    assert "20.0 MiB" in run.stdout
+
+
+def test_a_file_of_a_process_that_used_no_memory_has_a_report(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "nothing.pkl"
+    path.write_bytes(pickled({"segments": [], "device_traces": [[]]}))
+    assert cli("memviz", path).exit_code == 0
+
+
+def test_several_files_are_shown_side_by_side(cli: Cli, ask: Ask, tmp_path: Path) -> None:
+    paths = [tmp_path / f"rank{rank}.pkl" for rank in range(3)]
+    for rank, path in enumerate(paths):
+        last = event("alloc", SMALL + MIB, (rank + 1) * KIB)
+        path.write_bytes(pickled(files.snapshot(device_traces=[[last]])))
+    found = ask(*paths)
+    assert [file["name"] for file in found["files"]] == [str(path) for path in paths]
+    assert [device["file"] for device in found["devices"]] == [str(path) for path in paths]
+    text = cli("memviz", *paths).stdout
+    assert "GPU memory of 3 files" in text
+    assert all(path.name in text for path in paths)

@@ -1,0 +1,227 @@
+"""Whatever the file: an answer or one line that says why not. Nothing runs, nothing grows, no traceback."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from core.memory.load import files, hostile
+from core.memory.load.files import pickled
+from invocation import Cli, CliRun
+
+Refused = Callable[[bytes], str]
+
+
+@pytest.fixture
+def refused(cli: Cli, tmp_path: Path) -> Refused:
+    """Give memviz a file, and return the line in which it says why it cannot be used."""
+
+    def reason(content: bytes) -> str:
+        path = tmp_path / "snapshot.pkl"
+        path.write_bytes(content)
+        return refusal(cli("memviz", path), str(path))
+
+    return reason
+
+
+def refusal(run: CliRun, name: str) -> str:
+    error, hint = run.stderr.splitlines()
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert error.startswith(f"cudakit: error: {name}")
+    assert hint.startswith("hint: ")
+    assert error.isprintable()
+    return error
+
+
+# What is no snapshot.
+
+
+def test_a_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.pkl"
+    assert "does not exist" in refusal(cli("memviz", path), str(path))
+
+
+def test_a_directory_is_named(cli: Cli, tmp_path: Path) -> None:
+    assert "is a directory" in refusal(cli("memviz", tmp_path), str(tmp_path))
+
+
+def test_of_several_files_the_bad_one_is_named(cli: Cli, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.pkl", tmp_path / "bad.pkl"
+    good.write_bytes(pickled(files.snapshot()))
+    bad.write_bytes(b"")
+    assert "is empty" in refusal(cli("memviz", good, bad), str(bad))
+
+
+def test_a_name_that_would_steer_the_terminal_does_not(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31m\nb\u202e.pkl"
+    refusal(cli("memviz", path), str(tmp_path))
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13)
+
+
+class Own:
+    """A class of a program, as pickles of other things hold."""
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"hello world\n", "neither a pickle nor JSON: it begins with 'hello wo'"),
+        (b"  \n\n", "neither a pickle nor JSON"),
+        (PNG, "neither a pickle nor JSON: it begins with '\\x89PNG"),
+        (b"\x7fELF\x02\x01\x01" + bytes(50), "neither a pickle nor JSON"),
+        (bytes(100), "neither a pickle nor JSON"),
+        (b"PK\x03\x04" + bytes(50), "zip archive (torch.save"),
+        (b"\x1f\x8b" + bytes(50), "compressed and damaged"),
+        (b"\x28\xb5\x2f\xfd" + bytes(50), "compressed and damaged"),
+        (pickled([1, 2, 3]), "a list, but not of memory segments"),
+        (pickled({"weights": [1.0], "step": 5}), "(its keys: step, weights)"),
+        (pickled("text"), "has text where"),
+        (pickled(None), "has NoneType where"),
+        (pickled(np.zeros(3)), "names or calls a class or function"),
+        (pickled({"a": np.float32(1)}), "names or calls a class or function"),
+        (pickled(Own()), "names or calls a class or function"),
+        (pickled({1, 2}), "makes an object that no memory snapshot holds"),
+        (b"\x80\x09.", "protocol above 5"),
+        (b"{", "looks like JSON"),
+        (b'{"segments": [}', "looks like JSON"),
+        (b"[1, 2]", "a list, but not of memory segments"),
+        (b"[]", "a list, but not of memory segments"),
+        (b'{"segments": NaN}', "has float where"),
+        (b'{"segments": [{"total_size": Infinity, "address": 1}]}', "no total_size"),
+        (b'{"segments": [{"total_size": 1, "address": 1' + b"0" * 400 + b"}]}", "no address"),
+        (b"[" + b"9" * 5000 + b"]", "a number of thousands of digits"),
+        (b'{"segments": "\xff"}', "not UTF-8"),
+        (b'{"segments": []' * 3, "looks like JSON"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_in_one_line(
+    refused: Refused, content: bytes, why: str
+) -> None:
+    assert why in refused(content)
+
+
+@pytest.mark.parametrize(
+    "form", ["protocol-0.pkl", "protocol-2.pkl", "protocol-4.pkl", "plain.json"]
+)
+def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(refused: Refused, form: str) -> None:
+    whole = files.FORMS[form](files.snapshot())
+    for length in {*range(1, 40), *range(40, len(whole), 97), len(whole) - 2, len(whole) - 1}:
+        refused(whole[:length])
+
+
+@pytest.mark.parametrize("form", ["gzip.pkl.gz", "zstandard.json.zst"])
+def test_a_packed_file_that_is_cut_is_refused_wherever_it_is_cut(
+    refused: Refused, form: str
+) -> None:
+    whole = files.FORMS[form](files.snapshot())
+    for length in range(5, len(whole) - 1, 41):
+        refused(whole[:length])
+
+
+def test_an_error_is_a_json_object_where_json_was_asked_for(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pkl"
+    path.write_bytes(b"hello")
+    run = cli("memviz", path, "--json")
+    error = json.loads(run.stdout)["error"]
+    assert run.exit_code == error["exit_code"] == 2
+    assert error["kind"] == "SnapshotError"
+    assert error["message"].startswith(str(path))
+    assert error["hint"]
+    assert len(run.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "option", ["-o", "--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
+)
+def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "snapshot.pkl"
+    path.write_bytes(b"hello")
+    refusal(cli("memviz", path, option, tmp_path / "output"), str(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# What would run something.
+
+
+def test_no_pickle_runs_what_it_names(cli: Cli, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    for name, content in hostile.callers(canary):
+        path = tmp_path / "snapshot.pkl"
+        path.write_bytes(content)
+        error = refusal(cli("memviz", path), str(path))
+        assert "names or calls a class or function" in error, name
+        assert not canary.exists(), name
+    # Loaded as pickles are, one of them does run it.
+    pickle.loads(dict(hostile.callers(canary))["GLOBAL"])  # noqa: S301 ours
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("opcode", hostile.OPCODES)
+def test_every_opcode_for_objects_is_refused_by_its_name(refused: Refused, opcode: str) -> None:
+    assert f"opcode {opcode} " in refused(hostile.OPCODES[opcode])
+
+
+def test_what_stands_behind_the_end_of_a_pickle_is_not_read(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pkl"
+    path.write_bytes(pickled(files.snapshot()) + hostile.OPCODES["REDUCE"])
+    assert cli("memviz", path).exit_code == 0
+
+
+# What would fill memory, or take forever.
+
+MEASURE = """
+import resource, sys, time
+from cudakit.cli import main
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+for path in sys.argv[1:]:
+    before = time.process_time()
+    code = main(["memviz", path, "-o", "/dev/null"])
+    seconds = time.process_time() - before
+    with open("/proc/self/status") as status:
+        peak = next(line for line in status if line.startswith("VmHWM")).split()[1]
+    print(code, seconds, peak, path, sep="\\t", flush=True)
+"""
+
+
+def test_hostile_files_take_little_memory_and_time(tmp_path: Path) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the memory of a process cannot be read here")
+    paths = []
+    for i, (name, content) in enumerate(hostile.heavy()):
+        paths.append(tmp_path / f"{i} {name}")
+        paths[-1].write_bytes(content)
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", MEASURE, *paths], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in run.stderr
+    assert run.returncode == 0
+    rows = [line.split("\t") for line in run.stdout.splitlines()]
+    assert len(rows) == len(paths)
+    for code, seconds, peak_kib, path in rows:
+        assert code == "2" or "many stacks" in path, path
+        assert float(seconds) < 5, path
+        assert int(peak_kib) < 200 << 10, path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", pickled({"segments": [Own()]}), b"\x80\x04" + b"]" * 100_000 + b".", PNG],
+    ids=["empty", "a class", "nested", "a picture"],
+)
+def test_a_process_of_its_own_ends_with_2_and_one_line(
+    command: list[str], tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "snapshot.pkl"
+    path.write_bytes(content)
+    run = subprocess.run([*command, "memviz", path], capture_output=True, text=True, check=False)
+    refusal(CliRun(run.returncode, run.stdout, run.stderr), str(path))

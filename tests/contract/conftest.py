@@ -1,0 +1,44 @@
+"""The devices that have to keep the contract: the simulated one always, the real one where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from contract.kernels import SOURCE
+from contract.workbench import Workbench
+
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.open import open_gpu
+
+DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="session")
+def image() -> Iterator[Callable[[str], bytes]]:
+    """Compile the kernels once for each device, which stays open for as long: to open it costs most."""
+    images: dict[str, bytes] = {}
+    with ExitStack() as stack:
+
+        def compiled(name: str) -> bytes:
+            if name not in images:
+                gpu = stack.enter_context(closing(open_gpu(name)))
+                images[name] = gpu.compile(SOURCE)
+            return images[name]
+
+        yield compiled
+
+
+@pytest.fixture(params=DEVICES)
+def bench(request: pytest.FixtureRequest, image: Callable[[str], bytes]) -> Iterator[Workbench]:
+    if request.param == "sim":
+        pytest.importorskip("cudakit.gpu.sim")
+    compiled = image(request.param)
+    with closing(open_gpu(request.param)) as gpu:
+        yield Workbench(gpu, compiled)
+
+
+@pytest.fixture
+def gpu(bench: Workbench) -> Gpu:
+    return bench.gpu

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.errors import CudaError
+from cudakit.gpu.api import LEGACY, Gpu
+from cudakit.gpu.explain import Status
+from cudakit.gpu.open import open_gpu
+
+
+def test_the_facts_name_the_device(gpu: Gpu) -> None:
+    facts = gpu.facts()
+
+    assert facts.index == 0
+    assert str(facts.uuid).startswith(("GPU-", "MIG-"))
+    assert facts.fields["name"]
+    major, _, minor = str(facts.fields["compute_capability"]).partition(".")
+    assert (int(major), int(minor)) >= (7, 5)
+    assert facts.fields["warp_size"] == 32
+
+
+def test_telemetry_says_when_it_was_read(gpu: Gpu) -> None:
+    first, second = gpu.telemetry(), gpu.telemetry()
+
+    assert first.fields
+    assert first.time_ns <= second.time_ns
+
+
+def test_a_device_is_no_peer_of_itself(gpu: Gpu) -> None:
+    assert not gpu.can_access_peer(0)
+
+
+def test_there_is_no_peer_beyond_the_last_device(gpu: Gpu) -> None:
+    with refused(Status.INVALID_DEVICE):
+        gpu.can_access_peer(999)
+
+
+def test_every_thread_may_use_the_device(bench: Workbench) -> None:
+    values = [bench.ints(0) for _ in range(8)]
+
+    def work(index: int) -> None:
+        stream = bench.gpu.stream()
+        for _ in range(20):
+            bench.add(values[index], 1, index, stream)
+        bench.gpu.sync_stream(stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+
+    assert [bench.read(value)[0] for value in values] == [20 * index for index in range(8)]
+
+
+USES: dict[str, Callable[[Gpu], object]] = {
+    "malloc": lambda gpu: gpu.malloc(512),
+    "memory_info": lambda gpu: gpu.memory_info(),
+    "host_malloc": lambda gpu: gpu.host_malloc(512),
+    "stream": lambda gpu: gpu.stream(),
+    "event": lambda gpu: gpu.event(),
+    "sync": lambda gpu: gpu.sync(),
+    "reserve": lambda gpu: gpu.reserve(gpu.granularity()),
+    "sync_stream": lambda gpu: gpu.sync_stream(LEGACY),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_closed_device_refuses_everything(gpu: Gpu, use: Callable[[Gpu], object]) -> None:
+    gpu.close()
+
+    with refused(Status.CONTEXT_IS_DESTROYED):
+        use(gpu)
+
+
+def test_a_device_can_be_closed_twice(gpu: Gpu) -> None:
+    gpu.close()
+    gpu.close()
+
+
+def test_ids_of_a_closed_device_are_gone(bench: Workbench) -> None:
+    stream, event, value = bench.gpu.stream(), bench.gpu.event(), bench.ints(1)
+    bench.gpu.close()
+
+    for use in (
+        lambda: bench.gpu.query_stream(stream),
+        lambda: bench.gpu.query_event(event),
+        lambda: bench.gpu.free(value),
+        lambda: bench.spin(LEGACY),
+    ):
+        with pytest.raises(CudaError):
+            use()
+
+
+def test_to_close_waits_for_work_that_is_under_way(bench: Workbench) -> None:
+    stream = bench.gpu.stream()
+    pinned = bench.gpu.host_malloc(4)
+    value = bench.ints(3)
+    bench.spin(stream)
+    bench.gpu.copy(pinned, value, 4, stream)
+
+    bench.gpu.close()
+
+
+def test_a_number_without_a_device_is_refused(bench: Workbench) -> None:
+    name = "sim" if bench.gpu.simulated else "cuda"
+
+    with refused(Status.INVALID_DEVICE) as caught:
+        open_gpu(name, 999)
+    assert "999" in caught.value.message
+
+
+def test_a_device_opens_again_after_it_was_closed(bench: Workbench) -> None:
+    bench.gpu.close()
+    again = open_gpu("sim" if bench.gpu.simulated else "cuda")
+    began = time.monotonic()
+    again.free(again.malloc(64))
+    again.close()
+
+    assert time.monotonic() - began < 10

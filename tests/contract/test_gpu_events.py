@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from contract.workbench import LONG_NS, Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Event, Gpu
+from cudakit.gpu.explain import Status
+
+# globaltimer ticks coarsely, by up to a microsecond or so.
+LONG_S = 0.99 * LONG_NS / 1e9
+
+
+def test_a_stream_that_waits_on_an_event_follows_what_was_before_it(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream(blocking=False)
+    value, seen = bench.ints(0), bench.ints(0)
+    bench.spin(first)
+    bench.store(value, 1, first)
+
+    gpu.wait(second, bench.recorded(first, timing=False))
+    bench.move(seen, value, second)
+
+    assert bench.read(seen) == [1]
+
+
+def test_a_wait_holds_back_nothing_that_came_before_it(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value = bench.ints(0)
+    bench.spin(first)
+    bench.store(value, 5, second)
+    before = bench.recorded(second)
+    gpu.wait(second, bench.recorded(first))
+    gpu.sync_event(before)
+
+    assert not gpu.query_stream(first)
+
+
+def test_an_event_that_was_never_recorded_is_done_and_holds_nobody(bench: Workbench) -> None:
+    gpu, event, value = bench.gpu, bench.gpu.event(), bench.ints(0)
+    stream = gpu.stream()
+
+    gpu.sync_event(event)
+    gpu.wait(stream, event)
+    bench.store(value, 2, stream)
+
+    assert gpu.query_event(event)
+    assert bench.read(value) == [2]
+
+
+def test_a_wait_keeps_the_record_of_its_own_time(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    event = bench.recorded(first)
+    gpu.wait(second, event)
+
+    bench.spin(first)
+    gpu.record(event, first)
+    gpu.sync_stream(second)
+
+    assert not gpu.query_stream(first)
+
+
+def test_a_wait_after_the_event_was_recorded_again_takes_the_new_record(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    event = bench.recorded(first)
+    bench.spin(first)
+    gpu.record(event, first)
+
+    gpu.wait(second, event)
+    gpu.sync_stream(second)
+
+    assert gpu.query_stream(first)
+
+
+def test_an_event_is_done_when_the_work_before_it_is(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    first = bench.recorded(stream)
+    bench.spin(stream)
+    last = bench.recorded(stream)
+    during = gpu.query_event(last)
+    gpu.sync_stream(stream)
+
+    assert not during
+    assert gpu.query_event(first)
+    assert gpu.query_event(last)
+
+
+def test_to_synchronize_an_event_waits_for_no_later_work(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    bench.spin(stream)
+    bench.store(value, 8, stream)
+    event = bench.recorded(stream)
+    bench.spin(stream)
+
+    gpu.sync_event(event)
+    during = gpu.query_stream(stream)
+
+    assert not during
+    assert bench.read(value) == [8]
+
+
+def test_a_destroyed_event_still_holds_who_waits_for_it(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    event = gpu.event()
+    bench.spin(first)
+    gpu.record(event, first)
+    gpu.wait(second, event)
+
+    gpu.destroy_event(event)
+    gpu.sync_stream(second)
+
+    assert gpu.query_stream(first)
+
+
+def test_elapsed_seconds_grow_with_the_work_between(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    events = [bench.recorded(stream)]
+    for _ in range(3):
+        bench.spin(stream, LONG_NS // 10)
+        events.append(bench.recorded(stream))
+    gpu.sync()
+
+    elapsed = [gpu.elapsed(events[0], event) for event in events]
+
+    assert elapsed[0] == 0
+    assert all(after - before >= LONG_S / 10 for before, after in pairwise(elapsed))
+    assert gpu.elapsed(events[1], events[0]) == pytest.approx(-elapsed[1])
+
+
+def test_time_elapses_between_events_of_different_streams(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    begin = bench.recorded(first)
+    bench.spin(first)
+    gpu.wait(second, bench.recorded(first))
+    end = bench.recorded(second)
+    gpu.sync()
+
+    assert gpu.elapsed(begin, end) >= LONG_S
+
+
+def test_without_timing_no_time_elapses(bench: Workbench) -> None:
+    timed, untimed = bench.recorded(LEGACY), bench.recorded(LEGACY, timing=False)
+    bench.gpu.sync()
+
+    for pair in ((timed, untimed), (untimed, timed)):
+        with refused(Status.INVALID_HANDLE) as caught:
+            bench.gpu.elapsed(*pair)
+        assert f"event {untimed} was made with timing=False" in caught.value.message
+
+
+def test_no_time_elapses_before_an_event_is_done(bench: Workbench) -> None:
+    stream = bench.gpu.stream()
+    begin = bench.recorded(stream)
+    bench.spin(stream)
+
+    with refused(Status.NOT_READY) as caught:
+        bench.gpu.elapsed(begin, bench.recorded(stream))
+    assert "synchronize" in caught.value.hint
+
+
+def test_no_time_elapses_to_an_event_that_was_never_recorded(bench: Workbench) -> None:
+    recorded = bench.recorded(LEGACY)
+    bench.gpu.sync()
+
+    with refused(Status.INVALID_HANDLE) as caught:
+        bench.gpu.elapsed(recorded, bench.gpu.event())
+    assert "recorded" in caught.value.message
+
+
+USES: dict[str, Callable[[Gpu, Event], object]] = {
+    "destroy": lambda gpu, event: gpu.destroy_event(event),
+    "query": lambda gpu, event: gpu.query_event(event),
+    "sync": lambda gpu, event: gpu.sync_event(event),
+    "record": lambda gpu, event: gpu.record(event, LEGACY),
+    "wait": lambda gpu, event: gpu.wait(LEGACY, event),
+    "elapsed": lambda gpu, event: gpu.elapsed(event, event),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_destroyed_event_cannot_be_used(gpu: Gpu, use: Callable[[Gpu, Event], object]) -> None:
+    event = gpu.event()
+    gpu.destroy_event(event)
+
+    with refused(Status.INVALID_HANDLE) as caught:
+        use(gpu, event)
+    assert f"event {event}" in caught.value.message
+    assert gpu.event() != event

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Gpu, GraphExec, Stream
+from cudakit.gpu.explain import Status
+
+
+def captured(bench: Workbench, stream: Stream, work: Callable[[], object]) -> GraphExec:
+    bench.gpu.capture_begin(stream)
+    work()
+    return bench.gpu.instantiate(bench.gpu.capture_end(stream))
+
+
+def test_a_graph_does_the_same_work_with_new_data(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    source, result = bench.ints(1), bench.ints(0)
+
+    def work() -> None:
+        gpu.copy(result, source, 4, stream)
+        bench.add(result, 1, 10, stream)
+        bench.add(result, 1, 100, stream)
+
+    graph = captured(bench, stream, work)
+    for value in (1, 2):
+        bench.write(source, np.array([value], np.int32))
+        gpu.graph_launch(graph, stream)
+        assert bench.read(result) == [value + 110]
+
+
+def test_nothing_runs_while_it_is_captured(bench: Workbench) -> None:
+    stream, value = bench.gpu.stream(), bench.ints(1)
+    graph = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+
+    assert bench.read(value) == [1]
+    bench.gpu.graph_launch(graph, stream)
+    assert bench.read(value) == [2]
+
+
+def test_a_fill_is_captured_as_other_work_is(bench: Workbench) -> None:
+    stream, value = bench.gpu.stream(), bench.ints(1)
+    graph = captured(bench, stream, lambda: bench.gpu.fill(value, 0, 4, stream))
+
+    assert bench.read(value) == [1]
+    bench.gpu.graph_launch(graph, stream)
+    assert bench.read(value) == [0]
+
+
+def test_launches_of_a_graph_take_their_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+    stream, value = bench.gpu.stream(), bench.ints(0)
+    graph = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    other, seen = bench.gpu.stream(), bench.ints(0)
+    bench.spin(other)
+    bench.gpu.graph_launch(graph, other)
+    bench.move(seen, value, other)
+    bench.gpu.graph_launch(graph, other)
+
+    assert bench.read(seen) == [1]
+    assert bench.read(value) == [2]
+
+
+def test_an_empty_capture_is_a_graph_that_does_nothing(bench: Workbench) -> None:
+    stream = bench.gpu.stream()
+    bench.gpu.graph_launch(captured(bench, stream, lambda: None), stream)
+    bench.gpu.sync()
+
+
+def test_events_take_other_streams_into_a_capture_and_back(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value, seen = bench.ints(0), bench.ints(0)
+
+    def work() -> None:
+        bench.spin(first, 1_000_000)
+        bench.add(value, 1, 1, first)
+        gpu.wait(second, bench.recorded(first))
+        bench.move(seen, value, second)
+        gpu.wait(first, bench.recorded(second))
+        bench.add(seen, 1, 10, first)
+
+    graph = captured(bench, first, work)
+    for times in (1, 2):
+        gpu.graph_launch(graph, first)
+        assert bench.read(seen) == [times + 10]
+
+
+def test_a_graph_outlives_the_stream_and_an_executable_its_graph(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    gpu.capture_begin(stream)
+    bench.add(value, 1, 3, stream)
+    graph = gpu.capture_end(stream)
+    gpu.destroy_stream(stream)
+    first, second = gpu.instantiate(graph), gpu.instantiate(graph)
+    gpu.destroy_graph(graph)
+    gpu.graph_launch(first, LEGACY)
+    gpu.graph_launch(second, LEGACY)
+
+    assert bench.read(value) == [6]
+
+
+SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
+    "sync of the stream": (
+        Status.STREAM_CAPTURE_UNSUPPORTED,
+        lambda gpu, stream: gpu.sync_stream(stream),
+    ),
+    "query of the stream": (
+        Status.STREAM_CAPTURE_UNSUPPORTED,
+        lambda gpu, stream: gpu.query_stream(stream),
+    ),
+    "sync of the device": (Status.STREAM_CAPTURE_UNSUPPORTED, lambda gpu, _: gpu.sync()),
+    "malloc": (Status.STREAM_CAPTURE_UNSUPPORTED, lambda gpu, _: gpu.malloc(512)),
+    "legacy stream": (
+        Status.STREAM_CAPTURE_IMPLICIT,
+        lambda gpu, _: gpu.record(gpu.event(), LEGACY),
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "spoil"), SPOILERS.values(), ids=SPOILERS)
+def test_what_a_capture_does_not_permit_is_refused_and_spoils_it(
+    bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
+) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    gpu.capture_begin(stream)
+    bench.add(value, 1, 1, stream)
+
+    with refused(status):
+        spoil(gpu, stream)
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(stream)
+
+    bench.store(value, 7, stream)
+    assert bench.read(value) == [7]
+
+
+def test_a_non_blocking_capture_leaves_the_legacy_stream_alone(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
+    captured(bench, stream, lambda: bench.store(value, 1, LEGACY))
+
+    assert bench.read(value) == [1]
+    gpu.sync_stream(stream)
+
+
+def test_other_threads_are_not_held_to_the_rules_of_a_capture(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    other = gpu.stream()
+
+    def elsewhere() -> None:
+        gpu.free(gpu.malloc(512))
+        bench.store(value, 1, other)
+        gpu.sync_stream(other)
+
+    def work() -> None:
+        bench.add(value, 1, 1, stream)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(elsewhere).result()
+
+    graph = captured(bench, stream, work)
+    gpu.graph_launch(graph, stream)
+
+    assert bench.read(value) == [2]
+
+
+def test_a_fork_that_was_not_joined_is_refused(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value = bench.ints(0)
+    gpu.capture_begin(first)
+    gpu.wait(second, bench.recorded(first))
+    bench.store(value, 1, second)
+
+    with refused(Status.STREAM_CAPTURE_UNJOINED):
+        gpu.capture_end(first)
+    gpu.sync_stream(second)
+
+
+def test_an_event_that_was_captured_cannot_be_asked(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    gpu.capture_begin(stream)
+    event = bench.recorded(stream)
+
+    with refused(Status.CAPTURED_EVENT):
+        gpu.query_event(event)
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(stream)
+
+
+def test_a_capture_does_not_wait_for_work_from_before_it(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    event = bench.recorded(second)
+    gpu.capture_begin(first)
+
+    with refused(Status.STREAM_CAPTURE_ISOLATION):
+        gpu.wait(first, event)
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(first)
+
+
+def test_a_stream_cannot_begin_a_capture_twice(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    gpu.capture_begin(stream)
+
+    with refused(Status.ILLEGAL_STATE):
+        gpu.capture_begin(stream)
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(stream)
+
+
+def test_a_capture_that_never_began_cannot_end(gpu: Gpu) -> None:
+    with refused(Status.ILLEGAL_STATE):
+        gpu.capture_end(gpu.stream())
+
+
+def test_the_legacy_stream_cannot_be_captured(gpu: Gpu) -> None:
+    with refused(Status.STREAM_CAPTURE_UNSUPPORTED):
+        gpu.capture_begin(LEGACY)
+
+
+def test_destroyed_graphs_cannot_be_used(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    gpu.capture_begin(stream)
+    graph = gpu.capture_end(stream)
+    executable = gpu.instantiate(graph)
+    gpu.destroy_graph(graph)
+    gpu.destroy_graph_exec(executable)
+
+    with refused(Status.INVALID_HANDLE):
+        gpu.destroy_graph(graph)
+    with refused(Status.INVALID_HANDLE):
+        gpu.instantiate(graph)
+    with refused(Status.INVALID_HANDLE):
+        gpu.graph_launch(executable, stream)
+    with refused(Status.INVALID_HANDLE):
+        gpu.destroy_graph_exec(executable)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contract.workbench import ONE, Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Dim3
+from cudakit.gpu.explain import Status
+
+
+def test_a_kernel_computes_what_it_says_over_the_whole_grid(bench: Workbench) -> None:
+    values = np.arange(1000, dtype=np.int32)
+    ptr = bench.gpu.malloc(values.nbytes)
+    bench.write(ptr, values)
+
+    bench.add(ptr, 999, 5)
+
+    assert bench.read(ptr, 1000) == [*(values[:999] + 5), 999]
+
+
+def test_arguments_of_every_width_arrive_as_they_are(bench: Workbench) -> None:
+    out = bench.gpu.malloc(48)
+    args = (
+        np.int8(-3),
+        np.int16(-300),
+        np.int32(-70_000),
+        np.int64(-(1 << 40)),
+        np.float32(0.5),
+        np.float64(0.1),
+    )
+
+    bench.launch("gather", out, *args)
+
+    got = np.frombuffer(bench.read_bytes(out, 48), np.float64)
+    assert got.tolist() == [-3.0, -300.0, -70_000.0, -float(1 << 40), 0.5, 0.1]
+
+
+def test_arguments_may_be_gone_when_the_kernel_runs(bench: Workbench) -> None:
+    stream, values = bench.gpu.stream(), [bench.ints(0) for _ in range(50)]
+    bench.spin(stream)
+    for index, value in enumerate(values):
+        bench.store(value, index, stream)
+
+    assert [bench.read(value)[0] for value in values] == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [
+        ((0, 1, 1), ONE),
+        (ONE, (1, 0, 1)),
+        ((-1, 1, 1), ONE),
+        (ONE, (1025, 1, 1)),
+        (ONE, (32, 32, 2)),
+        (ONE, (1, 1, 65)),
+        ((1, 65536, 1), ONE),
+        ((1 << 31, 1, 1), ONE),
+        ((1 << 40, 1, 1), ONE),
+    ],
+)
+def test_a_launch_of_an_impossible_shape_is_refused(
+    bench: Workbench, grid: Dim3, block: Dim3
+) -> None:
+    value = bench.ints(1)
+
+    with refused(Status.INVALID_VALUE) as caught:
+        bench.launch("store", value, np.int32(2), grid=grid, block=block)
+    assert str(grid) in caught.value.message
+    assert str(block) in caught.value.message
+    assert bench.read(value) == [1]
+
+
+def test_more_shared_memory_than_there_is_is_refused(bench: Workbench) -> None:
+    args = (bench.ints(1), np.int32(2))
+
+    with refused(Status.INVALID_VALUE):
+        bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=1 << 30)
+
+
+def test_more_shared_memory_than_the_default_is_given_where_there_is_enough(
+    bench: Workbench,
+) -> None:
+    value = bench.ints(1)
+    args = (value, np.int32(2))
+
+    # Every device of compute capability 7.5 and newer has 64 KiB but for what is static or reserved.
+    bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=60 << 10)
+
+    assert bench.read(value) == [2]
+
+
+def test_arguments_that_are_not_those_of_the_kernel_are_refused(bench: Workbench) -> None:
+    value = bench.ints(1)
+
+    for args in ((), (value,), (value, np.int32(1), np.int32(1))):
+        with refused(Status.INVALID_VALUE) as caught:
+            bench.launch("store", *args)
+        assert "store" in caught.value.message
+
+
+def test_a_kernel_that_is_not_in_the_module_is_refused_by_name(bench: Workbench) -> None:
+    with refused(Status.NOT_FOUND) as caught:
+        bench.gpu.kernel(bench.module, "subtract")
+    assert "subtract" in caught.value.message
+
+
+def test_a_module_that_was_unloaded_and_its_kernels_cannot_be_used(bench: Workbench) -> None:
+    bench.gpu.unload(bench.module)
+
+    with refused(Status.INVALID_HANDLE):
+        bench.gpu.unload(bench.module)
+    with refused(Status.INVALID_HANDLE):
+        bench.gpu.kernel(bench.module, "store")
+    with refused(Status.INVALID_HANDLE):
+        bench.spin(LEGACY)

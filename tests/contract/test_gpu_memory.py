@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.explain import Status
+from cudakit.units import format_bytes
+
+MIB = 1 << 20
+
+
+def test_what_was_written_is_read_back(bench: Workbench) -> None:
+    values = np.random.default_rng(7).integers(0, 256, 3 * MIB + 5, dtype=np.uint8)
+    ptr = bench.gpu.malloc(values.nbytes)
+
+    bench.write(ptr, values)
+
+    assert bench.read_bytes(ptr, values.nbytes) == values.tobytes()
+
+
+def test_a_fill_sets_its_bytes_and_no_others(bench: Workbench) -> None:
+    ptr = bench.gpu.malloc(100)
+    bench.gpu.fill(ptr, 0x11, 100, LEGACY)
+
+    bench.gpu.fill(Ptr(ptr + 3), 0xA5, 50, LEGACY)
+
+    assert bench.read_bytes(ptr, 100) == b"\x11" * 3 + b"\xa5" * 50 + b"\x11" * 47
+
+
+@pytest.mark.parametrize("value", [-1, 256])
+def test_a_fill_with_what_is_no_byte_is_refused(gpu: Gpu, value: int) -> None:
+    ptr = gpu.malloc(4)
+
+    with refused(Status.INVALID_VALUE) as caught:
+        gpu.fill(ptr, value, 4, LEGACY)
+    assert str(value) in caught.value.message
+
+
+def test_copies_and_fills_of_one_stream_happen_in_its_order(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    first, second = gpu.malloc(64), gpu.malloc(64)
+    bench.spin(stream)
+    gpu.fill(first, 1, 64, stream)
+    gpu.copy(second, first, 64, stream)
+    gpu.fill(first, 2, 64, stream)
+
+    assert bench.read_bytes(second, 64) == b"\1" * 64
+    assert bench.read_bytes(first, 64) == b"\2" * 64
+
+
+def test_pinned_memory_is_copied_to_and_from_and_between(bench: Workbench) -> None:
+    gpu = bench.gpu
+    first, second = gpu.host_malloc(16), gpu.host_malloc(16)
+    gpu.host_view(first, 16)[:] = bytes(range(16))
+
+    gpu.copy(second, first, 16, LEGACY)
+    gpu.sync()
+
+    assert bytes(gpu.host_view(second, 16)) == bytes(range(16))
+
+
+def test_pinned_memory_can_be_seen_in_part_and_not_beyond_its_end(gpu: Gpu) -> None:
+    ptr = gpu.host_malloc(16)
+    gpu.host_view(ptr, 16)[:] = bytes(16)
+    gpu.host_view(ptr, 4)[:] = b"abcd"
+
+    assert bytes(gpu.host_view(ptr, 16)) == b"abcd" + bytes(12)
+    with refused(Status.INVALID_VALUE):
+        gpu.host_view(ptr, 17)
+
+
+def test_zero_bytes_copied_or_filled_do_nothing(bench: Workbench) -> None:
+    here, there = bench.ints(1), bench.ints(2)
+
+    bench.gpu.copy(here, there, 0, LEGACY)
+    bench.gpu.fill(here, 0xFF, 0, LEGACY)
+
+    assert bench.read(here) == [1]
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1])
+def test_no_allocation_is_of_zero_bytes_or_less(gpu: Gpu, size_bytes: int) -> None:
+    with refused(Status.INVALID_VALUE):
+        gpu.malloc(size_bytes)
+    with refused(Status.INVALID_VALUE):
+        gpu.malloc(size_bytes, LEGACY)
+    with refused(Status.INVALID_VALUE):
+        gpu.host_malloc(size_bytes)
+
+
+def test_allocations_do_not_overlap(gpu: Gpu) -> None:
+    sizes = [1, 511, 512, 513, MIB, 2 * MIB, 3 * MIB + 1]
+    begun = sorted((gpu.malloc(size), size) for size in sizes)
+
+    assert all(ptr + size <= after for (ptr, size), (after, _) in pairwise(begun))
+
+
+def test_an_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
+    # "at least 256 bytes": CUDA C++ Programming Guide, Device Memory Accesses.
+    assert all(gpu.malloc(size) % 256 == 0 for size in (1, 3, 257))
+
+
+def test_memory_in_use_is_not_free_until_it_is_freed(gpu: Gpu) -> None:
+    before = gpu.memory_info()
+    ptr = gpu.malloc(256 * MIB)
+    during = gpu.memory_info()
+    gpu.free(ptr)
+
+    assert before.free_bytes - during.free_bytes >= 256 * MIB
+    assert gpu.memory_info().free_bytes == before.free_bytes
+    assert 0 < during.free_bytes < during.total_bytes == before.total_bytes
+
+
+def test_memory_that_is_not_there_is_refused_with_the_sizes(gpu: Gpu) -> None:
+    asked = 2 * gpu.memory_info().total_bytes
+    stream = gpu.stream()
+
+    with refused(Status.OUT_OF_MEMORY) as plain:
+        gpu.malloc(asked)
+    with refused(Status.OUT_OF_MEMORY) as ordered:
+        gpu.malloc(asked, stream)
+    for caught in (plain, ordered):
+        assert f"{format_bytes(asked)} asked" in caught.value.message
+        assert "free on" in caught.value.message
+        assert caught.value.hint
+
+
+def test_after_a_refused_allocation_a_smaller_one_succeeds(bench: Workbench) -> None:
+    with refused(Status.OUT_OF_MEMORY):
+        bench.gpu.malloc(2 * bench.gpu.memory_info().total_bytes)
+
+    assert bench.read(bench.ints(5)) == [5]
+
+
+def test_memory_freed_twice_is_refused(gpu: Gpu) -> None:
+    ptr = gpu.malloc(512)
+    gpu.free(ptr)
+
+    with refused(Status.INVALID_VALUE) as caught:
+        gpu.free(ptr)
+    assert f"{ptr:#x}" in caught.value.message
+
+
+def test_stream_ordered_memory_freed_twice_is_refused(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    ptr = gpu.malloc(512, stream)
+    gpu.free(ptr, stream)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.free(ptr, stream)
+
+
+def test_pinned_memory_freed_twice_is_refused(gpu: Gpu) -> None:
+    ptr = gpu.host_malloc(512)
+    gpu.host_free(ptr)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.host_free(ptr)
+
+
+def test_what_was_not_allocated_cannot_be_freed(gpu: Gpu) -> None:
+    ptr = gpu.malloc(512)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.free(Ptr(ptr + 8))
+    with refused(Status.INVALID_VALUE):
+        gpu.free(gpu.host_malloc(8))
+    with refused(Status.INVALID_VALUE):
+        gpu.host_free(ptr)
+
+
+def test_memory_of_a_stream_is_there_when_its_turn_comes(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    kept = bench.ints(0)
+
+    ptr = gpu.malloc(4, stream)
+    bench.store(ptr, 9, stream)
+    bench.move(kept, ptr, stream)
+    gpu.free(ptr, stream)
+
+    assert bench.read(kept) == [9]
+
+
+def test_memory_of_one_stream_can_be_freed_in_another_that_waited(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    kept = bench.ints(0)
+
+    ptr = gpu.malloc(4, first)
+    bench.spin(first)
+    bench.store(ptr, 3, first)
+    gpu.wait(second, bench.recorded(first))
+    bench.move(kept, ptr, second)
+    gpu.free(ptr, second)
+
+    assert bench.read(kept) == [3]
+
+
+def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
+    # CUDA C++ Programming Guide, Stream Ordered Memory Allocator, "Introduction".
+    stream = gpu.stream()
+    ordered, plain = gpu.malloc(64, stream), gpu.malloc(64)
+    gpu.sync()
+
+    gpu.free(ordered)
+    gpu.free(plain, stream)
+
+    for ptr in (ordered, plain):
+        with refused(Status.INVALID_VALUE):
+            gpu.free(ptr)

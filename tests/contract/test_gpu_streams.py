@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, Stream
+from cudakit.gpu.explain import Status
+
+
+def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
+    """Say whether work enqueued in one stream waits for what was enqueued before it in another."""
+    value, seen = bench.ints(0), bench.ints(0)
+    bench.gpu.sync()
+    bench.spin(first)
+    bench.store(value, 1, first)
+    bench.move(seen, value, second)
+    bench.gpu.sync_stream(second)
+    waited = bench.gpu.query_stream(first)
+    assert bench.read(seen) == [int(waited)]
+    return waited
+
+
+def test_work_of_one_stream_follows_its_own(bench: Workbench) -> None:
+    for stream in (bench.gpu.stream(), bench.gpu.stream(blocking=False), LEGACY, PER_THREAD):
+        assert follows(bench, stream, stream)
+
+
+def test_streams_of_ones_own_do_not_wait_for_each_other(bench: Workbench) -> None:
+    gpu = bench.gpu
+
+    assert not follows(bench, gpu.stream(), gpu.stream())
+    assert not follows(bench, gpu.stream(), gpu.stream(blocking=False))
+
+
+def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(bench: Workbench) -> None:
+    stream = bench.gpu.stream()
+
+    assert follows(bench, stream, LEGACY)
+    assert follows(bench, LEGACY, stream)
+
+
+def test_the_legacy_stream_and_non_blocking_streams_do_not_wait(bench: Workbench) -> None:
+    stream = bench.gpu.stream(blocking=False)
+
+    assert not follows(bench, stream, LEGACY)
+    assert not follows(bench, LEGACY, stream)
+
+
+def test_the_stream_of_a_thread_is_a_blocking_one(bench: Workbench) -> None:
+    assert follows(bench, PER_THREAD, LEGACY)
+    assert follows(bench, LEGACY, PER_THREAD)
+    assert not follows(bench, PER_THREAD, bench.gpu.stream())
+
+
+def test_work_in_the_legacy_stream_orders_blocking_streams_among_themselves(
+    bench: Workbench,
+) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value, between, seen = bench.ints(0), bench.ints(0), bench.ints(0)
+    bench.spin(first)
+    bench.store(value, 4, first)
+    bench.move(between, value, LEGACY)
+    bench.move(seen, between, second)
+    gpu.sync_stream(second)
+
+    assert bench.read(seen) == [4]
+
+
+def test_every_thread_has_a_stream_of_its_own(bench: Workbench) -> None:
+    value = bench.ints(0)
+    bench.spin(PER_THREAD)
+
+    def elsewhere() -> None:
+        bench.store(value, 6, PER_THREAD)
+        bench.gpu.sync_stream(PER_THREAD)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere).result()
+    overtaken = not bench.gpu.query_stream(PER_THREAD)
+
+    assert bench.read(value) == [6]
+    assert overtaken
+
+
+def test_a_stream_is_done_when_its_work_is(bench: Workbench) -> None:
+    stream = bench.gpu.stream()
+    before = bench.gpu.query_stream(stream)
+    bench.spin(stream)
+    during = bench.gpu.query_stream(stream)
+    bench.gpu.sync_stream(stream)
+
+    assert (before, during, bench.gpu.query_stream(stream)) == (True, False, True)
+
+
+def test_to_synchronize_the_device_waits_for_every_stream(bench: Workbench) -> None:
+    streams = [bench.gpu.stream(), bench.gpu.stream(blocking=False), PER_THREAD]
+    for stream in streams:
+        bench.spin(stream)
+
+    bench.gpu.sync()
+
+    assert all(map(bench.gpu.query_stream, streams))
+
+
+def test_a_stream_that_is_destroyed_finishes_its_work(bench: Workbench) -> None:
+    stream, value = bench.gpu.stream(), bench.ints(0)
+    bench.spin(stream)
+    bench.store(value, 7, stream)
+
+    bench.gpu.destroy_stream(stream)
+
+    assert bench.read(value) == [7]
+
+
+def test_a_priority_out_of_range_is_the_nearest_in_it(gpu: Gpu) -> None:
+    highest = gpu.priority(gpu.stream(priority=-(10**12)))
+    lowest = gpu.priority(gpu.stream(priority=10**12))
+
+    assert highest <= 0 <= lowest
+    assert gpu.priority(gpu.stream(priority=highest)) == highest
+    assert gpu.priority(gpu.stream(priority=lowest)) == lowest
+    assert gpu.priority(gpu.stream()) == 0
+    assert gpu.priority(LEGACY) == 0
+
+
+@pytest.mark.parametrize("stream", [LEGACY, PER_THREAD])
+def test_a_default_stream_cannot_be_destroyed(gpu: Gpu, stream: Stream) -> None:
+    with refused(Status.INVALID_HANDLE):
+        gpu.destroy_stream(stream)
+    gpu.sync_stream(stream)
+
+
+USES: dict[str, Callable[[Gpu, Stream, Event], object]] = {
+    "destroy": lambda gpu, stream, _: gpu.destroy_stream(stream),
+    "query": lambda gpu, stream, _: gpu.query_stream(stream),
+    "sync": lambda gpu, stream, _: gpu.sync_stream(stream),
+    "priority": lambda gpu, stream, _: gpu.priority(stream),
+    "record": lambda gpu, stream, event: gpu.record(event, stream),
+    "wait": lambda gpu, stream, event: gpu.wait(stream, event),
+    "malloc": lambda gpu, stream, _: gpu.malloc(8, stream),
+    "free": lambda gpu, stream, _: gpu.free(gpu.malloc(8), stream),
+    "fill": lambda gpu, stream, _: gpu.fill(gpu.malloc(8), 0, 8, stream),
+    "copy": lambda gpu, stream, _: gpu.copy(gpu.malloc(8), gpu.malloc(8), 8, stream),
+    "capture": lambda gpu, stream, _: gpu.capture_begin(stream),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_destroyed_stream_cannot_be_used(
+    gpu: Gpu, use: Callable[[Gpu, Stream, Event], object]
+) -> None:
+    stream, event = gpu.stream(), gpu.event()
+    gpu.destroy_stream(stream)
+
+    with refused(Status.INVALID_HANDLE) as caught:
+        use(gpu, stream, event)
+    assert f"stream {stream}" in caught.value.message
+
+
+def test_the_id_of_a_stream_is_never_given_again(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    gpu.destroy_stream(stream)
+
+    assert gpu.stream() not in (stream, LEGACY, PER_THREAD)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+from contract.workbench import Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Backing, Gpu, Ptr
+from cudakit.gpu.explain import Status
+from cudakit.units import format_bytes
+
+
+def mapped(gpu: Gpu, pages: int = 1) -> tuple[Ptr, Backing]:
+    size = pages * gpu.granularity()
+    ptr, backing = gpu.reserve(size), gpu.create(size)
+    gpu.map(ptr, backing, size)
+    return ptr, backing
+
+
+def test_mapped_memory_holds_what_is_written_there(bench: Workbench) -> None:
+    ptr, _ = mapped(bench.gpu)
+    bench.write(ptr, np.array([1, 2], np.int32))
+    bench.add(ptr, 2, 10)
+
+    assert bench.read(ptr, 2) == [11, 12]
+
+
+def test_the_pages_of_a_reservation_are_one_range(bench: Workbench) -> None:
+    gpu, page = bench.gpu, bench.gpu.granularity()
+    ptr = gpu.reserve(2 * page)
+    gpu.map(ptr, gpu.create(page), page)
+    gpu.map(Ptr(ptr + page), gpu.create(page), page)
+
+    gpu.fill(ptr, 7, 2 * page, LEGACY)
+
+    assert bench.read_bytes(Ptr(ptr + page - 2), 4) == b"\7" * 4
+
+
+def test_memory_keeps_its_content_where_it_is_mapped_next(bench: Workbench) -> None:
+    gpu, page = bench.gpu, bench.gpu.granularity()
+    first, backing = mapped(gpu)
+    bench.write(first, np.array([42], np.int32))
+    gpu.unmap(first, page)
+    second = gpu.reserve(page)
+    gpu.map(second, backing, page)
+
+    assert bench.read(second) == [42]
+
+
+def test_memory_that_is_mapped_twice_is_the_same_memory(bench: Workbench) -> None:
+    gpu, page = bench.gpu, bench.gpu.granularity()
+    first, backing = mapped(gpu)
+    second = gpu.reserve(page)
+    gpu.map(second, backing, page)
+    bench.write(first, np.array([9], np.int32))
+
+    assert bench.read(second) == [9]
+
+
+def test_released_memory_lives_until_it_is_unmapped(bench: Workbench) -> None:
+    gpu, page = bench.gpu, bench.gpu.granularity()
+    before = gpu.memory_info().free_bytes
+    ptr, backing = mapped(gpu, pages=8)
+    gpu.release(backing)
+    bench.write(ptr, np.array([3], np.int32))
+
+    assert bench.read(ptr) == [3]
+    assert gpu.memory_info().free_bytes <= before - 8 * page
+    gpu.unmap(ptr, 8 * page)
+    assert gpu.memory_info().free_bytes == before
+
+
+def test_reserved_addresses_take_no_memory(gpu: Gpu) -> None:
+    before = gpu.memory_info()
+    size = 4 * before.total_bytes // gpu.granularity() * gpu.granularity()
+    ptr = gpu.reserve(size)
+
+    assert gpu.memory_info().free_bytes == before.free_bytes
+    gpu.unreserve(ptr, size)
+
+
+def test_physical_memory_that_is_not_there_is_refused_with_the_sizes(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    asked = 2 * gpu.memory_info().total_bytes // page * page
+
+    with refused(Status.OUT_OF_MEMORY) as caught:
+        gpu.create(asked)
+    assert f"{format_bytes(asked)} asked" in caught.value.message
+
+
+def test_a_size_that_is_no_multiple_of_the_granularity_is_refused(gpu: Gpu) -> None:
+    page = gpu.granularity()
+
+    with refused(Status.INVALID_VALUE) as caught:
+        gpu.create(page + 1)
+    assert str(page) in caught.value.message
+
+
+def test_sizes_of_zero_are_refused(gpu: Gpu) -> None:
+    with refused(Status.INVALID_VALUE):
+        gpu.reserve(0)
+    with refused(Status.INVALID_VALUE):
+        gpu.create(0)
+
+
+def test_addresses_that_are_taken_cannot_be_mapped_again(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr, _ = mapped(gpu)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.map(ptr, gpu.create(page), page)
+
+
+def test_addresses_that_are_not_mapped_cannot_be_unmapped(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr, _ = mapped(gpu)
+    gpu.unmap(ptr, page)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.unmap(ptr, page)
+
+
+def test_a_released_backing_cannot_be_used(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr, backing = gpu.reserve(page), gpu.create(page)
+    gpu.release(backing)
+
+    with refused(Status.INVALID_HANDLE):
+        gpu.map(ptr, backing, page)
+    with refused(Status.INVALID_HANDLE):
+        gpu.release(backing)

@@ -1,0 +1,236 @@
+"""What both machines refuse, and what they survive."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from core.memory.load.trees import MACHINES, NEEDS_NATIVE, SNAPSHOT, Read, handles, outcome, reader
+
+from cudakit.core.memory.load import pickled
+from cudakit.errors import SnapshotError
+
+
+@pytest.fixture(params=MACHINES)
+def read(request: pytest.FixtureRequest) -> Read:
+    return reader(native=request.param)
+
+
+# What is refused.
+
+
+_REFUSED = {
+    "GLOBAL": b"cos\nsystem\n", "STACK_GLOBAL": b"\x8c\2os\x8c\6system\x93", "REDUCE": b"N)R",
+    "BUILD": b"N}b", "INST": b"(ios\nsystem\n", "OBJ": b"(No", "NEWOBJ": b"N)\x81",
+    "NEWOBJ_EX": b"N)}\x92", "EXT1": b"\x82\1", "EXT2": b"\x83\1\0", "EXT4": b"\x84\1\0\0\0",
+    "PERSID": b"Pid\n", "BINPERSID": b"NQ", "EMPTY_SET": b"\x8f", "ADDITEMS": b"(\x90",
+    "FROZENSET": b"(\x91", "BYTEARRAY8": b"\x96" + bytes(8), "NEXT_BUFFER": b"\x97",
+    "READONLY_BUFFER": b"\x98",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_an_opcode_that_is_not_plain_data_is_refused_by_name(read: Read, name: str) -> None:
+    with pytest.raises(SnapshotError, match=f"^byte [0-9]+: opcode {name} .*nothing was loaded$"):
+        read(b"\x80\4" + _REFUSED[name] + b".")
+
+
+def test_the_refusal_says_where_and_what_to_do(read: Read) -> None:
+    with pytest.raises(SnapshotError) as refusal:
+        read(b"\x80\2cos\nsystem\n.")
+    assert refusal.value.message == (
+        "byte 2: opcode GLOBAL names or calls a class or function; "
+        "a memory snapshot holds only plain data, so nothing was loaded"
+    )
+    assert "_dump_snapshot" in refusal.value.hint
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code of the file was run",))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_an_object_hidden_in_plain_data_is_never_made(read: Read, protocol: int) -> None:
+    with pytest.raises(SnapshotError, match="nothing was loaded"):
+        read(pickle.dumps({"segments": [1, {"a": _Evil()}]}, protocol))
+
+
+_DAMAGED = {
+    b"\x80\2e.": "opcode APPENDS needs a MARK",
+    b"\x80\2(e.": "opcode APPENDS needs values",
+    b"\x80\2](a.": "opcode APPEND needs values",
+    b"\x80\2]((e.": "opcode APPENDS needs values",
+    b"\x80\2}((u.": "opcode SETITEMS needs values",
+    b"\x80\2N(K": "ends in the middle",
+    b"\x80\2N(e.": "opcode APPENDS adds to a value of another kind",
+    b"\x80\2NNa.": "opcode APPEND adds to a value of another kind",
+    b"\x80\2](NNu.": "opcode SETITEMS adds to a value of another kind",
+    b"\x80\2}(Nu.": "opcode SETITEMS has a key without a value",
+    b"\x80\2(Nd.": "opcode DICT has a key without a value",
+    b"\x80\2N\x86.": "opcode TUPLE2 needs values",
+    b"\x80\2.": "opcode STOP needs values",
+    b"\x80\2N(.": "opcode STOP needs values",
+    b"\x80\2N(N\x86.": "opcode TUPLE2 needs values",
+    b"\x80\2" + b"0.": "opcode POP needs values",
+    b"\x80\2" + b"1.": "opcode POP_MARK needs a MARK",
+    b"\x80\2" + b"2.": "opcode DUP needs values",
+    b"\x80\2q\0.": "opcode BINPUT needs values",
+    b"\x80\2\x94.": "opcode MEMOIZE needs values",
+    b"\x80\2h\0.": "opcode BINGET asks for a value that was not stored",
+    b"\x80\2]q\3h\2.": "opcode BINGET asks for a value that was not stored",
+    b"\x80\2]r\0\xc2\xeb\x0b.": "opcode LONG_BINPUT stores under a number greater than its place",
+    b"Np200000000\n.": "opcode PUT stores under a number greater",
+    b"Np" + b"9" * 40 + b"\n.": "opcode PUT stores under a number greater",
+    b"Np-1\n.": "opcode PUT has an argument that makes no sense",
+    b"g" + b"9" * 40 + b"\n.": "opcode GET asks for a value",
+    b"I1_0\n.": "opcode INT has an argument that makes no sense",
+    b"I0x1\n.": "opcode INT has an argument that makes no sense",
+    b"I\n.": "opcode INT has an argument that makes no sense",
+    b"L-L\n.": "opcode LONG has an argument that makes no sense",
+    b"L" + b"9" * 5000 + b"L\n.": "opcode LONG has an argument that makes no sense",
+    b"F" + b"1" * 5000 + b"\n.": "opcode FLOAT has an argument that makes no sense",
+    b"Fx\n.": "opcode FLOAT has an argument that makes no sense",
+    b"Sx\n.": "opcode STRING has an argument that makes no sense",
+    b"S'\n.": "opcode STRING has an argument that makes no sense",
+    b"\x80\6N.": "opcode PROTO names a protocol above 5",
+    b"hello": "or no pickle at all",
+    b"\xff\xfe": "byte 0: 0xff is no opcode",
+    b"": "ends in the middle, after 0 bytes",
+    b"\x80\2N": "ends in the middle, after 3 bytes",
+    b"\x80\4\x95\3\0\0\0\0\0\0\0N.": "ends in the middle",
+    b"I1": "ends in the middle",
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), _DAMAGED.items())
+def test_a_damaged_file_is_refused_with_its_reason(read: Read, content: bytes, reason: str) -> None:
+    with pytest.raises(SnapshotError) as refusal:
+        read(content)
+    assert reason in refusal.value.message
+    assert refusal.value.hint
+
+
+_LENGTHS = {
+    b"X": 4, b"\x8d": 8, b"T": 4, b"U": 1, b"\x8c": 1, b"B": 4, b"C": 1, b"\x8e": 8,
+    b"\x8a": 1, b"\x8b": 4, b"\x95": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opcode", _LENGTHS)
+def test_a_declared_length_is_not_believed(read: Read, opcode: bytes) -> None:
+    for length in (b"\xff" * _LENGTHS[opcode], b"\xff" * (_LENGTHS[opcode] - 1) + b"\x7f"):
+        with pytest.raises(SnapshotError, match="ends in the middle"):
+            read(b"\x80\4" + opcode + length + b"abcdefgh.")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_file_cut_at_any_byte_is_refused_by_both_alike(read: Read, protocol: int) -> None:
+    content = pickle.dumps(SNAPSHOT, protocol)
+    for size in range(len(content)):
+        with pytest.raises(SnapshotError, match=f"ends in the middle, after {size} bytes"):
+            read(content[:size])
+
+
+# Bombs.
+
+
+def test_a_list_that_contains_itself_hangs_nothing(read: Read) -> None:
+    loop: list[Any] = []
+    loop += [loop, {"a": loop}, 1]
+    tree = read(pickle.dumps(loop, 4))
+    with pytest.raises(SnapshotError, match="shared to multiply"):
+        tree.plain(tree.root)
+    counts, children = tree.children(handles(tree.root))
+    assert counts.tolist() == [3]
+    assert tree.intern(children)[0].tolist() == [0, 1, 2]
+
+
+def test_lists_shared_to_multiply_are_refused_before_they_are_walked(
+    read: Read,
+) -> None:
+    layers: list[Any] = ["x"] * 100
+    for _ in range(12):
+        layers = [layers] * 100
+    tree = read(pickle.dumps(layers, 4))
+    with pytest.raises(SnapshotError, match="shared to multiply"):
+        tree.plain(tree.root)
+    children = tree.children(handles(tree.root))[1]
+    with pytest.raises(SnapshotError, match="shared to multiply"):
+        tree.children(np.repeat(children, 100))
+    assert tree.intern(children)[0].tolist() == [0] * 100
+
+
+def test_a_subtree_has_at_most_as_many_items_as_the_file_has_bytes(
+    read: Read,
+) -> None:
+    # Bytes behind the end of the pickle count.
+    content = pickle.dumps([[0] * 60] * 5, 4)
+    enough, short = read(content.ljust(305)), read(content.ljust(304))
+    assert enough.plain(enough.root) == [[0] * 60] * 5
+    with pytest.raises(SnapshotError, match="304 bytes"):
+        short.plain(short.root)
+
+
+def test_children_are_at_most_as_many_as_the_file_has_bytes(read: Read) -> None:
+    content = pickle.dumps([[0] * 60] * 5, 4)
+    enough, short = read(content.ljust(300)), read(content.ljust(299))
+    assert enough.children(enough.children(handles(enough.root))[1])[0].sum() == 300
+    with pytest.raises(SnapshotError, match="299 bytes"):
+        short.children(short.children(handles(short.root))[1])
+
+
+def test_nesting_a_million_deep_is_read_and_not_descended(read: Read) -> None:
+    tree = read(b"\x80\4N" + b"\x85" * 1_000_000 + b".")
+    with pytest.raises(SnapshotError, match="deeper than 100 levels"):
+        tree.plain(tree.root)
+    assert tree.intern(handles(tree.root))[0].tolist() == [0]
+
+
+def test_a_subtree_of_100_levels_is_the_deepest_that_is_built(
+    read: Read,
+) -> None:
+    deepest = read(b"\x80\4N" + b"\x85" * 99 + b".")
+    value = deepest.plain(deepest.root)
+    for _ in range(99):
+        (value,) = value
+    assert value is None
+    deeper = read(b"\x80\4N" + b"\x85" * 100 + b".")
+    with pytest.raises(SnapshotError, match="deeper than 100 levels"):
+        deeper.plain(deeper.root)
+
+
+@pytest.mark.parametrize("key", [b"N" + b"\x85" * 1_000_000, b")" + b"2\x86" * 100, b"]2a", b"}"])
+def test_a_container_as_a_key_is_never_hashed(read: Read, key: bytes) -> None:
+    tree = read(b"\x80\4}" + key + b"Ns\x8c\1aK\1s.")
+    assert tree.plain(tree.root) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\x80\2]r\xff\xff\xff\x0f.",
+        b"\x80\2" + b"]" * 20_000 + b".",
+        b"\x80\2" + b"(" * 20_000 + b".",
+        b"\x80\2N" + b"2" * 20_000 + b".",
+        b"\x80\2(" + b"I1\n" * 10_000 + b"l.",
+        b"\x80\2}" + b"".join(b"(\x8c\2%c%cNu" % divmod(i, 128) for i in range(5000)) + b".",
+        b"\x80\2" + b"".join(b"]r" + struct.pack("<I", 4 * i) for i in range(5000)) + b".",
+        b"\x80\2(" + b"U\1\xe9" * 10_000 + b"l.",
+    ],
+)
+@NEEDS_NATIVE
+def test_memory_stays_in_proportion_to_the_file(bomb: bytes) -> None:
+    pickled.read(b"N.", native=True)
+    tracemalloc.start()
+    try:
+        outcome(pickled.read, bomb)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The first chunk of items is a mebibyte.
+    assert peak < (2 << 20) + 80 * len(bomb)
