@@ -117,13 +117,15 @@ class Column:
 class Table:
     """Rows of values; ``caption`` says what was left out, ``total_row`` closes the table.
 
-    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its figure.
+    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its figure. The rows whose
+    numbers are in ``faint`` stand back: they are there, and do not count.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     caption: str = ""
     total_row: tuple[Value, ...] | None = None
+    faint: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    results = doctest.testmod(importlib.import_module("cudakit.api"))
+    results = doctest.testmod(importlib.import_module("cudakit.api.memory"))
 
     assert results.attempted >= 6
     assert results.failed == 0

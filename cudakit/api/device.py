@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def is_available() -> bool:
     """Say whether CUDA shows at least one device here; asks as ``device_count`` does, and never raises.
 
-    >>> cudakit.is_available()
+    >>> import cudakit
+    >>> cudakit.is_available()  # doctest: +SKIP
     True
     """
     return device_count() > 0
@@ -28,7 +29,8 @@ def device_count() -> int:
     Makes no context. Where CUDA is not initialized in this process, the driver is asked in a child
     process, so that this one can still fork.
 
-    >>> cudakit.device_count() >= 1
+    >>> import cudakit
+    >>> cudakit.device_count() >= 1  # doctest: +SKIP
     True
     """
     from cudakit.gpu.cuda.current import device_count
@@ -39,8 +41,9 @@ def device_count() -> int:
 def is_initialized() -> bool:
     """Say whether CUDA is initialized in this process, by anyone; initializes nothing.
 
-    >>> cudakit.synchronize()
-    >>> cudakit.is_initialized()
+    >>> import cudakit
+    >>> cudakit.synchronize()  # doctest: +SKIP
+    >>> cudakit.is_initialized()  # doctest: +SKIP
     True
     """
     from cudakit.gpu.cuda.driver import is_initialized
@@ -51,7 +54,8 @@ def is_initialized() -> bool:
 def set_device(device: int) -> None:
     """Make a device the current one of this thread. Raises CudaError where there is no such device.
 
-    >>> cudakit.set_device(0)
+    >>> import cudakit
+    >>> cudakit.set_device(0)  # doctest: +SKIP
     """
     from cudakit.gpu.cuda.current import set_device
 
@@ -61,7 +65,8 @@ def set_device(device: int) -> None:
 def current_device() -> int:
     """Return the number of the device that is current in this thread: 0 until one is set.
 
-    >>> cudakit.current_device()
+    >>> import cudakit
+    >>> cudakit.current_device()  # doctest: +SKIP
     0
     """
     from cudakit.gpu.cuda.current import current_device
@@ -72,7 +77,8 @@ def current_device() -> int:
 def device(device: int) -> AbstractContextManager[int]:
     """Make a device the current one of this thread within a ``with`` block.
 
-    >>> with cudakit.device(0):
+    >>> import cudakit
+    >>> with cudakit.device(0):  # doctest: +SKIP
     ...     cudakit.synchronize()
     """
     from cudakit.gpu.cuda.current import device as entered
@@ -87,6 +93,7 @@ def stream(stream: object) -> AbstractContextManager[int]:
     what they are. ``stream`` is one of torch, CuPy, Numba or cuda.core, or the driver's handle of one,
     which must be alive: the driver cannot tell. Raises UsageError for anything else.
 
+    >>> import cudakit
     >>> with cudakit.stream(2):  # CU_STREAM_PER_THREAD
     ...     cudakit.current_stream()
     2
@@ -99,6 +106,7 @@ def stream(stream: object) -> AbstractContextManager[int]:
 def current_stream() -> int:
     """Return the driver's handle of the stream that is current in this thread for cudakit.
 
+    >>> import cudakit
     >>> cudakit.current_stream()  # CU_STREAM_LEGACY
     1
     """
@@ -110,8 +118,9 @@ def current_stream() -> int:
 def device_name(device: int | None = None) -> str:
     """Return the name of a device, or of the current one. Raises CudaError where there is none.
 
-    >>> print("a GPU:", cudakit.device_name())  # doctest: +ELLIPSIS
-    a GPU: ...
+    >>> import cudakit
+    >>> cudakit.device_name().startswith("NVIDIA")  # doctest: +SKIP
+    True
     """
     from cudakit.gpu.cuda.current import device_name
 
@@ -121,9 +130,10 @@ def device_name(device: int | None = None) -> str:
 def capability(device: int | None = None) -> Capability:
     """Return the compute capability of a device, or of the current one, with its architecture's name.
 
-    >>> cudakit.capability() >= (7, 5)
+    >>> import cudakit
+    >>> cudakit.capability() >= (7, 5)  # doctest: +SKIP
     True
-    >>> cudakit.capability().architecture in ("Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell")
+    >>> cudakit.capability().architecture != "Volta"  # doctest: +SKIP
     True
     """
     from cudakit.gpu.cuda.current import capability
@@ -134,7 +144,8 @@ def capability(device: int | None = None) -> Capability:
 def synchronize(device: int | None = None) -> None:
     """Wait until a device, or the current one, has done all its work. Raises CudaError for what failed.
 
-    >>> cudakit.synchronize()
+    >>> import cudakit
+    >>> cudakit.synchronize()  # doctest: +SKIP
     """
     from cudakit.gpu.cuda.current import synchronize
 
@@ -144,8 +155,9 @@ def synchronize(device: int | None = None) -> None:
 def mem_get_info(device: int | None = None) -> MemoryInfo:
     """Return the bytes of a device that are free, and all that it has; makes its context if need be.
 
-    >>> info = cudakit.mem_get_info()
-    >>> 0 < info.free_bytes < info.total_bytes
+    >>> import cudakit
+    >>> info = cudakit.mem_get_info()  # doctest: +SKIP
+    >>> 0 < info.free_bytes < info.total_bytes  # doctest: +SKIP
     True
     """
     from cudakit.gpu.cuda.current import memory_info
@@ -156,7 +168,8 @@ def mem_get_info(device: int | None = None) -> MemoryInfo:
 def can_access_peer(device: int, peer: int) -> bool:
     """Say whether kernels on a device can use the memory of another; of itself, never.
 
-    >>> cudakit.can_access_peer(0, 0)
+    >>> import cudakit
+    >>> cudakit.can_access_peer(0, 0)  # doctest: +SKIP
     False
     """
     from cudakit.gpu.cuda.current import can_access_peer

@@ -11,8 +11,9 @@ def start() -> None:
 
     Makes a context of the current device if there is none. Raises EnvironmentUnusable without a GPU.
 
-    >>> cudakit.profiler.start()
-    >>> cudakit.profiler.stop()
+    >>> import cudakit
+    >>> cudakit.profiler.start()  # doctest: +SKIP
+    >>> cudakit.profiler.stop()  # doctest: +SKIP
     """
     from cudakit.gpu.cuda.current import profiler_start
 

@@ -17,6 +17,10 @@ from cudakit.cli.failure import report
 
 # Name: where the click command lives, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "doctor": (
+        "cudakit.cli.doctor:doctor",
+        "Say why CUDA does not work here, or not well.",
+    ),
     "memviz": (
         "cudakit.cli.memviz:memviz",
         "Show who holds GPU memory, and why it ran out.",

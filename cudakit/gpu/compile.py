@@ -17,11 +17,10 @@ def compile_cuda(source: str, capability: tuple[int, int], *, options: Sequence[
     """
     nvrtc = _nvrtc()
     known = _check(nvrtc.nvrtcGetSupportedArchs())
-    target, binary = _target(capability, known)
+    target, kind = choose_target(capability, known)
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
     try:
         _compile(nvrtc, program, [f"--gpu-architecture={target}", *options])
-        kind = "CUBIN" if binary else "PTX"
         size = _check(getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
         image = bytes(size)
         _check(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
@@ -30,11 +29,14 @@ def compile_cuda(source: str, capability: tuple[int, int], *, options: Sequence[
     return image
 
 
-def _target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, bool]:
-    """Choose the architecture to compile for, and whether to a cubin; else PTX of the newest."""
+def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, str]:
+    """Choose from what NVRTC knows the architecture to compile for, and "CUBIN" or "PTX".
+
+    Raises CudaError where the device is older than all of them.
+    """
     wanted = capability[0] * 10 + capability[1]
     if wanted in known:
-        return f"sm_{wanted}", True
+        return f"sm_{wanted}", "CUBIN"
     older = [arch for arch in known if arch < wanted]
     if not older:
         raise CudaError(
@@ -43,7 +45,7 @@ def _target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, boo
             f"this NVRTC compiles for sm_{min(known)} and newer, the device is sm_{wanted}",
             hint="install an older nvidia-cuda-nvrtc",
         )
-    return f"compute_{max(older)}", False
+    return f"compute_{max(older)}", "PTX"
 
 
 def _compile(nvrtc: Any, program: Any, options: Sequence[str]) -> None:

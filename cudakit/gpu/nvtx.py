@@ -105,6 +105,7 @@ def range(  # noqa: A001 the term of NVTX and of every tool
     as matplotlib's or 0xAARRGGBB, ``payload`` a number shown with the range. As a decorator it raises
     UsageError for a coroutine or a generator, whose call is over before it runs.
 
+    >>> import cudakit
     >>> with cudakit.range("load"):
     ...     batch = [1, 2, 3]
     >>> @cudakit.range("step", color="green")
@@ -129,6 +130,7 @@ def push_range(
 ) -> None:
     """Begin a range of this thread; ``pop_range`` of the same domain ends it.
 
+    >>> import cudakit
     >>> cudakit.push_range("epoch", payload=3)
     >>> cudakit.pop_range()
     """
@@ -154,6 +156,7 @@ def mark(
 ) -> None:
     """Note a moment of this thread.
 
+    >>> import cudakit
     >>> cudakit.mark("checkpoint written")
     """
     heard = listened(domain)

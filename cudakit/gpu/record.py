@@ -50,6 +50,8 @@ class RecordedMachine:
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
+        if not self.record.telemetry:
+            return Telemetry(0, {})
         found = self._of(device, self.record.telemetry)
         if isinstance(found, Unavailable) or not names:
             return found

@@ -67,13 +67,12 @@ class Query:
         topology: bool = False,
     ) -> DevicesResult:
         """Read what moves now, or ``names`` of it, and put it beside the facts."""
-        driver, library = Unavailable(_reason(self.nvml)), Unavailable(_reason(self.nvml))
-        known = isinstance(self.nvml, NvmlView)
+        driver, library = _versions(self.nvml)
         return DevicesResult(
             simulated=self.machine.simulated,
             time_ns=time.time_ns(),
-            driver_version=self.nvml.driver_version if known else driver,
-            nvml_version=self.nvml.nvml_version if known else library,
+            driver_version=driver,
+            nvml_version=library,
             cuda=_cuda(self.cuda),
             devices=tuple(
                 self._device(found, names, activity=activity, processes=processes)
@@ -163,8 +162,12 @@ class Query:
         return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
 
 
-def _reason(view: NvmlView | Unavailable) -> str:
-    return view.reason if isinstance(view, Unavailable) else ""
+def _versions(
+    view: NvmlView | Unavailable,
+) -> tuple[str | Unavailable, str | Unavailable]:
+    if isinstance(view, Unavailable):
+        return view, view
+    return view.driver_version, view.nvml_version
 
 
 def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from cudakit.core.devices.match import Found
@@ -20,17 +20,11 @@ def pairs(
     if isinstance(nvml, Unavailable):
         return ()
     links = {(link.first, link.second): link for link in nvml.links}
-    gpus = [each for each in found if each.nvml is not None and each.nvml.parent is None]
-    return tuple(_pairs(gpus, links, cuda))
-
-
-def _pairs(
-    gpus: Sequence[Found], links: dict[tuple[int, int], Link], cuda: CudaView | Unavailable
-) -> Iterator[Pair]:
-    for one, other in combinations(gpus, 2):
-        assert one.nvml and other.nvml
-        first, second = sorted((one.nvml.index, other.nvml.index))
-        yield _pair(links.get((first, second)) or _unknown(first, second), one, other, cuda)
+    gpus = {each.nvml.index: each for each in found if each.nvml and each.nvml.parent is None}
+    return tuple(
+        _pair(links.get((first, second)) or _unknown(first, second), gpus, cuda)
+        for first, second in combinations(sorted(gpus), 2)
+    )
 
 
 def _unknown(first: int, second: int) -> Link:
@@ -38,7 +32,8 @@ def _unknown(first: int, second: int) -> Link:
     return Link(first, second, absent, absent, absent, absent, absent)
 
 
-def _pair(link: Link, one: Found, other: Found, cuda: CudaView | Unavailable) -> Pair:
+def _pair(link: Link, gpus: Mapping[int, Found], cuda: CudaView | Unavailable) -> Pair:
+    one, other = gpus[link.first], gpus[link.second]
     access = _both(cuda, one, other, "peer_access")
     return Pair(
         first=link.first,

@@ -56,7 +56,8 @@ class Context:
     def close(self) -> None:
         """Let go of the context; the last one to do so ends it, and all that is left in it."""
         self._address = _CLOSED
-        check(cu.cuDevicePrimaryCtxRelease(self._device))
+        # Its status is that of the work: of a context that was lost it would say so once more.
+        cu.cuDevicePrimaryCtxRelease(self._device)
 
     def _enter(self) -> None:
         if self.closed:

@@ -23,8 +23,9 @@ def table_lines(table: Table, width: int) -> list[Text]:
     widths = _widths(table, width)
     rule = Text("─" * (sum(widths.values()) + GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
-    for row in table.rows:
-        lines += _row(table.columns, row, widths, width)
+    for number, row in enumerate(table.rows):
+        drawn = _row(table.columns, row, widths, width)
+        lines += _faint(drawn) if number in table.faint else drawn
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
@@ -57,6 +58,12 @@ def _row(
         for index, room in widths.items()
     }
     return _joined(columns, cells, widths)
+
+
+def _faint(lines: list[Text]) -> list[Text]:
+    for line in lines:
+        line.stylize(theme.FAINT)
+    return lines
 
 
 def _total(

@@ -17,7 +17,11 @@ _NEWLINE = Markup("\n")
 def table(node: Table) -> Markup:
     """Write a table; what is wider than the page scrolls on its own."""
     head = element("thead", element("tr", *map(_heading, node.columns)))
-    rows = (line for row in node.rows for line in (_NEWLINE, _row(node.columns, row)))
+    rows = (
+        line
+        for number, row in enumerate(node.rows)
+        for line in (_NEWLINE, _row(node.columns, row, faint=number in node.faint))
+    )
     total = node.total_row
     grid = element(
         "table",
@@ -48,8 +52,8 @@ def _heading(column: Column) -> Markup:
     return element("th", column.name, scope="col", class_=column.kind)
 
 
-def _row(columns: Sequence[Column], values: Sequence[Value]) -> Markup:
-    return element("tr", *map(_cell, columns, values))
+def _row(columns: Sequence[Column], values: Sequence[Value], *, faint: bool = False) -> Markup:
+    return element("tr", *map(_cell, columns, values), class_="muted" if faint else None)
 
 
 def _cell(column: Column, value: Value) -> Markup:

@@ -76,15 +76,20 @@ class History:
             self, entries=tuple(self.entries[i] for i in kept), truths=truths, lives=()
         )
 
+    def known_stack(self, life: Life) -> int:
+        """Say what can be known of who allocated: nothing where only the free was recorded."""
+        is_unseen = life.begin == BEFORE and life.end < len(self.entries)
+        return 0 if is_unseen else life.stack
+
     def shows_every_end(self) -> bool:
         """Say whether the trace can tell the size of every block.
 
         It cannot of a block from before the trace that is gone at the end, if nothing that is kept
         ever lay right behind it.
         """
-        return all(self._shows_end(life) for life in self.lives if life.begin == BEFORE)
+        return all(self.shows_end(life) for life in self.lives if life.begin == BEFORE)
 
-    def _shows_end(self, life: Life) -> bool:
+    def shows_end(self, life: Life) -> bool:
         stop = life.address + life.size
         if life.size == -(-life.requested // 512) * 512 or life.end == len(self.entries):
             return True

@@ -71,7 +71,7 @@ def test_every_allocation_is_found_with_its_size_and_its_interval(history: Histo
             life.requested,
             life.stream,
             life.pool,
-            life.stack,
+            history.known_stack(life),
             life.begin,
             life.free_requested,
             life.end,
@@ -259,14 +259,14 @@ def test_a_failed_allocation_moves_nothing() -> None:
     assert len(found.allocations) == 0
 
 
-def test_stack_and_stream_come_from_the_allocation_else_from_the_free_else_from_the_block() -> None:
+def test_a_stack_comes_from_the_allocation_or_the_block_and_never_from_a_free() -> None:
     entries = [
         *freed(BASE, 512, stack=1, stream=1),
         alloc(BASE, 512, stack=2, stream=1),
     ]
     blocks = [Block(BASE, 512, stack=2), Block(BASE + KIB, 512, stack=3)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, blocks, stream=1)]))
-    assert found.allocations.stack.tolist() == [1, 2, 3]
+    assert found.allocations.stack.tolist() == [0, 2, 3]
     assert found.allocations.stream.tolist() == [1, 1, 1]
     assert found.allocations.source.tolist() == [0, 2, -1]
 

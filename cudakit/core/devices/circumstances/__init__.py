@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from cudakit.core.devices.circumstances import libraries, packages, system
@@ -96,7 +97,7 @@ def _telemetry(
 ) -> tuple[Telemetry | Unavailable, ...]:
     if isinstance(nvml, Unavailable):
         return ()
-    return tuple(_tried(lambda device=device: machine.telemetry(device)) for device in nvml.devices)
+    return tuple(_tried(partial(machine.telemetry, device)) for device in nvml.devices)
 
 
 def _tried(look: Callable[[], _T]) -> _T | Unavailable:

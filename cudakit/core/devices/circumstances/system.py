@@ -16,6 +16,8 @@ from cudakit.units import Unavailable
 # CAP_SYS_ADMIN (linux/capability.h).
 _SYS_ADMIN = 21
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 nothing is written there
+
 # What the control group of the first process says of the runtime that made it.
 _MARKS = {
     "docker": "docker",
@@ -109,11 +111,11 @@ def _messages(log: int) -> Iterator[str]:
 
 
 def shared_memory_bytes(files: Files) -> int | Unavailable:
-    """Return the size of /dev/shm."""
+    """Return the size of the file system for memory that processes share."""
     try:
-        found = os.statvfs(f"{files.root}/dev/shm")
+        found = os.statvfs(f"{files.root}{SHARED_MEMORY}")
     except OSError as error:
-        return Unavailable(f"/dev/shm: {error.strerror}")
+        return Unavailable(f"{SHARED_MEMORY}: {error.strerror}")
     return found.f_frsize * found.f_blocks
 
 

@@ -46,19 +46,22 @@ class Check:
         return inspect.getdoc(self.examine) or ""
 
 
-class CannotTell(Exception):  # noqa: N818 a state, not an error
+class CannotTell(Exception):
     """A check cannot be judged, and why."""
 
 
 def ok(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
+    """Make the finding that all is well."""
     return Finding(Status.OK, summary, evidence or {})
 
 
 def warn(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+    """Make the finding of something that slows CUDA down, or will surprise."""
     return Finding(Status.WARN, summary, evidence or {}, fix)
 
 
 def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+    """Make the finding of something that does not work."""
     return Finding(Status.FAIL, summary, evidence or {}, fix)
 
 

@@ -10,6 +10,7 @@ from cudakit.core.devices.circumstances.system import container
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
+from cudakit.core.devices.visible import VARIABLE, visibility
 from cudakit.gpu.api.facts import CudaView
 from cudakit.units import Unavailable
 
@@ -65,7 +66,7 @@ CAUSES: Mapping[int, tuple[str, ...]] = MappingProxyType(
 
 
 def initialises(c: Circumstances) -> Finding:
-    """cuInit is the first call of every CUDA program; its error says which cause to look for.
+    """The first call of every CUDA program is cuInit; its error says which cause to look for.
 
     A short child process asks, so that nothing is initialised where it would harm a later fork. The
     codes: 2 limits of memory, 34 a stub library, 100 no device within reach, 802 the NVSwitch fabric is
@@ -77,28 +78,18 @@ def initialises(c: Circumstances) -> Finding:
         require_driver(c)
         return _without_libcuda(c, cuda.reason)
     evidence = _evidence(cuda)
+    if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
+        raise CannotTell(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
         require_driver(c)
-        return _failed(cuda, evidence)
+        code, name, text = cuda.error
+        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *CAUSES.get(code, ()))
     if not cuda.devices:
-        _blame_visibility(cuda)
         return fail("CUDA starts but sees no device", evidence, *CAUSES[100])
     count = len(cuda.devices)
     return ok(
         f"CUDA {_version(cuda)} starts and sees {count} device{'' if count == 1 else 's'}", evidence
     )
-
-
-def _failed(cuda: CudaView, evidence: dict[str, str]) -> Finding:
-    code, name, text = cuda.error or (0, "", "")
-    if code == 100:
-        _blame_visibility(cuda)
-    return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *CAUSES.get(code, ()))
-
-
-def _blame_visibility(cuda: CudaView) -> None:
-    if cuda.hidden and cuda.visible_devices is not None:
-        raise CannotTell("CUDA_VISIBLE_DEVICES hides every device (CK014)")
 
 
 def _evidence(cuda: CudaView) -> dict[str, str]:

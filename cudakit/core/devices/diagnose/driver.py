@@ -103,7 +103,7 @@ def _module_missing(c: Circumstances, evidence: dict[str, str]) -> Finding:
             *_install(c.files),
             "after an update of the kernel: sudo dkms autoinstall, or boot the kernel before it",
         )
-    signed = ()
+    signed: tuple[str, ...] = ()
     if (c.files.text(_SECURE_BOOT) or "").endswith("\x01"):
         evidence["Secure Boot"] = "on: a module must be signed with an enrolled key"
         signed = (

@@ -21,7 +21,7 @@ _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
 def drivers_libcuda(c: Circumstances) -> Finding:
-    """libcuda should be the driver's own, unless cuda-compat is wanted and supported.
+    """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
 
     libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
     exists to link programs and fails with 34, and that of the package cuda-compat, which brings a newer

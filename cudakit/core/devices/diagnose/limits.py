@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import container
+from cudakit.core.devices.circumstances.system import SHARED_MEMORY, container
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, ok, together, warn
 from cudakit.units import Unavailable, format_bytes
 
 # Docker's default is 64 MiB; a worker of a data loader passes batches of hundreds of MiB.
 _LEAST_SHARED = 1 << 30
+_IN_CONTAINER: tuple[str, ...] = (
+    "docker run --ipc=host ...  (or --shm-size=8g)",
+    "in Kubernetes: mount an emptyDir of medium Memory at /dev/shm",
+)
+_ELSEWHERE: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
 # CUDA reserves addresses for all memory of host and devices, and uses next to none of them.
 _LEAST_ADDRESSES = 1 << 40
 # Registering a buffer with an InfiniBand card locks it.
@@ -24,18 +29,14 @@ def shared_memory(c: Circumstances) -> Finding:
     size = c.shared_memory_bytes
     if isinstance(size, Unavailable):
         raise CannotTell(size.reason)
-    evidence = {"/dev/shm": format_bytes(size)}
+    evidence = {SHARED_MEMORY: format_bytes(size)}
     if size >= _LEAST_SHARED:
-        return ok(f"/dev/shm has {format_bytes(size)}", evidence)
-    if container(c.files, c.environment):
-        fixes = (
-            "docker run --ipc=host ... or --shm-size=8g",
-            "in Kubernetes: an emptyDir of medium Memory, mounted at /dev/shm",
-        )
-    else:
-        fixes = ("sudo mount -o remount,size=8G /dev/shm",)
+        return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
+    fixes = _IN_CONTAINER if container(c.files, c.environment) else _ELSEWHERE
     return warn(
-        f"/dev/shm has only {format_bytes(size)}: workers of data loaders may die", evidence, *fixes
+        f"{SHARED_MEMORY} has only {format_bytes(size)}: workers of data loaders may die",
+        evidence,
+        *fixes,
     )
 
 

@@ -39,6 +39,7 @@ def distributions(c: Circumstances) -> dict[str, Distribution]:
 
 
 def frameworks(c: Circumstances) -> tuple[Build, ...]:
+    """Return what CUDA the frameworks were built for. Raises CannotTell where that failed."""
     if isinstance(c.builds, Unavailable):
         raise CannotTell(c.builds.reason)
     return c.builds

@@ -23,6 +23,7 @@ class KernelModule:
 
 
 def kernel_module(files: Files) -> KernelModule | None:
+    """Return the driver's module, None where it is not loaded or not shown."""
     text = files.text("/proc/driver/nvidia/version") or ""
     found = _MODULE.search(text)
     return KernelModule(found[1], "Open Kernel Module" in text) if found else None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
-from cudakit.gpu.api.facts import CudaView, DeviceFacts
+from cudakit.core.devices.match import match
+from cudakit.core.devices.visible import VARIABLE, visibility
 from cudakit.units import Unavailable
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
@@ -23,46 +23,25 @@ def visible_devices(c: Circumstances) -> Finding:
     beginning of a UUID (GPU-8932f937, MIG-...). Indices count as CUDA does, which is nvidia-smi's order
     only with CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA Programming Guide, CUDA Environment Variables.
     """
-    value = c.environment.get(_VISIBLE)
-    if value is None:
-        return ok(f"{_VISIBLE} is not set: every device is visible")
-    evidence = {_VISIBLE: value or "(empty)"}
     cuda = c.cuda
-    if isinstance(cuda, Unavailable) or not (cuda.devices or cuda.hidden):
-        raise CannotTell(f"{_VISIBLE}={value}, but CUDA sees no device either way (CK005)")
-    total = len(cuda.devices) + len(cuda.hidden)
-    if not cuda.devices:
+    value = c.environment.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
+    if value is None:
+        return ok(f"{VARIABLE} is not set: every device is visible")
+    if isinstance(cuda, Unavailable) or not cuda.order:
+        raise CannotTell(f"{VARIABLE} is {value!r}, but CUDA sees no device either way (CK005)")
+    found = visibility(value, cuda.order)
+    evidence = {VARIABLE: value or "(empty)", "devices": f"{len(found.kept)} of {len(cuda.order)}"}
+    told = "; ".join(found.notes)
+    if not found.kept:
         return fail(
-            f"{_VISIBLE}={value} hides every device{_why_none(value)}",
+            f"no device is visible: {told}",
             evidence,
-            f"unset {_VISIBLE}",
+            f"unset {VARIABLE}",
             "or name a device: cudakit devices --select",
         )
-    ignored = _ignored(value, len(cuda.devices))
-    if ignored:
-        return warn(
-            f"{_VISIBLE}={value}: {ignored[0]!r} names no device, and the list ends there",
-            {**evidence, "ignored": ", ".join(ignored)},
-            f"name devices by the beginning of their UUID: {_VISIBLE}=GPU-...",
-        )
-    return ok(f"{_VISIBLE}={value} shows {len(cuda.devices)} of {total} devices", evidence)
-
-
-def _entries(value: str) -> list[str]:
-    return [entry.strip() for entry in value.split(",")]
-
-
-def _why_none(value: str) -> str:
-    entries = _entries(value)
-    if not value.strip():
-        return ""
-    if len(set(entries)) < len(entries):
-        return ": a device is named twice"
-    return f": {entries[0]!r} names no device"
-
-
-def _ignored(value: str, visible: int) -> list[str]:
-    return _entries(value)[visible:]
+    if told:
+        return warn(told, evidence, f"name devices by UUID: export {VARIABLE}={cuda.order[0][:12]}")
+    return ok(f"{VARIABLE}={value} shows {len(found.kept)} of {len(cuda.order)} devices", evidence)
 
 
 def device_order(c: Circumstances) -> Finding:
@@ -84,27 +63,19 @@ def device_order(c: Circumstances) -> Finding:
         raise CannotTell("CUDA sees no device (CK005)")
     if isinstance(c.nvml, Unavailable):
         raise CannotTell("NVML does not answer (CK003)")
-    numbers = _numbers(cuda, [gpu.facts for gpu in seen_gpus(c)])
-    known = [nvml for nvml in numbers.values() if nvml is not None]
-    mapping = {
-        f"cuda:{ours}": "?" if theirs is None else f"GPU {theirs} of nvidia-smi"
-        for ours, theirs in numbers.items()
-    }
-    if known == sorted(known):
-        return ok("CUDA counts the devices in nvidia-smi's order", mapping)
-    if c.environment.get(_VISIBLE):
-        return ok(f"CUDA counts the devices in the order of {_VISIBLE}", mapping)
+    pairs = [(one.cuda, one.nvml) for one in match(c.nvml, cuda) if one.cuda and not one.hidden]
+    numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
+    shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
+    in_order = [numbers[ours] for ours in sorted(numbers)]
+    if in_order == sorted(in_order):
+        return ok("CUDA counts the devices in nvidia-smi's order", shown)
+    if cuda.visible_devices:
+        return ok(f"CUDA counts the devices in the order of {VARIABLE}", shown)
     return warn(
         "CUDA counts the devices in another order than nvidia-smi",
-        mapping,
+        shown,
         f"export {_ORDER}=PCI_BUS_ID",
     )
-
-
-def _numbers(cuda: CudaView, gpus: Sequence[DeviceFacts]) -> dict[int, int | None]:
-    """Map CUDA's number of each visible device to NVML's of its GPU."""
-    by_address = {gpu.pci_bus_id: gpu.index for gpu in gpus if isinstance(gpu.pci_bus_id, str)}
-    return {one.index: by_address.get(str(one.pci_bus_id)) for one in cuda.devices}
 
 
 def mig_instances(c: Circumstances) -> Finding:

@@ -35,11 +35,9 @@ _HARDWARE: Mapping[int, str] = MappingProxyType(
         54: "auxiliary power is not connected",
         61: "internal breakpoint of the micro-controller",
         62: "internal halt of the micro-controller",
-        63: "a memory row was remapped or a page retired; reset to use the spare",
         64: "a memory row could not be remapped",
         74: "NVLink error",
         79: "the GPU fell off the bus",
-        92: "many corrected memory errors",
         94: "contained memory error: the program was ended",
         95: "uncontained memory error: reset the GPU",
         109: "context switch timed out",
@@ -53,7 +51,14 @@ _HARDWARE: Mapping[int, str] = MappingProxyType(
         144: "NVLink error",
         145: "NVLink error",
         149: "NVLink error",
-        154: "the driver asks for recovery of the GPU",
+    }
+)
+# Worth knowing, and no failure by themselves.
+_NOTICES: Mapping[int, str] = MappingProxyType(
+    {
+        63: "a memory row was remapped or a page retired: see CK028",
+        92: "many corrected memory errors",
+        154: "the recovery that the driver asks for has changed: see CK028",
     }
 )
 _CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/"
@@ -99,4 +104,5 @@ def _xids(log: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 def _meaning(number: int) -> str:
-    return _HARDWARE.get(number) or _PROGRAMS.get(number) or "see the catalogue"
+    words = {**_PROGRAMS, **_NOTICES, **_HARDWARE}
+    return words.get(number, "see the catalogue")

@@ -1,0 +1,166 @@
+"""``cudakit doctor``: why does CUDA not work, or not well, here?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import OutputOptions, output_options
+from cudakit.cli.output import Output, open_output
+from cudakit.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cudakit.core.devices.circumstances import Circumstances, Trial
+    from cudakit.core.devices.diagnose.redact import Identity
+    from cudakit.core.devices.diagnose.result import DoctorResult, Explanation
+    from cudakit.document import Document
+    from cudakit.gpu.api.facts import Machine
+    from cudakit.units import Unavailable
+
+
+def _ids(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Read ``CK005,ck012`` as ids."""
+    parts = text if isinstance(text, tuple) else text.split(",")
+    return tuple(part.strip().upper() for part in parts if part.strip())
+
+
+@click.command()
+@click.option("--only", type=_ids, default=(), metavar="ID,...", help="Make these checks only.")
+@click.option("--skip", type=_ids, default=(), metavar="ID,...", help="Leave these checks out.")
+@click.option("--explain", "explained", metavar="ID", help="Say what a check looks at and why.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Use each GPU for a moment as well: a context, NVRTC, a kernel, copies.",
+)
+@click.option(
+    "--report",
+    "for_others",
+    is_flag=True,
+    help="Write a report to paste: versions, GPUs, all evidence; without UUIDs, serial numbers, "
+    "host, user and home directories.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option(
+    "--gpu",
+    default="auto",
+    show_default=True,
+    metavar="WHICH",
+    help="auto, or sim[:MODEL] for a simulated one.",
+)
+@output_options
+def doctor(
+    *,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    explained: str | None,
+    deep: bool,
+    for_others: bool,
+    strict: bool,
+    gpu: str,
+    output: OutputOptions,
+) -> int:
+    """Say why CUDA does not work here, or not well, and what to do about it.
+
+    Looks at driver, libraries, packages, environment, containers and the health of GPUs; needs no driver,
+    no root and no framework, and changes nothing. Exits with 1 where a check failed.
+
+    \b
+    cudakit doctor
+    cudakit doctor --deep --strict
+    cudakit doctor --explain CK005
+    cudakit doctor --report -o report.txt
+    """
+    if explained is not None:
+        return _explain(explained.strip().upper(), output)
+    from cudakit.core.devices.diagnose import diagnose, present, refuse_unknown
+    from cudakit.core.devices.diagnose.redact import redacted
+
+    refuse_unknown(only, skip, deep=deep)
+    with open_output(output.path, force=output.force) as target:
+        from cudakit.gpu.machine import open_machine
+
+        machine = open_machine(gpu)
+        trials = _try(machine, quiet=output.quiet) if deep else ()
+        seen = _look(machine, trials)
+        result = diagnose(seen, only=only, skip=skip, deep=deep)
+        if for_others:
+            result = redacted(result, _identity(seen))
+        layout = present.paste if for_others else present.report
+        _write(target, result, lambda: layout(result), as_json=output.json)
+    wrong = result.failures or (strict and result.warnings)
+    return ExitCode.FINDINGS if wrong else ExitCode.OK
+
+
+def _explain(name: str, options: OutputOptions) -> int:
+    from cudakit.core.devices.diagnose import explain, present
+
+    explained = explain(name)
+    with open_output(options.path, force=options.force) as target:
+        _write(target, explained, lambda: present.explanation(explained), as_json=options.json)
+    return ExitCode.OK
+
+
+def _try(machine: Machine, *, quiet: bool) -> tuple[Trial, ...] | Unavailable:
+    from cudakit.gpu.deep import try_devices
+    from cudakit.units import Unavailable
+
+    if machine.simulated:
+        return Unavailable("the GPU is simulated")
+    with progress_line(quiet=quiet) as progress:
+        progress("using the GPU for a moment", 0.0)
+        return try_devices()
+
+
+def _look(machine: Machine, trials: tuple[Trial, ...] | Unavailable) -> Circumstances:
+    from cudakit.core.devices.circumstances import gather
+    from cudakit.core.devices.circumstances.files import Files
+
+    return gather(
+        machine,
+        environment=dict(os.environ),
+        search_path=sys.path,
+        files=Files(None if machine.simulated else Path("/")),
+        trials=trials,
+    )
+
+
+def _identity(seen: Circumstances) -> Identity:
+    import getpass
+    import platform
+
+    from cudakit.core.devices.diagnose.redact import Identity
+    from cudakit.units import Unavailable
+
+    devices = () if isinstance(seen.nvml, Unavailable) else seen.nvml.devices
+    serials = (device.fields.get("serial") for device in devices)
+    return Identity(
+        hostname=platform.node(),
+        user=getpass.getuser(),
+        home=str(Path.home()),
+        serials=tuple(serial for serial in serials if isinstance(serial, str)),
+    )
+
+
+def _write(
+    target: Output,
+    result: DoctorResult | Explanation,
+    document: Callable[[], Document],
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        from cudakit.render import json
+
+        target.write(json.render(result))
+    else:
+        from cudakit.render import console
+
+        target.write(console.render(document(), width=target.width, color=target.color))

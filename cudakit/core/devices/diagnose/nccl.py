@@ -1,0 +1,84 @@
+"""Which of NCCL's fast paths are switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cudakit.core.devices.circumstances import Circumstances
+from cudakit.core.devices.circumstances.files import Files
+from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
+from cudakit.core.devices.diagnose.settings import switched_on
+
+# What NCCL's manual lists for debugging, not to be left set (NCCL User Guide, Environment Variables).
+_NCCL = {
+    "NCCL_P2P_DISABLE": "GPUs do not talk directly, over NVLink or PCIe, but through host memory",
+    "NCCL_SHM_DISABLE": "GPUs without a direct path talk through the network instead of host memory",
+    "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used; sockets are far slower",
+    "NCCL_CHECKS_DISABLE": "arguments are not checked",
+    "NCCL_ALGO": "the algorithm is forced, whatever fits the size of the message",
+    "NCCL_PROTO": "the protocol is forced, and a wrong one can corrupt data",
+    "NCCL_NTHREADS": "the number of threads is forced",
+    "NCCL_MAX_NCHANNELS": "bandwidth is limited by the number of channels",
+    "NCCL_TOPO_FILE": "the topology is read from a file, not from this machine",
+    "TORCH_NCCL_BLOCKING_WAIT": "the host waits for every collective",
+}
+# Zero is what slows these down.
+_NCCL_OFF = {
+    "NCCL_NVLS_ENABLE": "NVSwitch does no reductions (NVLink SHARP)",
+    "NCCL_CUMEM_ENABLE": "buffers cannot be registered for NVLink",
+    "NCCL_NET_GDR_LEVEL": "the network card does not reach GPU memory (GPUDirect RDMA)",
+}
+# PyTorch 2.2 renamed what is its own.
+_RENAMED = (
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING",
+)
+
+
+def nccl_settings(c: Circumstances) -> Finding:
+    """NCCL's variables for debugging switch fast paths off, and are easily left behind in scripts.
+
+    NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1 and NCCL_IB_DISABLE=1 each take a way for data away;
+    NCCL_DEBUG=INFO or TRACE writes much. NCCL reads /etc/nccl.conf as well, unless the environment says
+    otherwise. Variables that name interfaces (NCCL_SOCKET_IFNAME, NCCL_IB_HCA) belong to the machine,
+    and are only shown.
+    """
+    settings = {**_conf(c.files), **c.environment}
+    told = {name: value for name, value in settings.items() if name.startswith("NCCL_")}
+    return together(
+        _nccl_findings(settings),
+        otherwise=ok(f"nothing in {', '.join(sorted(told))} slows NCCL down", told)
+        if told
+        else ok("NCCL has its default settings"),
+    )
+
+
+def _nccl_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
+    for name, value in switched_on(settings, _NCCL):
+        yield warn(f"{name}={value}: {_NCCL[name]}", {name: value}, f"unset {name}")
+    for name, what in _NCCL_OFF.items():
+        if settings.get(name) in ("0", "LOC"):
+            yield warn(f"{name}={settings[name]}: {what}", {name: settings[name]}, f"unset {name}")
+    level = settings.get("NCCL_DEBUG", "").upper()
+    if level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
+        yield warn(
+            f"NCCL_DEBUG={level} writes much to the output of every rank",
+            {"NCCL_DEBUG": level},
+            "export NCCL_DEBUG=WARN",
+        )
+    for name in _RENAMED:
+        if name in settings:
+            yield warn(
+                f"PyTorch calls {name} TORCH_{name} since 2.2",
+                {name: settings[name]},
+                f"export TORCH_{name}={settings[name]}; unset {name}",
+            )
+
+
+def _conf(files: Files) -> dict[str, str]:
+    """Read /etc/nccl.conf: NAME=value on each line."""
+    lines = (files.text("/etc/nccl.conf") or "").splitlines()
+    pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}

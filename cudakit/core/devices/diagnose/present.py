@@ -1,0 +1,164 @@
+"""The DoctorResult as a Document: what is wrong stands out, what is well takes one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Literal
+
+from cudakit.core.devices.diagnose.check import Status
+from cudakit.core.devices.diagnose.result import DeviceLine, DoctorResult, Explanation, Judged
+from cudakit.document import (
+    Bytes,
+    Column,
+    Count,
+    Document,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable
+
+
+def report(result: DoctorResult) -> Document:
+    """Lay out all checks by theme, and a summary as the last thing."""
+    sections = [
+        Section(_heading(theme, checks), tuple(_blocks(checks)))
+        for theme, checks in _by_theme(result.checks)
+    ]
+    return Document(_title(result), (*sections, _summary(result)))
+
+
+def paste(result: DoctorResult) -> Document:
+    """Lay out what to give to somebody who helps: versions, devices, and every check with its evidence."""
+    wrong = tuple(check for check in result.checks if check.status is not Status.OK)
+    well = tuple(check for check in result.checks if check.status is Status.OK)
+    facts = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
+    nodes: tuple[Node, ...] = (Section("Versions", (facts,)),)
+    if result.devices:
+        nodes += (Section("GPUs", (_device_table(result.devices),)),)
+    if wrong:
+        nodes += (Section("Not well", tuple(_blocks(wrong))),)
+    nodes += (Section("Well", tuple(node for check in well for node in _with_evidence(check))),)
+    return Document(_title(result), (*nodes, _summary(result)))
+
+
+def explanation(explained: Explanation) -> Document:
+    """Lay out what a check looks at and why."""
+    paragraphs = explained.explanation.split("\n\n")
+    notes = tuple(Note("info", " ".join(text.split())) for text in paragraphs)
+    return Document(f"{explained.id}: {explained.title}", notes)
+
+
+def _by_theme(checks: Sequence[Judged]) -> Iterator[tuple[str, tuple[Judged, ...]]]:
+    for theme, members in groupby(checks, key=lambda check: check.theme):
+        yield theme, tuple(members)
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def _title(result: DoctorResult) -> str:
+    label = "Simulated: " if result.simulated else ""
+    if result.failures:
+        return f"{label}{_plural(result.failures, 'check')} failed"
+    if result.warnings:
+        return f"{label}no check failed, {_plural(result.warnings, 'warning')}"
+    return f"{label}no check found anything wrong"
+
+
+def _heading(theme: str, checks: Sequence[Judged]) -> str:
+    failed = sum(check.status is Status.FAIL for check in checks)
+    warned = sum(check.status is Status.WARN for check in checks)
+    if not failed and not warned:
+        unknown = sum(check.status is Status.UNKNOWN for check in checks)
+        if unknown == len(checks):
+            return f"{theme}: not judged"
+        return f"{theme}: ok{f', {unknown} not judged' if unknown else ''}"
+    told = [f"{failed} failed"] if failed else []
+    told += [_plural(warned, "warning")] if warned else []
+    return f"{theme}: {', '.join(told)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _summary(result: DoctorResult) -> Note:
+    counts = result.counts
+    text = (
+        f"{_plural(len(result.checks), 'check')}: {counts['fail']} failed, "
+        f"{_plural(counts['warn'], 'warning')}, {counts['ok']} ok, {counts['unknown']} not judged"
+    )
+    worst = next((check for check in result.checks if check.status is result.status), None)
+    if worst is None or result.status < Status.WARN:
+        return Note("ok", text)
+    more = (f"cudakit doctor --explain {worst.id} says more of a check",)
+    return Note(_level(result.status), text, more)
+
+
+def _level(status: Status) -> Literal["ok", "info", "warn", "error"]:
+    match status:
+        case Status.OK:
+            return "ok"
+        case Status.UNKNOWN:
+            return "info"
+        case Status.WARN:
+            return "warn"
+    return "error"
+
+
+# --- nodes -----------------------------------------------------------------------------------------
+
+
+def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
+    """One line for a check that is well; for others the evidence too, and those not judged by reason."""
+    for check in checks:
+        if check.status is Status.OK:
+            yield Note("ok", f"{check.id} {check.summary}")
+        elif check.status is not Status.UNKNOWN:
+            yield from _with_evidence(check)
+    reasons: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status is Status.UNKNOWN:
+            reasons.setdefault(check.summary, []).append(check.id)
+    for reason, ids in reasons.items():
+        yield Note("info", f"{', '.join(ids)} not judged: {reason}")
+
+
+def _with_evidence(check: Judged) -> Iterator[Node]:
+    yield Note(_level(check.status), f"{check.id} {check.summary}", check.fix)
+    if check.evidence:
+        yield Facts(tuple((label, Text(value)) for label, value in check.evidence.items()))
+
+
+def _device_table(devices: Sequence[DeviceLine]) -> Table:
+    columns = (
+        Column("GPU", "number"),
+        Column("name"),
+        Column("compute capability"),
+        Column("memory", "number"),
+        Column("PCI"),
+        Column("UUID"),
+    )
+    return Table(columns, tuple(map(_device_row, devices)))
+
+
+def _device_row(device: DeviceLine) -> tuple[Value, ...]:
+    memory = device.memory_bytes
+    return (
+        Count(device.index),
+        _text(device.name),
+        _text(device.compute_capability),
+        memory if isinstance(memory, Unavailable) else Bytes(memory),
+        _text(device.pci_bus_id),
+        _text(device.uuid),
+    )
+
+
+def _text(value: str | Unavailable) -> Text | Unavailable:
+    return value if isinstance(value, Unavailable) else Text(value)

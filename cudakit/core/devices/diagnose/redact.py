@@ -1,0 +1,89 @@
+"""What a report to paste must not tell: who and where, and which piece of hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+# Also abbreviated, as CUDA_VISIBLE_DEVICES allows, and the legacy form of a MIG instance.
+_DEVICE = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
+# Accounts and hosts that name nobody.
+_NOBODY = frozenset(
+    {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
+    | {"host", "serial", "uuid", "home"}  # the words that stand in for what was taken out
+)
+# A shorter number is found in too many places.
+_LEAST_SERIAL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What gives a person or a machine away."""
+
+    hostname: str = ""
+    user: str = ""
+    home: str = ""
+    serials: tuple[str, ...] = ()
+
+
+def redacted(value: _T, identity: Identity) -> _T:
+    """Return a value of dataclasses, tuples and mappings in which no text names anybody."""
+    result: _T = _redacted(value, tuple(_secrets(identity)))
+    return result
+
+
+def redacted_text(text: str, identity: Identity) -> str:
+    """Replace UUIDs, serial numbers, host, user and home directories in a text."""
+    return _cleaned(text, tuple(_secrets(identity)))
+
+
+def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
+    if len(identity.home) > 1:
+        yield re.compile(rf"{re.escape(identity.home)}(?![\w.-])"), "~"
+    yield _HOMES, r"/\1/<user>"
+    for serial in identity.serials:
+        if len(serial) >= _LEAST_SERIAL:
+            yield _word(serial), "<serial>"
+    short = identity.hostname.partition(".")[0]
+    for name, mark in ((identity.hostname, "host"), (short, "host"), (identity.user, "user")):
+        if name.lower() not in _NOBODY:
+            yield _word(name), f"<{mark}>"
+    yield _DEVICE, r"\1-<uuid>"
+    yield _UUID, "<uuid>"
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def _cleaned(text: str, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+    for pattern, mark in secrets:
+        text = pattern.sub(mark, text)
+    return text
+
+
+def _redacted(value: Any, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> Any:
+    match value:
+        case Enum():
+            return value
+        case str():
+            return _cleaned(value, secrets)
+        case tuple():
+            return tuple(_redacted(item, secrets) for item in value)
+        case Mapping():
+            return {
+                _redacted(key, secrets): _redacted(item, secrets) for key, item in value.items()
+            }
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        changed = {one.name: _redacted(getattr(value, one.name), secrets) for one in fields}
+        return dataclasses.replace(value, **changed)
+    return value

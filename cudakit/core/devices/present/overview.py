@@ -1,0 +1,144 @@
+"""The table of devices: which is which, and how each one fares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from cudakit.core.devices.present.values import index, measured
+from cudakit.core.devices.result import Device
+from cudakit.document import Column, Table, Text, Value
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable, format_bytes
+
+_Cell: TypeAlias = Callable[[Device], Value]
+
+
+def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
+    """Compare devices in a row each; hidden ones stand back."""
+    columns = [*_WHICH, *_HOW[:1], *(_ACTIVITY if activity else _HOW[1:2]), *_HOW[2:]]
+    if activity:
+        columns.append((Column("clock", "number"), _clock))
+    return Table(
+        columns=tuple(column for column, _ in columns),
+        rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
+        caption=_COARSE if activity and any(map(_is_coarse, devices)) else "",
+        faint=frozenset(at for at, device in enumerate(devices) if device.hidden),
+    )
+
+
+def _nvml(device: Device) -> Value:
+    if device.parent is None:
+        return index(device.nvml_index)
+    return Text(f"{device.parent}/{device.nvml_index}")
+
+
+def _pci(device: Device) -> Value:
+    if isinstance(device.pci_bus_id, Unavailable):
+        return device.pci_bus_id
+    # As lspci does: nearly every machine has one domain only.
+    return Text(device.pci_bus_id.removeprefix("0000:"))
+
+
+def _name(device: Device) -> Value:
+    # All are NVIDIA's, and the table has little room.
+    return (
+        device.name
+        if isinstance(device.name, Unavailable)
+        else Text(device.name.removeprefix("NVIDIA "))
+    )
+
+
+def _memory(device: Device) -> Value:
+    used = device.field("memory_used_bytes")
+    total = device.field("memory_total_bytes")
+    if isinstance(total, Unavailable):
+        total = device.field("usable_memory_bytes")
+    if not isinstance(total, int):
+        return total if isinstance(total, Unavailable) else Text(str(total))
+    amount, unit = format_bytes(total).split()
+    return Text(f"{_part(used, total, float(amount))} / {amount} {unit}")
+
+
+def _part(used: Field, total: int, amount: float) -> str:
+    """Write what is used in the unit of the total; what is not zero never reads as zero."""
+    if not isinstance(used, int):
+        return "n/a"
+    part = used / total * amount
+    return "<0.1" if 0 < part < 0.05 else f"{part:.1f}"
+
+
+def _power(device: Device) -> Value:
+    draw, limit = device.field("power_draw_w"), device.field("power_limit_enforced_w")
+    if isinstance(draw, Unavailable) and isinstance(limit, Unavailable):
+        return draw
+    return Text(f"{_watts(draw)} / {_watts(limit)} W")
+
+
+def _watts(value: Field) -> str:
+    return f"{value:.0f}" if isinstance(value, int | float) else "n/a"
+
+
+def _text(name: str) -> _Cell:
+    def cell(device: Device) -> Value:
+        value = device.field(name)
+        return value if isinstance(value, Unavailable) else Text(str(value))
+
+    return cell
+
+
+def _number(name: str, unit: str) -> _Cell:
+    return lambda device: measured(device.field(name), unit)
+
+
+def _utilization(device: Device) -> Value:
+    """Say how many SMs had work, or for GPUs that do not count it, how often anything ran."""
+    if not _is_coarse(device):
+        return measured(device.field("sm_activity_percent"), "%")
+    coarse = device.field("utilization_gpu_percent")
+    return coarse if isinstance(coarse, Unavailable) else Text(f"~{coarse} %")
+
+
+def _is_coarse(device: Device) -> bool:
+    return isinstance(device.field("sm_activity_percent"), Unavailable)
+
+
+def _clock(device: Device) -> Value:
+    return measured(device.field("clock_sm_mhz"), "MHz")
+
+
+_COARSE = (
+    "~ is coarse: the share of time in which any kernel ran, however small. "
+    "The GPU does not count more, or not yet."
+)
+
+_WHICH: list[tuple[Column, _Cell]] = [
+    (Column("CUDA", "number"), lambda device: index(device.cuda_index)),
+    (Column("NVML", "number"), _nvml),
+    (Column("PCI", "text"), _pci),
+    (Column("name", "text"), _name),
+    (Column("cc", "number"), _text("compute_capability")),
+]
+_HOW: list[tuple[Column, _Cell]] = [
+    (Column("memory", "text"), _memory),
+    (Column("util", "number"), _number("utilization_gpu_percent", "%")),
+    (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
+    (Column("power", "text"), _power),
+]
+_ACTIVITY: list[tuple[Column, _Cell]] = [
+    (Column("SMs", "number"), _utilization),
+    (Column("warps", "number"), _number("sm_occupancy_percent", "%")),
+    (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
+    (Column("DRAM", "number"), _number("dram_bandwidth_percent", "%")),
+]
+
+# What the table reads that moves.
+MOVING = (
+    "memory_used_bytes",
+    "utilization_gpu_percent",
+    "temperature_gpu_c",
+    "power_draw_w",
+    "power_limit_enforced_w",
+    "clock_sm_mhz",
+    "clock_event_reasons",
+)

@@ -1,0 +1,113 @@
+"""How the GPUs reach each other, as a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cudakit.core.devices.result import Device, DevicesResult, Pair
+from cudakit.document import Column, Node, Note, Table, Text, Value
+from cudakit.units import Unavailable
+
+_WORDS = {
+    "NV": "N NVLinks together",
+    "PIX": "one PCIe bridge at most",
+    "PXB": "several PCIe bridges",
+    "PHB": "the PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "between NUMA nodes",
+}
+_HINT = (
+    "an IOMMU or PCIe access control (ACS) in the way, or a container or virtual machine that "
+    "hides the topology; try it before you rely on it"
+)
+
+
+def topology(result: DevicesResult, devices: Sequence[Device]) -> Iterator[Node]:
+    """Draw links and peer access as NVML and CUDA see them, and where they disagree."""
+    gpus = [device for device in devices if device.parent is None]
+    if len(gpus) < 2 or not result.pairs:
+        yield Note("info", "there is only one GPU: it has nobody to reach")
+        return
+    pairs = {(pair.first, pair.second): pair for pair in result.pairs}
+    yield _matrix("link", gpus, pairs, _link)
+    yield _matrix("peer access", gpus, pairs, _access)
+    for pair in result.pairs:
+        if pair.disagreement:
+            yield Note("warn", pair.disagreement, remedies=(_HINT,))
+
+
+def _matrix(
+    what: str,
+    gpus: Sequence[Device],
+    pairs: Mapping[tuple[int, int], Pair],
+    cell: Callable[[Pair], Value],
+) -> Table:
+    rows = tuple(
+        (Text(_name(one)), *(_cell(one, other, pairs, cell) for other in gpus), *_near(one, what))
+        for one in gpus
+    )
+    near = (Column("CPUs", "text"), Column("NUMA", "number")) if what == "link" else ()
+    columns = (Column(what, "text"), *(Column(_name(gpu), "text") for gpu in gpus), *near)
+    return Table(columns, rows, caption=_legend(pairs) if what == "link" else "")
+
+
+def _near(gpu: Device, what: str) -> tuple[Value, ...]:
+    if what != "link":
+        return ()
+    fields = (gpu.field("cpu_affinity"), gpu.field("host_numa_id"))
+    return tuple(field if isinstance(field, Unavailable) else Text(str(field)) for field in fields)
+
+
+def _cell(
+    one: Device,
+    other: Device,
+    pairs: Mapping[tuple[int, int], Pair],
+    cell: Callable[[Pair], Value],
+) -> Value:
+    if one is other:
+        return Text("-")
+    first, second = sorted((_number(one), _number(other)))
+    pair = pairs.get((first, second))
+    return cell(pair) if pair else Unavailable("NVML does not say")
+
+
+def _number(device: Device) -> int:
+    return device.nvml_index if isinstance(device.nvml_index, int) else -1
+
+
+def _name(device: Device) -> str:
+    cuda = f"cuda:{device.cuda_index}" if isinstance(device.cuda_index, int) else ""
+    return " ".join(filter(None, (cuda, f"nvml:{device.nvml_index}")))
+
+
+def _link(pair: Pair) -> Value:
+    return pair.path if isinstance(pair.path, Unavailable) else Text(pair.path)
+
+
+def _access(pair: Pair) -> Value:
+    """Say it in one word where both agree, and in both's words where they do not."""
+    nvml = _nvml_access(pair)
+    if isinstance(pair.cuda_access, Unavailable):
+        return nvml if isinstance(nvml, Unavailable) else Text(f"{_yes(nvml)} (NVML)")
+    if isinstance(nvml, Unavailable):
+        return Text(f"{_yes(pair.cuda_access)} (CUDA)")
+    if nvml == pair.cuda_access:
+        atomics = " + atomics" if pair.cuda_atomics is True else ""
+        return Text(_yes(nvml) + atomics)
+    return Text(f"NVML {_yes(nvml)}, CUDA {_yes(pair.cuda_access)}")
+
+
+def _nvml_access(pair: Pair) -> bool | Unavailable:
+    states = (pair.nvml_read, pair.nvml_write)
+    unknown = [state for state in states if isinstance(state, Unavailable)]
+    return unknown[0] if unknown else all(state == "ok" for state in states)
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
+
+
+def _legend(pairs: Mapping[tuple[int, int], Pair]) -> str:
+    paths = {str(pair.path).rstrip("0123456789") for pair in pairs.values()}
+    used = [f"{path}: {text}" for path, text in _WORDS.items() if path in paths]
+    return "; ".join(used)

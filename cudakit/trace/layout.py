@@ -1,0 +1,117 @@
+"""Events as records of one fixed size: what every record has, and behind it what its kind has.
+
+A record is 96 bytes, little-endian, each field at a multiple of its own size, as a C compiler lays it out.
+``batch["kind"] == Kind.COPY`` picks the copies of a batch, ``view(copies, Kind.COPY)`` shows their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.trace.events import Event, Fact, Text
+from cudakit.trace.kinds import Kind
+
+Records: TypeAlias = npt.NDArray[np.void]
+
+RECORD_BYTES = 96
+_COMMON = (
+    ("seq", "<u8"),
+    ("time_ns", "<i8"),
+    ("thread", "<u8"),
+    ("stream", "<u4"),  # 0 where the kind has none
+    ("context", "<u4"),
+    ("site", "<u4"),
+    ("device", "<i2"),
+    ("kind", "<u2"),
+)
+_COMMON_BYTES = 40
+
+RECORD = np.dtype([*_COMMON, ("own", f"V{RECORD_BYTES - _COMMON_BYTES}")])
+
+
+@cache
+def layout(kind: Kind) -> np.dtype[np.void]:
+    """Return the type of a kind's records: the common fields, then its own."""
+    names = [name for name, _ in _COMMON]
+    formats = [form for _, form in _COMMON]
+    offsets = [RECORD.fields[name][1] for name in names] if RECORD.fields else []
+    end = _COMMON_BYTES
+    for name, form in _own_fields(kind):
+        dtype = np.dtype(form)
+        end += -end % dtype.base.alignment
+        names.append(name)
+        formats.append(form)
+        offsets.append(end)
+        end += dtype.itemsize
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": RECORD_BYTES}
+    )
+
+
+def view(records: Records, kind: Kind) -> Records:
+    """Show records that are all of one kind with that kind's fields."""
+    return np.ascontiguousarray(records).view(layout(kind))
+
+
+def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
+    """Write events as records; ``number`` gives a string its place in the table of strings."""
+    records = np.zeros(len(events), RECORD)
+    for row, event in enumerate(events):
+        fact = event.fact
+        record = records[row : row + 1].view(layout(fact.kind))
+        record["kind"] = fact.kind
+        for name in _SEEN:
+            record[name] = getattr(event, name)
+        for name, hint in _hints(fact.kind).items():
+            value = getattr(fact, name)
+            record[name] = number(value) if hint is Text else value
+    return records
+
+
+def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
+    """Make events of records again: for tests and small traces."""
+    for row in range(len(records)):
+        kind = Kind(int(records["kind"][row]))
+        record = records[row : row + 1].view(layout(kind))
+        seen = {name: int(record[name][0]) for name in _SEEN}
+        made = {
+            name: _value(hint, record[name][0].tolist(), strings)
+            for name, hint in _hints(kind).items()
+        }
+        yield Event(_FACTS[kind](**made), **seen)
+
+
+def _value(hint: Any, raw: Any, strings: Sequence[str]) -> Any:
+    if hint is Text:
+        return strings[raw]
+    if get_origin(hint) is Annotated:
+        return tuple(raw) if isinstance(raw, list) else raw
+    return hint(raw)
+
+
+def _own_fields(kind: Kind) -> Iterator[tuple[str, str]]:
+    for name, hint in _hints(kind).items():
+        if name != "stream":
+            yield name, _form(hint)
+
+
+def _form(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        return str(hint.__metadata__[0])
+    return "<u1"
+
+
+@cache
+def _hints(kind: Kind) -> dict[str, Any]:
+    hints = get_type_hints(_FACTS[kind], include_extras=True)
+    return {field.name: hints[field.name] for field in fields(_FACTS[kind])}
+
+
+_FACTS: dict[Kind, type[Fact]] = {fact.kind: fact for fact in get_args(Fact)}
+_SEEN = tuple(field.name for field in fields(Event) if field.name != "fact")

@@ -1,0 +1,88 @@
+"""Write down the GPUs of this machine as a model for ``--gpu sim:MODEL``.
+
+    python scripts/record_machine.py cudakit/gpu/models/NAME.json "one line about the machine"
+
+What moves is read twice, a second apart, so that activity counts too: start a load first. UUIDs, serial
+numbers, users, commands and paths are replaced by made-up ones of the same form.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Process
+from cudakit.gpu.machine import open_machine
+from cudakit.gpu.machine import record as record_machine
+from cudakit.gpu.record import Record, dumps, loads
+from cudakit.units import Unavailable
+
+SERIAL = "1650000000000"
+LIBCUDA = "/usr/lib/x86_64-linux-gnu"
+
+
+def record(about: str) -> Record:
+    machine = open_machine()
+    record_machine(machine)  # starts the counters of activity
+    time.sleep(1)
+    found = record_machine(machine)
+    return replace(scrubbed(found), about={**described(found), "machine": about})
+
+
+def described(found: Record) -> dict[str, str]:
+    driver = found.nvml.driver_version if isinstance(found.nvml, NvmlView) else "unknown"
+    return {"date": datetime.now(UTC).date().isoformat(), "driver": str(driver)}
+
+
+def scrubbed(found: Record) -> Record:
+    """Replace what says whose machine this is."""
+    text = dumps(found)
+    for number, uuid in enumerate(sorted(uuids(found))):
+        text = text.replace(uuid[4:], f"{number:08x}-5eed-4c0d-a517-{number:012x}")
+    clean = loads(text)
+    return replace(
+        clean,
+        nvml=_nvml(clean.nvml),
+        cuda=_cuda(clean.cuda),
+        processes=tuple(map(_processes, clean.processes)),
+    )
+
+
+def uuids(found: Record) -> set[str]:
+    views = [view for view in (found.nvml, found.cuda) if not isinstance(view, Unavailable)]
+    devices = [device for view in views for device in view.devices]
+    return {device.uuid for device in devices if isinstance(device.uuid, str)}
+
+
+def _nvml(view: NvmlView | Unavailable) -> NvmlView | Unavailable:
+    if isinstance(view, Unavailable):
+        return view
+    return replace(view, devices=tuple(map(_without_serial, view.devices)))
+
+
+def _without_serial(device: DeviceFacts) -> DeviceFacts:
+    if isinstance(device.fields.get("serial"), Unavailable):
+        return device
+    return replace(device, fields={**device.fields, "serial": SERIAL})
+
+
+def _cuda(view: CudaView | Unavailable) -> CudaView | Unavailable:
+    if isinstance(view, Unavailable) or isinstance(view.libcuda, Unavailable):
+        return view
+    return replace(view, libcuda=f"{LIBCUDA}/{Path(view.libcuda).name}")
+
+
+def _processes(found: tuple[Process, ...] | Unavailable) -> tuple[Process, ...] | Unavailable:
+    if isinstance(found, Unavailable):
+        return found
+    return tuple(
+        replace(process, pid=4001 + at, user="ada", name="python train.py")
+        for at, process in enumerate(found)
+    )
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(dumps(record(sys.argv[2])), encoding="utf-8")

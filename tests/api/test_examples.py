@@ -1,0 +1,39 @@
+"""The public calls do what their examples say."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import cudakit
+
+# What readers of the documentation see of an example that needs a device, and cannot try without.
+SKIPPED = "# doctest: +SKIP"
+MODULES = ("cudakit.api.device", "cudakit.api.profiler", "cudakit.gpu.nvtx")
+
+
+def shown() -> Iterator[Any]:
+    public = [getattr(cudakit, name) for name in cudakit.__all__]
+    for value in (*public, cudakit.profiler.start, cudakit.profiler.stop):
+        text = getattr(value, "__doc__", None) or ""
+        if ">>>" in text and getattr(value, "__module__", "") in MODULES:
+            marks = [pytest.mark.gpu] if SKIPPED in text else []
+            yield pytest.param(value, marks=marks, id=value.__name__)
+
+
+@pytest.mark.parametrize("function", list(shown()))
+def test_an_example_answers_what_it_shows(function: Callable[..., object]) -> None:
+    text = (function.__doc__ or "").replace(SKIPPED, "")
+    examples = doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None)
+    said: list[str] = []
+
+    # In a thread of its own: what an example makes current stays so.
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(doctest.DocTestRunner().run, examples, out=said.append).result()
+
+    assert results.attempted >= 2
+    assert results.failed == 0, "".join(said)

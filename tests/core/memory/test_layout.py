@@ -1,0 +1,131 @@
+"""What lay where at a moment, against the simulated allocator and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+from core.memory import builders
+from core.memory.builders import KIB, MIB, Block, Entry, Segment, alloc, freed
+from core.memory.history import History
+from core.memory.strategies import LAW, garbage, recordings
+from hypothesis import assume, given
+
+from cudakit.core.memory.layout import Layout, layout_at, live_at
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
+
+BASE = 0x7F00_0000_0000
+
+
+def lay_out(trace: DeviceTrace, moment: int) -> Layout:
+    return layout_at(trace, replay(builders.snapshot(trace), trace).allocations, moment)
+
+
+def blocks(layout: Layout) -> list[tuple[int, ...]]:
+    address = layout.segments.address[layout.block_segment] + layout.block_offset.astype(np.uint64)
+    columns = (address, layout.block_size, layout.block_requested, layout.block_pending)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def holes(layout: Layout) -> list[tuple[int, int]]:
+    address = layout.segments.address[layout.hole_segment] + layout.hole_offset.astype(np.uint64)
+    return sorted(zip(address.tolist(), layout.hole_size.tolist(), strict=True))
+
+
+def gaps(segment: Segment) -> list[tuple[int, int]]:
+    found, place = [], segment.address
+    for block in segment.blocks:
+        found.append((place, block.address - place))
+        place = block.address + block.size
+    found.append((place, segment.address + segment.size - place))
+    return [gap for gap in found if gap[1]]
+
+
+@LAW
+@given(recordings(pools=3))
+def test_segments_blocks_and_holes_are_the_allocators_at_every_moment(history: History) -> None:
+    assume(history.shows_every_end())
+    trace = history.trace()
+    allocations = history.replay().allocations
+    for moment, truth in enumerate(history.truths):
+        layout = layout_at(trace, allocations, moment)
+        found = layout.segments
+        held = [block for segment in truth.segments for block in segment.blocks]
+        assert found.address.tolist() == [segment.address for segment in truth.segments]
+        assert found.size.tolist() == [segment.size for segment in truth.segments]
+        assert blocks(layout) == sorted(
+            (b.address, b.size, b.requested, b.state == BlockState.PENDING_FREE) for b in held
+        )
+        assert holes(layout) == sorted(gap for s in truth.segments for gap in gaps(s))
+
+
+@LAW
+@given(recordings(pools=3))
+def test_streams_pools_and_kinds_are_the_allocators_at_every_moment(history: History) -> None:
+    trace = history.trace()
+    allocations = history.replay().allocations
+    for moment, truth in enumerate(history.truths):
+        found = layout_at(trace, allocations, moment).segments
+        assert found.stream.tolist() == [segment.stream for segment in truth.segments]
+        assert found.pool.tolist() == [segment.pool for segment in truth.segments]
+        for kind, segment in zip(found.kind.tolist(), truth.segments, strict=True):
+            empty = segment.expandable and not segment.blocks
+            assert kind == segment.kind or (kind == SegmentKind.UNKNOWN and empty)
+
+
+@LAW
+@given(recordings(pools=2))
+def test_blocks_and_holes_tile_their_segments(history: History) -> None:
+    trace = history.trace()
+    allocations = history.replay().allocations
+    for moment in range(len(history.entries) + 1):
+        layout = layout_at(trace, allocations, moment)
+        together = layout.used_by_segment() + layout.free_by_segment()
+        assert together.tolist() == layout.segments.size.tolist()
+
+
+@LAW
+@given(garbage())
+def test_what_no_allocator_wrote_can_be_laid_out_too(trace: DeviceTrace) -> None:
+    allocations = replay(builders.snapshot(trace), trace).allocations
+    for moment in range(len(trace.events) + 1):
+        layout = layout_at(trace, allocations, moment)
+        assert (layout.hole_size > 0).all()
+        assert (layout.block_offset >= 0).all()
+        assert (layout.free_by_segment() <= layout.segments.size).all()
+
+
+def test_a_block_lives_from_the_moment_after_its_allocation_to_that_before_its_free() -> None:
+    trace = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
+    allocations = replay(builders.snapshot(trace), trace).allocations
+    assert [len(live_at(allocations, moment)) for moment in range(4)] == [0, 1, 1, 0]
+    pending = [layout_at(trace, allocations, moment).block_pending.tolist() for moment in (1, 2)]
+    assert pending == [[False], [True]]
+
+
+def test_an_empty_segment_is_one_hole_and_a_full_one_has_none() -> None:
+    full = Segment(BASE, 2 * MIB, [Block(BASE, MIB), Block(BASE + MIB, MIB)])
+    empty = Segment(BASE + 2 * MIB, 2 * MIB)
+    layout = lay_out(builders.trace([], [full, empty]), 0)
+    assert holes(layout) == [(BASE + 2 * MIB, 2 * MIB)]
+    assert layout.used_by_segment().tolist() == [2 * MIB, 0]
+
+
+def test_what_lies_in_no_segment_or_over_its_end_is_left_out() -> None:
+    final = [Segment(BASE, 2 * MIB, [Block(BASE + 2 * MIB - 512, KIB)])]
+    below, above = BASE - 512, BASE + 4 * MIB
+    entries = [alloc(below, 512), alloc(above, 512), *freed(below, 512), *freed(above, 512)]
+    layout = lay_out(builders.trace(entries, final), 2)
+    assert len(layout.allocation) == 0
+    assert holes(layout) == [(BASE, 2 * MIB)]
+
+
+def test_without_segments_there_is_nothing_to_lay_out() -> None:
+    layout = lay_out(builders.trace([alloc(BASE, 512)]), 1)
+    assert len(layout.segments) == len(layout.allocation) == len(layout.hole_size) == 0
+
+
+def test_a_block_tells_the_kind_of_an_expandable_segment_that_no_event_tells() -> None:
+    entries = [*freed(BASE, 512), Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)]
+    trace = builders.trace(entries)
+    assert lay_out(trace, 0).segments.kind.tolist() == [SegmentKind.SMALL]
+    assert lay_out(trace, 2).segments.kind.tolist() == [SegmentKind.UNKNOWN]

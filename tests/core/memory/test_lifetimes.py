@@ -1,0 +1,80 @@
+"""Steps at addresses, cut into lifetimes."""
+
+from __future__ import annotations
+
+import numpy as np
+from core.memory.strategies import LAW
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.memory.lifetimes import BEGIN, COMPLETE, REQUEST, Lifetimes, Rows, cut, order
+
+Step = tuple[int, int]  # address and step
+
+
+def ordered(steps: list[Step]) -> Rows:
+    return order(
+        np.arange(len(steps)),
+        np.array([address for address, _ in steps], np.uint64),
+        np.array([step for _, step in steps], np.uint8),
+        np.zeros(len(steps), np.int64),
+    )
+
+
+def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
+    found = cut(ordered(steps))
+    columns = (found.begin, found.request, found.complete)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def one_by_one(steps: list[Step]) -> list[tuple[int, int, int]]:
+    """Cut as one would by hand: a step goes to the open lifetime of its address, if it can."""
+    lives: dict[int, list[dict[int, int]]] = {}
+    for event, (address, step) in enumerate(steps):
+        own = lives.setdefault(address, [])
+        if not own or max(own[-1]) >= step:
+            own.append({})
+        own[-1][step] = event
+    return [
+        (life.get(BEGIN, -1), life.get(REQUEST, -1), life.get(COMPLETE, -1))
+        for address in sorted(lives)
+        for life in lives[address]
+    ]
+
+
+ADDRESSES = st.sampled_from((0, 512, 1024, 1 << 47, (1 << 47) + 513, (1 << 64) - 1))
+
+
+@LAW
+@given(st.lists(st.tuples(ADDRESSES, st.sampled_from((BEGIN, REQUEST, COMPLETE))), max_size=40))
+def test_lifetimes_are_those_that_one_would_cut_by_hand(steps: list[Step]) -> None:
+    assert lifetimes(steps) == one_by_one(steps)
+
+
+@LAW
+@given(st.lists(ADDRESSES, max_size=40))
+def test_steps_are_ordered_by_address_and_within_an_address_by_time(addresses: list[int]) -> None:
+    rows = ordered([(address, BEGIN) for address in addresses])
+    assert rows.event.tolist() == sorted(range(len(addresses)), key=lambda i: (addresses[i], i))
+
+
+def test_a_whole_life_has_its_three_events() -> None:
+    assert lifetimes([(512, BEGIN), (512, REQUEST), (512, COMPLETE)]) == [(0, 1, 2)]
+
+
+def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
+    assert lifetimes([(512, BEGIN), (512, COMPLETE), (512, REQUEST), (512, BEGIN)]) == [
+        (0, -1, 1),
+        (-1, 2, -1),
+        (3, -1, -1),
+    ]
+
+
+def test_the_oldest_and_the_newest_lifetime_of_each_address_are_marked() -> None:
+    found: Lifetimes = cut(ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)]))
+    assert found.oldest.tolist() == [True, True, False, False]
+    assert found.newest.tolist() == [True, False, False, True]
+
+
+def test_no_steps_have_no_lifetimes() -> None:
+    assert lifetimes([]) == []

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cudakit
+from cudakit.errors import UsageError
+from cudakit.gpu.nvtx import Range
+
+
+class Listener:
+    """An NVTX domain that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def push_range(self, attributes: str) -> None:
+        self.heard.append(f"push {attributes}")
+
+    def pop_range(self) -> None:
+        self.heard.append("pop")
+
+    def mark(self, attributes: str) -> None:
+        self.heard.append(f"mark {attributes}")
+
+    def get_event_attributes(self, *described: object) -> str:
+        return str(described)
+
+
+def test_a_range_lasts_as_long_as_its_block() -> None:
+    listener = Listener()
+
+    with Range(listener, "block"):
+        listener.mark("within")
+
+    assert listener.heard == ["push block", "mark within", "pop"]
+
+
+def test_a_range_ends_when_its_block_fails_and_lets_the_failure_through() -> None:
+    listener = Listener()
+
+    with pytest.raises(ZeroDivisionError), Range(listener, "block"):
+        _ = 1 // 0
+
+    assert listener.heard == ["push block", "pop"]
+
+
+def test_a_range_can_be_entered_again_within_itself() -> None:
+    listener = Listener()
+    again = Range(listener, "again")
+
+    with again, again:
+        pass
+
+    assert listener.heard == ["push again", "push again", "pop", "pop"]
+
+
+def test_a_decorated_function_is_in_the_range_at_every_call() -> None:
+    listener = Listener()
+
+    @Range(listener, "step")
+    def step(number: int, *, factor: int = 2) -> int:
+        """Multiply."""
+        return number * factor
+
+    assert (step(1), step(2, factor=5)) == (2, 10)
+    assert listener.heard == ["push step", "pop"] * 2
+    assert (step.__name__, step.__doc__) == ("step", "Multiply.")
+
+
+def coroutine() -> Callable[..., object]:
+    async def suspended() -> None:
+        await asyncio.sleep(0)
+
+    return suspended
+
+
+def generator() -> Callable[..., object]:
+    def suspended() -> Iterator[int]:
+        yield 1
+
+    return suspended
+
+
+def asynchronous_generator() -> Callable[..., object]:
+    async def suspended() -> AsyncIterator[int]:
+        yield 1
+
+    return suspended
+
+
+@pytest.mark.parametrize("kind", [coroutine, generator, asynchronous_generator])
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_runs_after_its_call_cannot_be_decorated(
+    kind: Callable[[], Callable[..., object]], *, heard: bool
+) -> None:
+    decorator = Range(Listener(), "late") if heard else cudakit.range("late")
+
+    with pytest.raises(UsageError, match="suspended is a coroutine or generator"):
+        decorator(kind())
+
+
+def test_without_a_listener_every_range_is_the_same_silent_one() -> None:
+    def step() -> None: ...
+
+    assert cudakit.range("one") is cudakit.range("two", domain="other", color="red", payload=1)
+    assert cudakit.range("step")(step) is step
+    with cudakit.range("block"):
+        cudakit.mark("moment")
+        cudakit.push_range("pushed", category="work")
+        cudakit.pop_range()
+
+
+ANNOTATED = """
+import cudakit
+
+@cudakit.range("step", color="green", category="work")
+def step():
+    cudakit.mark("moment", payload=7)
+
+with cudakit.range("outer", payload=3):
+    step()
+    cudakit.push_range("inner", domain="mine")
+    cudakit.pop_range(domain="mine")
+"""
+
+HEARD = """\
+push cudakit outer 3
+push cudakit step
+mark cudakit moment 7
+pop cudakit
+push mine inner
+pop mine
+pop cudakit
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_tool_that_listens_hears_every_range_and_mark(tmp_path: Path) -> None:
+    library = tmp_path / "listener.so"
+    source = Path(__file__).with_name("listener.c")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, source],  # noqa: S607 where it was found
+        check=True,
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ANNOTATED],
+        env=os.environ | {"NVTX_INJECTION64_PATH": str(library)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == HEARD

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import FACTS, events
+
+from cudakit.trace.events import Access, ContextSync, Copy, Event, Fill, Launch
+from cudakit.trace.kinds import Kind, Mode
+from cudakit.trace.layout import RECORD, RECORD_BYTES, layout, pack, unpack, view
+
+
+class Table(list[str]):
+    """Strings by number, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__([""])
+
+    def number(self, text: str) -> int:
+        if text not in self:
+            self.append(text)
+        return self.index(text)
+
+
+def test_every_kind_has_one_fact() -> None:
+    assert sorted(fact.kind for fact in FACTS) == sorted(Kind)
+
+
+@given(st.lists(events(), max_size=5))
+def test_what_is_packed_is_unpacked_as_it_was(trace: list[Event]) -> None:
+    strings = Table()
+
+    assert list(unpack(pack(trace, strings.number), strings)) == trace
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_record_is_laid_out_as_c_does(kind: Kind) -> None:
+    dtype = layout(kind)
+    places = sorted((offset, form) for form, offset, *_ in dtype.fields.values())
+
+    assert dtype.itemsize == RECORD.itemsize == RECORD_BYTES == 96
+    assert all(offset % form.base.alignment == 0 for offset, form in places)
+    assert all(
+        offset + form.itemsize <= after
+        for (offset, form), (after, _) in zip(places, [*places[1:], (96, None)], strict=True)
+    )
+
+
+# A recorder written in C writes these; a difference breaks every file that there is.
+PLACES = {
+    Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
+    Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56},
+    Kind.ACCESS: {"lo": 40, "hi": 48, "mode": 56, "known": 57, "stride_bytes": 64, "count": 72},
+    Kind.COPY: {"destination": 40, "source": 48, "size_bytes": 56, "rows": 64, "direction": 88},
+    Kind.STREAM_WAIT: {"event": 40, "stream": 24},
+    Kind.GRAPH_NODE: {"graph": 40, "node": 44, "work": 48, "name": 52},
+}
+
+
+@pytest.mark.parametrize(("kind", "places"), PLACES.items())
+def test_the_places_of_fields_do_not_move(kind: Kind, places: dict[str, int]) -> None:
+    found = {name: offset for name, (_, offset, *_) in layout(kind).fields.items()}
+
+    assert {name: found[name] for name in places} == places
+    assert [found[name] for name in ("seq", "time_ns", "thread")] == [0, 8, 16]
+    assert [found[name] for name in ("context", "site", "device", "kind")] == [28, 32, 36, 38]
+
+
+def test_a_batch_is_read_by_the_column() -> None:
+    trace = [
+        Event(Fill(stream=3, address=512, size_bytes=8), seq=1),
+        Event(ContextSync(), seq=2),
+        Event(Copy(stream=4, destination=8, source=16, size_bytes=4), seq=3),
+        Event(Fill(stream=5, address=1024, size_bytes=8), seq=4),
+    ]
+    batch = pack(trace, Table().number)
+
+    fills = view(batch[batch["kind"] == Kind.FILL], Kind.FILL)
+
+    assert batch["stream"].tolist() == [3, 0, 4, 5]
+    assert batch["seq"].tolist() == [1, 2, 3, 4]
+    assert fills["address"].tolist() == [512, 1024]
+    assert fills["stream"].tolist() == [3, 5]
+
+
+def test_a_launch_names_its_kernel_by_number() -> None:
+    strings = Table()
+    batch = pack([Event(Launch(stream=1, name="saxpy", grid=(7, 1, 1)))], strings.number)
+
+    launch = view(batch, Kind.LAUNCH)[0]
+
+    assert strings[launch["name"]] == "saxpy"
+    assert launch["grid"].tolist() == [7, 1, 1]
+
+
+def test_the_modes_of_an_access_combine() -> None:
+    fact = Access(lo=0, hi=4, mode=Mode.READ | Mode.ATOMIC)
+
+    (again,) = unpack(pack([Event(fact)], Table().number), [""])
+
+    assert again.fact == fact
+    assert isinstance(again.fact, Access)
+    assert Mode.ATOMIC in again.fact.mode
+    assert Mode.WRITE not in again.fact.mode
+
+
+def test_records_that_are_not_side_by_side_can_be_viewed() -> None:
+    trace = [Event(Fill(stream=1, address=index, size_bytes=1)) for index in range(6)]
+
+    assert view(pack(trace, Table().number)[::2], Kind.FILL)["address"].tolist() == [0, 2, 4]
+
+
+def test_a_million_records_take_no_more_than_their_bytes() -> None:
+    assert np.zeros(1000, RECORD).nbytes == 96_000
