@@ -27,6 +27,7 @@ import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
+from cudakit.core.devices.diagnose.registry import DEEP, THEMES
 from cudakit.document import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
@@ -34,6 +35,7 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # A page, the command line that prints such JSON, and the dataclass behind it.
 RESULTS = {
+    "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.result:DoctorResult"),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",
@@ -54,6 +56,7 @@ WORDS = {
 def pages() -> dict[str, str]:
     """Return the text of every page by its name."""
     made = {
+        "checks.md": checks_page(),
         "cudakit.md": program_page(),
         "errors.md": errors(),
         "exit-codes.md": exit_codes(),
@@ -108,6 +111,26 @@ def options(context: click.Context) -> str:
     records = filter(None, (parameter.get_help_record(context) for parameter in parameters))
     rows = ((f"`{names}`", text.replace("  [", " [")) for names, text in records if text)
     return table(("Option", "Meaning"), rows)
+
+
+# --- checks ----------------------------------------------------------------------------------------
+
+
+def checks_page() -> str:
+    listed = [(theme, check) for theme, members in {**THEMES, **DEEP}.items() for check in members]
+    rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in listed)
+    intro = (
+        "What [`cudakit doctor`](doctor.md) looks at. An id never changes its question. "
+        "The checks of the last theme use the GPU, and are made with `--deep` only."
+    )
+    return sections(
+        f"# Checks\n\n{intro}",
+        table(("Check", "Theme", "What holds where all is well"), rows),
+        *(
+            f"## {check.id}\n\n**{check.title}**\n\n{plain(check.explanation)}"
+            for _, check in listed
+        ),
+    )
 
 
 # --- results ---------------------------------------------------------------------------------------

@@ -17,6 +17,10 @@ from cudakit.cli.failure import report
 
 # Name: where the click command lives, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "devices": (
+        "cudakit.cli.devices:devices",
+        "Show which GPU is which, and how each one fares.",
+    ),
     "doctor": (
         "cudakit.cli.doctor:doctor",
         "Say why CUDA does not work here, or not well.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, output_options
+from cudakit.cli.options import OutputOptions, gpu_option, output_options
 from cudakit.cli.output import Output, open_output
 from cudakit.cli.progress import progress_line
 
@@ -48,13 +48,7 @@ def _ids(text: str | tuple[str, ...]) -> tuple[str, ...]:
     "host, user and home directories.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
-@click.option(
-    "--gpu",
-    default="auto",
-    show_default=True,
-    metavar="WHICH",
-    help="auto, or sim[:MODEL] for a simulated one.",
-)
+@gpu_option
 @output_options
 def doctor(
     *,

@@ -49,6 +49,15 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
+gpu_option = click.option(
+    "--gpu",
+    metavar="WHICH",
+    default="auto",
+    show_default=True,
+    help="auto or cuda: the real ones; sim or sim:MODEL: simulated ones, and every result says so.",
+)
+
+
 def byte_size(text: str) -> int:
     """Read the value of an option such as ``--limit 10GiB`` as bytes: ``type=byte_size``."""
     try:

@@ -27,20 +27,17 @@ _INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 
 _STEPS = ("context", "compile", "kernel", "copy")
 _COUNT = 1 << 20  # threads: enough for every multiprocessor of any device several times over
-_ROUNDS = 64
 _SEED = 0x9E3779B9
-_SOURCE = (
-    """
+_ROUNDS = 64  # as in the source
+_SOURCE = """
 extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     unsigned x = i ^ seed;
-    for (int round = 0; round < %d; ++round) { x = x * 1664525u + 1013904223u; x ^= x >> 13; }
+    for (int round = 0; round < 64; ++round) { x = x * 1664525u + 1013904223u; x ^= x >> 13; }
     out[i] = x;
 }
 """
-    % _ROUNDS
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def try_devices(*, seconds: float = DEFAULT_SECONDS) -> tuple[Trial, ...] | Unav
     A step that crashes or does not end within ``seconds`` is a step that failed.
     """
     try:
-        done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
+        done = subprocess.run(
             [sys.executable, "-c", "from cudakit.gpu.deep import child; child()"],
             env=_environment(),
             stdin=subprocess.DEVNULL,

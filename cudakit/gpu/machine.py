@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from time import time_ns
 
@@ -20,15 +20,15 @@ DEFAULT_MODEL = "h200"
 def open_machine(choice: str = "auto") -> Machine:
     """Return the real machine for ``auto`` and ``cuda``, a simulated one for ``sim`` or ``sim:MODEL``.
 
-    Never fails for want of a driver: the views then say what is missing. Raises UsageError for a
-    choice or a model that does not exist.
+    The real driver is asked at once, in the background. Never fails for want of one: the views then
+    say what is missing. Raises UsageError for a choice or a model that does not exist.
     """
     kind, _, model = choice.partition(":")
     if kind == "sim":
         return RecordedMachine(model_record(model or DEFAULT_MODEL))
     if choice not in ("auto", "cuda"):
         raise UsageError(f"no such GPU: {choice!r}", hint="write auto, cuda, sim or sim:MODEL")
-    return RealMachine()
+    return RealMachine(ask())
 
 
 def models() -> tuple[str, ...]:
@@ -51,22 +51,21 @@ def model_record(model: str) -> Record:
 class RealMachine:
     """NVML in this process and CUDA in a child, each asked once, and both at the same time."""
 
+    probe: Probe
     simulated: bool = False
-    _probe: Probe | None = None
     _library: Nvml | Unavailable | None = None
     _nvml: NvmlView | Unavailable | None = None
-    _cuda: CudaView | Unavailable | None = field(default=None)
+    _cuda: CudaView | Unavailable | None = None
 
     def nvml(self) -> NvmlView | Unavailable:
         if self._nvml is None:
-            self._ask()
             library = self._open()
             self._nvml = library if isinstance(library, Unavailable) else library.view()
         return self._nvml
 
     def cuda(self) -> CudaView | Unavailable:
         if self._cuda is None:
-            self._cuda = self._ask().answer()
+            self._cuda = self.probe.answer()
         return self._cuda
 
     def telemetry(
@@ -82,11 +81,6 @@ class RealMachine:
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         library = self._open()
         return library if isinstance(library, Unavailable) else library.processes(device)
-
-    def _ask(self) -> Probe:
-        if self._probe is None:
-            self._probe = ask()
-        return self._probe
 
     def _open(self) -> Nvml | Unavailable:
         if self._library is None:

@@ -42,6 +42,13 @@ def render(result: object) -> str:
     return _text(_record(result))
 
 
+def render_line(result: object) -> str:
+    """Write a Result as ``render`` does, on one line: for streams of many (NDJSON)."""
+    if not _is_record(result):
+        raise TypeError(f"a Result is a dataclass instance, not {type(result).__name__}")
+    return _text(_record(result), indent=None)
+
+
 def render_error(error: CudakitError) -> str:
     """Write an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
     return _text(
@@ -56,8 +63,8 @@ def render_error(error: CudakitError) -> str:
     )
 
 
-def _text(plain: object) -> str:
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=2)
+def _text(plain: object, *, indent: int | None = 2) -> str:
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 

@@ -17,7 +17,7 @@ MODULES = ("cudakit.api.device", "cudakit.api.profiler", "cudakit.gpu.nvtx")
 
 
 def shown() -> Iterator[Any]:
-    public = [getattr(cudakit, name) for name in cudakit.__all__]
+    public = [getattr(cudakit, name) for name in cudakit.__all__ if name != "__version__"]
     for value in (*public, cudakit.profiler.start, cudakit.profiler.stop):
         text = getattr(value, "__doc__", None) or ""
         if ">>>" in text and getattr(value, "__module__", "") in MODULES:

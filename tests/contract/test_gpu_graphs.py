@@ -199,14 +199,17 @@ def test_a_capture_does_not_wait_for_work_from_before_it(bench: Workbench) -> No
         gpu.capture_end(first)
 
 
-def test_a_stream_cannot_begin_a_capture_twice(gpu: Gpu) -> None:
-    stream = gpu.stream()
-    gpu.capture_begin(stream)
+def test_a_capture_that_is_begun_again_is_refused_and_goes_on(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
 
-    with refused(Status.ILLEGAL_STATE):
-        gpu.capture_begin(stream)
-    with refused(Status.STREAM_CAPTURE_INVALIDATED):
-        gpu.capture_end(stream)
+    def work() -> None:
+        with refused(Status.ILLEGAL_STATE):
+            gpu.capture_begin(stream)
+        bench.add(value, 1, 1, stream)
+
+    gpu.graph_launch(captured(bench, stream, work), stream)
+
+    assert bench.read(value) == [1]
 
 
 def test_a_capture_that_never_began_cannot_end(gpu: Gpu) -> None:

@@ -118,6 +118,20 @@ def test_addresses_that_are_not_mapped_cannot_be_unmapped(gpu: Gpu) -> None:
         gpu.unmap(ptr, page)
 
 
+def test_mappings_side_by_side_are_unmapped_at_once_and_none_in_part(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr = gpu.reserve(3 * page)
+    gpu.map(ptr, gpu.create(page), page)
+    gpu.map(Ptr(ptr + page), gpu.create(2 * page), 2 * page)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.unmap(ptr, 2 * page)
+    with refused(Status.INVALID_VALUE):
+        gpu.unmap(Ptr(ptr + 2 * page), page)
+    gpu.unmap(ptr, 3 * page)
+    gpu.map(ptr, gpu.create(3 * page), 3 * page)
+
+
 def test_a_released_backing_cannot_be_used(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr, backing = gpu.reserve(page), gpu.create(page)

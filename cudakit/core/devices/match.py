@@ -28,6 +28,11 @@ class Found:
         return _first(view.pci_bus_id for view in self._views())
 
     @property
+    def is_instance(self) -> bool:
+        """Whether this is a MIG instance, a part of a GPU."""
+        return self.nvml is not None and self.nvml.parent is not None
+
+    @property
     def fields(self) -> Mapping[str, Field]:
         """All facts; where both know one, NVML's, which speaks of the whole machine."""
         merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.devices.fields import FieldInfo, registry
+from cudakit.core.devices.fields import INSTANCE_GROUP, FieldInfo, registry
 from cudakit.core.devices.match import Found, match
 from cudakit.core.devices.notes import device_notes, machine_notes
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
@@ -66,7 +66,7 @@ class Query:
         processes: bool = False,
         topology: bool = False,
     ) -> DevicesResult:
-        """Read what moves now, or ``names`` of it, and put it beside the facts."""
+        """Read what moves now and put it beside the facts; ``names`` limits the fields."""
         driver, library = _versions(self.nvml)
         return DevicesResult(
             simulated=self.machine.simulated,
@@ -90,6 +90,7 @@ class Query:
         if activity:
             self._add_activity(found, fields)
         self._complete(found, names, fields)
+        notes = device_notes(found, fields, lost=lost, visible_devices=self._visible_devices)
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(found),
@@ -100,8 +101,8 @@ class Query:
             name=name if isinstance(name, Unavailable) else str(name),
             hidden=found.hidden,
             lost=lost is not None,
-            notes=device_notes(found, fields, lost=lost, visible_devices=self._visible_devices),
-            fields=fields,
+            notes=notes,
+            fields={each: fields[each] for each in fields if not names or self._asked(each, names)},
             processes=self._processes(found) if processes else None,
         )
 
@@ -128,7 +129,8 @@ class Query:
     def _complete(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
         """Say of every field that nobody gave why it is not there."""
         for field in (*self._of_kind("fact"), *self._of_kind("telemetry", names)):
-            if field.name not in fields:
+            of_instance = field.group == INSTANCE_GROUP
+            if field.name not in fields and (found.is_instance or not of_instance):
                 fields[field.name] = self._absent(found, field)
 
     def _of_kind(self, kind: str, names: Collection[str] = ()) -> list[FieldInfo]:
@@ -144,6 +146,9 @@ class Query:
         if isinstance(self.nvml, Unavailable):
             return self.nvml
         return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
+
+    def _asked(self, field: str, names: Collection[str]) -> bool:
+        return field in names or self.fields[field].kind == "activity"
 
     def _processes(self, found: Found) -> tuple[Process, ...] | Unavailable:
         return self.machine.processes(found.nvml) if found.nvml else _NOT_OF_NVML

@@ -33,7 +33,7 @@ def narrow(
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
-            known = ", ".join(f"{a},{b}" for a, b in snapshot.pools)
+            known = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
             raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
         wanted = snapshot.pools.index(pool)
         said = trace.events.pool

@@ -69,7 +69,7 @@ def current_stream() -> int:
 def device_name(ordinal: int | None) -> str:
     """Return the name that the driver gives a device; None is the current one, here and below."""
     name: bytes = check(cu.cuDeviceGetName(256, _device(ordinal)))
-    return name.rstrip(b"\0").decode()
+    return name.partition(b"\0")[0].decode()
 
 
 def capability(ordinal: int | None) -> Capability:

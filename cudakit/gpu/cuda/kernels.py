@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,7 @@ from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import Streams
 from cudakit.gpu.explain import Status, cuda_error
 
-# What suits every argument (double2, complex128).
-_ALIGNMENT_BYTES = 16
+_WORD_BYTES = 8
 
 # More dynamic shared memory than this has to be asked for, kernel by kernel (CUDA C++ Programming Guide,
 # "Shared Memory" of each compute capability).
@@ -81,12 +81,13 @@ class Kernels(Streams):
         shared_bytes: int = 0,
     ) -> None:
         loaded = self._kernels[kernel]
-        values = [_packed(arg) for arg in args]
-        _check_sizes(loaded, values)
+        _check_sizes(loaded, args)
         _check_shape(loaded.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_ASKING_BYTES:
             self._ask_for_shared(loaded, shared_bytes)
-        kept, pointers = _pointers(values)
+        parameters = _laid_out(
+            args
+        )  # lives until the driver has read it, which is before it returns
         self.call(
             cu.cuLaunchKernel,
             loaded.function,
@@ -94,11 +95,10 @@ class Kernels(Streams):
             *block,
             shared_bytes,
             self.handle(stream),
-            ctypes.addressof(pointers),
+            ctypes.addressof(parameters),
             0,
             seen=lambda: self._shape(loaded, grid, block, shared_bytes),
         )
-        del kept  # the driver has read the values by now
 
     def close(self) -> None:
         self._kernels.clear()
@@ -133,17 +133,9 @@ class Kernels(Streams):
         return f"{shape}; at most {threads} threads per block"
 
 
-def _packed(arg: Argument) -> bytes:
-    if isinstance(arg, np.generic):
-        return arg.tobytes()
-    if isinstance(arg, int):
-        return arg.to_bytes(8, "little")
-    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
-
-
-def _check_sizes(loaded: _Loaded, values: list[bytes]) -> None:
+def _check_sizes(loaded: _Loaded, args: Sequence[Argument]) -> None:
     """Refuse arguments that are not those of the kernel, which would read beyond them."""
-    given = tuple(map(len, values))
+    given = tuple([_size(arg) for arg in args])
     if loaded.sizes is not None and given != loaded.sizes:
         raise cuda_error(
             Status.INVALID_VALUE,
@@ -151,16 +143,36 @@ def _check_sizes(loaded: _Loaded, values: list[bytes]) -> None:
         )
 
 
+def _size(arg: Argument) -> int:
+    if isinstance(arg, np.generic):
+        return arg.itemsize
+    if isinstance(arg, int):
+        return _WORD_BYTES
+    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
+
+
 def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
-    if not all(0 < extent < 1 << 31 for extent in (*grid, *block)):
+    if min(*grid, *block) <= 0 or max(*grid, *block) >= 1 << 31:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{name} with grid {grid}, block {block}")
 
 
-def _pointers(values: list[bytes]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
-    """Lay out the values, and make the array of pointers to them that a launch takes."""
-    widest = max(map(len, values), default=0)
-    slot = -(-widest // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    laid = ctypes.create_string_buffer(b"".join(value.ljust(slot, b"\0") for value in values))
-    first = ctypes.addressof(laid)
-    addresses = (first + slot * index for index in range(len(values)))
-    return laid, (ctypes.c_void_p * len(values))(*addresses)
+def _laid_out(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
+    """Lay out the pointers to the arguments that a launch takes, and behind them the arguments."""
+    starts: list[int] = []
+    words: list[Any] = []
+    for arg in args:
+        starts.append(len(words))
+        words += _words(arg)
+    laid = (ctypes.c_uint64 * (len(starts) + len(words)))()
+    first = ctypes.addressof(laid) + _WORD_BYTES * len(starts)
+    laid[:] = [*(first + _WORD_BYTES * start for start in starts), *words]
+    return laid
+
+
+def _words(arg: Argument) -> Sequence[int]:
+    if not isinstance(arg, np.generic):
+        return (arg,)
+    value = arg.tobytes()
+    if len(value) <= _WORD_BYTES:
+        return (int.from_bytes(value, sys.byteorder),)
+    return memoryview(value + bytes(-len(value) % _WORD_BYTES)).cast("Q").tolist()

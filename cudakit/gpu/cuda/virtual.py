@@ -12,6 +12,7 @@ from cudakit.gpu.api import Backing, Ptr
 from cudakit.gpu.cuda.context import Handles
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.memory import Memory
+from cudakit.gpu.explain import Status, cuda_error
 
 
 class VirtualMemory(Memory):
@@ -63,8 +64,11 @@ class VirtualMemory(Memory):
         self._mapped[ptr] = size_bytes
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
+        # The driver unmaps in silence what is not mapped.
+        starts = self._mappings(ptr, size_bytes)
         self.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
-        self._mapped.pop(ptr, None)
+        for start in starts:
+            self._mapped.pop(start, None)
 
     def close(self) -> None:
         for ptr, size_bytes in self._mapped.items():
@@ -76,6 +80,18 @@ class VirtualMemory(Memory):
         self._mapped.clear()
         self._reserved.clear()
         super().close()
+
+    def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
+        """Return where the mappings begin that make up a range. Raises CudaError if they do not."""
+        starts, at = [], ptr
+        while at < ptr + size_bytes and at in self._mapped:
+            starts.append(at)
+            at = Ptr(at + self._mapped[at])
+        if not starts or at != ptr + size_bytes:
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"{_range(ptr, size_bytes)} are not whole mappings"
+            )
+        return starts
 
     def _properties(self) -> Any:
         properties = cu.CUmemAllocationProp()

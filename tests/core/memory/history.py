@@ -46,9 +46,7 @@ class History:
             self,
             entries=self.entries[dropped:],
             truths=self.truths[dropped:],
-            lives=tuple(
-                _moved(life, lambda event: max(event - dropped, BEFORE)) for life in ended
-            ),
+            lives=tuple(_moved(life, lambda event: max(event - dropped, BEFORE)) for life in ended),
         )
 
     def with_merged_frees(self) -> History:
@@ -72,9 +70,7 @@ class History:
         """Leave out entries, as skip_actions does. What is said of lives no longer holds."""
         kept = [i for i in range(len(self.entries)) if i not in dropped]
         truths = (self.truths[0], *(self.truths[i + 1] for i in kept))
-        return replace(
-            self, entries=tuple(self.entries[i] for i in kept), truths=truths, lives=()
-        )
+        return replace(self, entries=tuple(self.entries[i] for i in kept), truths=truths, lives=())
 
     def known_stack(self, life: Life) -> int:
         """Say what can be known of who allocated: nothing where only the free was recorded."""

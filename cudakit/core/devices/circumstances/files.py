@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 # Far above what any file here has; some under /proc have no end.
-_MOST_BYTES = 1 << 22
+_MOST_PIECES = 64
+# /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
+_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,9 @@ class Files:
         if place is None:
             return None
         try:
-            with place.open("rb") as file:
-                return file.read(_MOST_BYTES).decode(errors="replace").rstrip("\n")
+            with place.open("rb", buffering=0) as file:
+                pieces = takewhile(bool, (file.read(_PIECE_BYTES) for _ in range(_MOST_PIECES)))
+                return b"".join(pieces).decode(errors="replace").rstrip("\n")
         except OSError:
             return None
 

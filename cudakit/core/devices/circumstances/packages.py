@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,18 @@ def installed(search_path: Iterable[str]) -> Iterator[Distribution]:
         for name in names:
             stem, dot, kind = name.rpartition(".")
             if dot and kind in ("dist-info", "egg-info"):
-                title, _, version = stem.partition("-")
-                yield Distribution(_normalized(title), version.partition("-py")[0], place)
+                title, _, rest = stem.partition("-")
+                version = rest.partition("-py")[0] or _told_version(place, name)
+                yield Distribution(_normalized(title), version, place)
+
+
+def _told_version(place: str, name: str) -> str:
+    """Read the version that an egg-info of a source tree has inside only."""
+    with suppress(OSError):
+        for line in Path(place, name, "PKG-INFO").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Version: "):
+                return line.removeprefix("Version: ")
+    return ""
 
 
 def _normalized(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudakit.core.devices.circumstances import Circumstances, Trial
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok
+from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.units import Unavailable
 
 
@@ -42,6 +43,7 @@ def copies(c: Circumstances) -> Finding:
 
 
 def _judged(c: Circumstances, name: str, well: str) -> Finding:
+    require_driver(c)
     if isinstance(c.trials, Unavailable):
         raise CannotTell(c.trials.reason)
     step = next((trial for trial in c.trials if trial.name == name), None)

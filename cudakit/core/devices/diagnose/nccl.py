@@ -46,7 +46,7 @@ def nccl_settings(c: Circumstances) -> Finding:
     and are only shown.
     """
     settings = {**_conf(c.files), **c.environment}
-    told = {name: value for name, value in settings.items() if name.startswith("NCCL_")}
+    told = {name: value for name, value in settings.items() if _is_setting(name)}
     return together(
         _nccl_findings(settings),
         otherwise=ok(f"nothing in {', '.join(sorted(told))} slows NCCL down", told)
@@ -75,6 +75,11 @@ def _nccl_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
                 {name: settings[name]},
                 f"export TORCH_{name}={settings[name]}; unset {name}",
             )
+
+
+def _is_setting(name: str) -> bool:
+    # NVIDIA's images name the version of NCCL that is in them.
+    return name.startswith("NCCL_") and name != "NCCL_VERSION"
 
 
 def _conf(files: Files) -> dict[str, str]:

@@ -43,7 +43,7 @@ def nodes_open(c: Circumstances) -> Finding:
     if _cuda_works(c) and problems:
         return ok("CUDA works, so the device nodes do", _shown(c))
     return together(
-        problems, otherwise=ok(f"all {len(c.device_nodes)} device nodes can be opened", _shown(c))
+        problems, otherwise=ok(f"the device nodes can be opened ({len(c.device_nodes)})", _shown(c))
     )
 
 
@@ -148,7 +148,7 @@ def every_gpu_answers(c: Circumstances) -> Finding:
         return _without_bus(len(known))
     silent = _silent(on_bus, [device.pci_bus_id for device in known])
     if not silent:
-        return ok(f"NVML knows all {len(on_bus)} GPUs of the PCI bus")
+        return ok(f"NVML knows every GPU of the PCI bus ({len(on_bus)})")
     seen = {one.address: one.driver or "no driver" for one in silent}
     if _container(c) and known:
         return ok(

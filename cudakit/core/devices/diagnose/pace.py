@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.diagnose.check import Finding, fail, ok, together, warn
+from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
 
 # Above this a link has left its idle state.

@@ -18,7 +18,8 @@ _HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
 # Accounts and hosts that name nobody.
 _NOBODY = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
-    | {"host", "serial", "uuid", "home"}  # the words that stand in for what was taken out
+    | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
+    | {"serial", "uuid", "home"}  # the words that stand in for what was taken out
 )
 # A shorter number is found in too many places.
 _LEAST_SERIAL = 6

@@ -51,7 +51,6 @@ THEMES: dict[str, tuple[Check, ...]] = {
         Check("CK017", "GPUs in MIG mode have instances", visibility.mig_instances),
         Check("CK018", "any number of processes may use a GPU", visibility.compute_mode),
         Check("CK019", "MPS is reachable or not in use", container.mps),
-        Check("CK036", "WSL uses the driver of Windows", container.wsl_libraries),
     ),
     "Settings": (
         Check("CK020", "no variable for finding errors is left set", settings.nothing_slows),
@@ -76,6 +75,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
     "System": (
         Check("CK034", "shared memory is large enough", limits.shared_memory),
         Check("CK035", "no limit keeps CUDA from memory", limits.process_limits),
+        Check("CK036", "WSL uses the driver of Windows", container.wsl_libraries),
     ),
 }
 

@@ -78,7 +78,7 @@ def no_xids(c: Circumstances) -> Finding:
     if not found:
         return ok("the kernel's log tells of no Xid")
     evidence = {
-        f"Xid {number} on {where}": f"{count} times: {_meaning(number)}"
+        f"Xid {number} on {where}": f"{count}×, {_meaning(number)}"
         for (where, number), count in sorted(found.items())
     }
     numbers = sorted({number for _, number in found})

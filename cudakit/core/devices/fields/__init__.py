@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from cudakit.core.devices.fields.management import ACTIVITY, FACTS, TELEMETRY
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import Attribute, attributes
+
+# Fields of this group are of MIG instances, and absent from whole GPUs.
+INSTANCE_GROUP = "MIG instance"
 
 Kind = Literal["identity", "fact", "telemetry", "activity"]
 
@@ -24,6 +27,14 @@ class FieldInfo:
     description: str
     group: str
     kind: Kind  # who reads it, and whether it moves
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsList:
+    """All fields, as ``--list-fields`` gives them."""
+
+    schema: ClassVar[str] = "cudakit.devices.list-fields/1"
+    fields: tuple[FieldInfo, ...]  # in the order of a first reading
 
 
 _IDENTITY = (
@@ -93,4 +104,6 @@ def _attribute(attribute: Attribute) -> FieldInfo:
 def _group(attribute: Attribute) -> str:
     if attribute.name.startswith("maximum_"):
         return "textures and surfaces"
+    if attribute.name.startswith(("pci_", "gpu_pci_")):
+        return "place"
     return "abilities" if attribute.unit == "bool" else "compute"

@@ -63,11 +63,12 @@ ecc_mode bool nvmlDeviceGetEccMode Whether ECC is on
 ecc_mode_pending bool nvmlDeviceGetEccMode Whether ECC is on after the next reset
 ecc_mode_default bool nvmlDeviceGetDefaultEccMode Whether ECC is on by default
 dram_encryption bool nvmlDeviceGetDramEncryptionMode Whether memory is encrypted
-gpu_instance_id - nvmlDeviceGetGpuInstanceId Of a MIG instance: its GPU instance
-compute_instance_id - nvmlDeviceGetComputeInstanceId Of a MIG instance: its compute instance
-instance_multiprocessors - nvmlDeviceGetAttributes Of a MIG instance: multiprocessors (SMs)
-instance_memory_bytes bytes nvmlDeviceGetAttributes Of a MIG instance: memory
-instance_copy_engines - nvmlDeviceGetAttributes Of a MIG instance: copy engines
+[MIG instance]
+gpu_instance_id - nvmlDeviceGetGpuInstanceId Number of the GPU instance
+compute_instance_id - nvmlDeviceGetComputeInstanceId Number of the compute instance
+instance_multiprocessors - nvmlDeviceGetAttributes Multiprocessors (SMs)
+instance_memory_bytes bytes nvmlDeviceGetAttributes Memory
+instance_copy_engines - nvmlDeviceGetAttributes Copy engines
 [memory]
 memory_total_bytes bytes nvmlDeviceGetMemoryInfo Memory of the GPU
 memory_bus_width_bits bits nvmlDeviceGetMemoryBusWidth Width of the memory bus

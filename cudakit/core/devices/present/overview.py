@@ -16,9 +16,7 @@ _Cell: TypeAlias = Callable[[Device], Value]
 
 def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
     """Compare devices in a row each; hidden ones stand back."""
-    columns = [*_WHICH, *_HOW[:1], *(_ACTIVITY if activity else _HOW[1:2]), *_HOW[2:]]
-    if activity:
-        columns.append((Column("clock", "number"), _clock))
+    columns = [*_WHICH, *(_BUSY if activity else _IDLE), *_HEAT, *(_CLOCK if activity else [])]
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
@@ -103,10 +101,6 @@ def _is_coarse(device: Device) -> bool:
     return isinstance(device.field("sm_activity_percent"), Unavailable)
 
 
-def _clock(device: Device) -> Value:
-    return measured(device.field("clock_sm_mhz"), "MHz")
-
-
 _COARSE = (
     "~ is coarse: the share of time in which any kernel ran, however small. "
     "The GPU does not count more, or not yet."
@@ -117,23 +111,31 @@ _WHICH: list[tuple[Column, _Cell]] = [
     (Column("NVML", "number"), _nvml),
     (Column("PCI", "text"), _pci),
     (Column("name", "text"), _name),
-    (Column("cc", "number"), _text("compute_capability")),
 ]
-_HOW: list[tuple[Column, _Cell]] = [
+_IDLE: list[tuple[Column, _Cell]] = [
+    (Column("cc", "number"), _text("compute_capability")),
     (Column("memory", "text"), _memory),
     (Column("util", "number"), _number("utilization_gpu_percent", "%")),
-    (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
-    (Column("power", "text"), _power),
 ]
-_ACTIVITY: list[tuple[Column, _Cell]] = [
+_BUSY: list[tuple[Column, _Cell]] = [
+    (Column("memory", "text"), _memory),
     (Column("SMs", "number"), _utilization),
     (Column("warps", "number"), _number("sm_occupancy_percent", "%")),
     (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
     (Column("DRAM", "number"), _number("dram_bandwidth_percent", "%")),
 ]
+_HEAT: list[tuple[Column, _Cell]] = [
+    (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
+    (Column("power", "text"), _power),
+]
+_CLOCK: list[tuple[Column, _Cell]] = [(Column("clock", "number"), _number("clock_sm_mhz", "MHz"))]
 
-# What the table reads that moves.
-MOVING = (
+# The fields that the table reads, and the notes beside it.
+FIELDS = (
+    "name",
+    "compute_capability",
+    "memory_total_bytes",
+    "usable_memory_bytes",
     "memory_used_bytes",
     "utilization_gpu_percent",
     "temperature_gpu_c",

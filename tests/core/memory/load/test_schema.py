@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core.memory.load import files
-from core.memory.load.files import LARGE, MIB, SIDE_STREAM, SMALL, STEP, event, frame
+from core.memory.load.files import GIB, LARGE, MIB, SIDE_STREAM, SMALL, STEP, event, frame
 
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import (
@@ -345,6 +345,11 @@ def test_an_out_of_memory_entry_says_how_much_the_device_had(loaded: Loader) -> 
     entry = files.failed(2**62, device_free=5 * MIB)
     events = only(loaded(untraced(device_traces=[[entry]]))).events
     assert (events.action[0], events.address[0], events.size[0]) == (Action.OOM, 5 * MIB, 2**62)
+
+
+def test_an_out_of_memory_entry_may_say_so_as_its_address(loaded: Loader) -> None:
+    entry = event("oom", 5 * MIB, GIB)
+    assert only(loaded(untraced(device_traces=[[entry]]))).events.address.tolist() == [5 * MIB]
 
 
 # Numbers.

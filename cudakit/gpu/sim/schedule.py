@@ -1,0 +1,101 @@
+"""What runs when: tasks, what each waits for, and a policy that picks among those that can run.
+
+All that CUDA's rules of order come to is known when work is enqueued: which tasks a new one waits for.
+From there any order that respects this is one that a real device may show, and the policy chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cudakit.errors import CudaError
+from cudakit.gpu.sim.clock import Clock
+from cudakit.gpu.sim.policy import InTime, Policy, Shuffled
+from cudakit.gpu.sim.tasks import Engine, Job, Outcome, Task
+
+
+class Schedule:
+    """The work of one device. After the first failure nothing runs any more; ``fault`` is that failure.
+
+    Without a seed, what can begin first runs first. With one, the seed picks among all that can run, and
+    how far the device gets between two calls: a program that is ordered as it must be does not notice.
+    """
+
+    def __init__(self, clock: Clock, *, seed: int | None) -> None:
+        self.fault: CudaError | None = None
+        self._clock = clock
+        self._ready: Policy = InTime() if seed is None else Shuffled(seed)
+        self._count = 0
+        self._front_ns = 0
+        self._engines: dict[Engine, int] = {}
+        self._unfinished: dict[int, Task] = {}
+
+    def add(
+        self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0
+    ) -> Task:
+        """Enqueue a job that waits for other tasks, and begins no earlier than after a delay."""
+        self._count += 1
+        task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
+        for other in after:
+            task.earliest_ns = max(task.earliest_ns, other.end_ns)
+            if not other.done:
+                other.followers.append(task)
+                task.waiting += 1
+        self._unfinished[task.number] = task
+        if not task.waiting:
+            self._ready.push(task)
+        return task
+
+    def reached(self, tasks: Iterable[Task]) -> bool:
+        """Say whether tasks are finished at the time of the host."""
+        return all(task.done and task.end_ns <= self._clock.now_ns for task in tasks)
+
+    def catch_up(self) -> None:
+        """Let the device do what it may have done by now."""
+        while self.fault is None and self._ready.is_due(self._clock.now_ns):
+            self._run_next()
+
+    def wait(self, tasks: Iterable[Task]) -> None:
+        """Run until tasks are finished, and let the host's time reach their end."""
+        for task in tasks:
+            while not task.done and self.fault is None:
+                self._run_next()
+            self._clock.reach(task.end_ns)
+
+    def wait_for_all(self) -> None:
+        """Run until nothing is left."""
+        self.wait(list(self._unfinished.values()))
+
+    def _run_next(self) -> None:
+        task = self._next()
+        task.begin_ns = self._front_ns = max(task.earliest_ns, self._front_ns)
+        try:
+            outcome = task.job.run()
+        except CudaError as error:
+            self.fault = error
+            return
+        self._finish(task, outcome)
+
+    def _next(self) -> Task:
+        """Pick one that can run, and whose engine is free."""
+        while True:
+            task = self._ready.pop()
+            free_ns = self._engines.get(task.job.engine, 0) if task.job.engine else 0
+            if free_ns <= task.earliest_ns:
+                return task
+            task.earliest_ns = free_ns
+            self._ready.push(task)
+
+    def _finish(self, task: Task, outcome: Outcome) -> None:
+        task.end_ns = task.begin_ns + outcome.cost_ns
+        task.accesses = outcome.accesses
+        task.done = True
+        if task.job.engine:
+            self._engines[task.job.engine] = task.end_ns
+        del self._unfinished[task.number]
+        for follower in task.followers:
+            follower.earliest_ns = max(follower.earliest_ns, task.end_ns)
+            follower.waiting -= 1
+            if not follower.waiting:
+                self._ready.push(follower)
+        task.followers.clear()
