@@ -4,6 +4,8 @@ Whether one listens is settled when a domain is first used, as in the nvtx packa
 listener at the process's first call, and never later.
 """
 
+# ruff: noqa: A001 range is the word of NVTX and of every tool that shows one
+
 from __future__ import annotations
 
 import functools
@@ -91,7 +93,7 @@ def listened(name: str) -> Domain | None:
     return domain if isinstance(domain, nvtx.Domain) else None
 
 
-def range(  # noqa: A001 the term of NVTX and of every tool
+def range(
     name: str,
     *,
     domain: str = "cudakit",

@@ -23,11 +23,14 @@ from cudakit.errors import CudakitError
 # A lone surrogate has no UTF-8; a terminal may obey the control characters that JSON lets through.
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
+# Deep enough for a list of rows under a list of devices: each row is then a line.
+_INDENTED_LEVELS = 4
+
 _Reasons: TypeAlias = dict[str, str]
 
 
 def render(result: object) -> str:
-    """Write a Result as one JSON object, indented by 2, ending in a newline.
+    """Write a Result as one JSON object, its outer levels indented by 2, ending in a newline.
 
     A dataclass becomes an object by field name: ``schema`` (a field or a class attribute) comes
     first, ``metadata={"json": name}`` renames a field, ``metadata={"json": None}`` leaves it out.
@@ -46,7 +49,7 @@ def render_line(result: object) -> str:
     """Write a Result as ``render`` does, on one line: for streams of many (NDJSON)."""
     if not _is_record(result):
         raise TypeError(f"a Result is a dataclass instance, not {type(result).__name__}")
-    return _text(_record(result), indent=None)
+    return _text(_record(result), indented_levels=0)
 
 
 def render_error(error: CudakitError) -> str:
@@ -63,9 +66,29 @@ def render_error(error: CudakitError) -> str:
     )
 
 
-def _text(plain: object, *, indent: int | None = 2) -> str:
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent)
+def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
+    text = "".join(_laid_out(plain, 0, indented_levels))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
+    """Indent the outer levels; what lies deeper is a line each, as fast as ``json`` writes it."""
+    if depth == levels or not plain or not isinstance(plain, (dict, list)):
+        yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        return
+    members = _members_of(plain)
+    opening, closing = "{}" if isinstance(plain, dict) else "[]"
+    margin = "  " * depth
+    for index, (name, item) in enumerate(members):
+        yield f"{',' if index else opening}\n{margin}  {name}"
+        yield from _laid_out(item, depth + 1, levels)
+    yield f"\n{margin}{closing}"
+
+
+def _members_of(plain: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
+    if isinstance(plain, list):
+        return (("", item) for item in plain)
+    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in plain.items())
 
 
 def _is_record(value: object) -> bool:

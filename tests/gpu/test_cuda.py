@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+import cudakit
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.cuda.context import Handles
@@ -178,6 +179,7 @@ def test_an_image_that_cannot_be_read_is_refused(gpu: Cuda, image: bytes, status
 LOST = """
 import json
 import numpy as np
+import cudakit
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.cuda.device import Cuda
@@ -210,6 +212,7 @@ def test_after_an_illegal_address_every_call_says_that_the_process_must_end() ->
 
 FORKED = """
 import os, sys
+import cudakit
 from cudakit.errors import CudaError
 from cudakit.gpu.cuda.device import Cuda
 
@@ -230,3 +233,46 @@ def test_a_forked_child_is_told_to_be_spawned() -> None:
 
     assert name == "CUDA_ERROR_NOT_INITIALIZED"
     assert "spawn" in hint
+
+
+@pytest.fixture
+def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
+    if check(cu.cuDeviceGetCount()) < 2:
+        pytest.skip("needs two CUDA devices")
+    with closing(Cuda(1)) as second:
+        yield gpu, second
+
+
+@pytest.mark.gpu
+def test_two_devices_do_their_own_work_whichever_is_current(pair: tuple[Cuda, Cuda]) -> None:
+    read = []
+    for current_one in (0, 1):
+        with cudakit.device(current_one):
+            for number, gpu in enumerate(pair):
+                ptr, pinned, stream = gpu.malloc(4), gpu.host_malloc(4), gpu.stream()
+                gpu.fill(ptr, number + 1, 4, stream)
+                gpu.copy(pinned, ptr, 4, stream)
+                gpu.sync_stream(stream)
+                read.append(bytes(gpu.host_view(pinned, 4)))
+            assert cudakit.current_device() == current_one
+
+    assert read == [b"\1" * 4, b"\2" * 4] * 2
+
+
+@pytest.mark.gpu
+def test_peers_are_those_that_torch_finds(pair: tuple[Cuda, Cuda]) -> None:
+    torch = pytest.importorskip("torch")
+    first, second = pair
+
+    assert first.can_access_peer(1) == torch.cuda.can_device_access_peer(0, 1)
+    assert second.can_access_peer(0) == torch.cuda.can_device_access_peer(1, 0)
+    assert cudakit.can_access_peer(0, 1) == first.can_access_peer(1)
+
+
+@pytest.mark.gpu
+def test_the_facts_and_the_telemetry_are_those_of_the_device(pair: tuple[Cuda, Cuda]) -> None:
+    facts = [gpu.facts() for gpu in pair]
+
+    assert [one.index for one in facts] == [0, 1]
+    assert facts[0].uuid != facts[1].uuid
+    assert all("memory_free_bytes" in gpu.telemetry().fields for gpu in pair)

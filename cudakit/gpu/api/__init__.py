@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, NewType, Protocol, TypeAlias
 
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
+
+if TYPE_CHECKING:
+    import numpy as np  # slow to import, and no command that only looks needs it
 
 Ptr = NewType("Ptr", int)  # an address of the device, or of pinned host memory
 Backing = NewType("Backing", int)  # physical memory that can be mapped
@@ -30,7 +31,7 @@ LEGACY = Stream(1)
 PER_THREAD = Stream(2)
 
 # A Ptr is passed as an address; a numpy scalar says its own width.
-Argument: TypeAlias = Ptr | np.generic
+Argument: TypeAlias = "Ptr | np.generic"
 Dim3: TypeAlias = tuple[int, int, int]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, TypeVar
 
 from cudakit.gpu.cuda.driver import Result, check, cu, initialize
@@ -70,11 +71,11 @@ class Handles:
 
     def __init__(self, kind: str, *, first: int = 1) -> None:
         self._kind = kind
-        self._next = first
+        self._numbers = count(first)  # counts atomically, whichever threads take from it
         self._handles: dict[int, Any] = {}
 
     def add(self, handle: Any) -> int:
-        number, self._next = self._next, self._next + 1
+        number = next(self._numbers)
         self._handles[number] = handle
         return number
 
@@ -109,5 +110,4 @@ class Handles:
 
 
 def _how_many(ordinal: int) -> str:
-    count = check(cu.cuDeviceGetCount())
-    return f"cuda:{ordinal} asked, and {count} visible to CUDA"
+    return f"cuda:{ordinal} asked, and {check(cu.cuDeviceGetCount())} visible to CUDA"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.attributes import attributes
@@ -12,8 +14,10 @@ from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.graphs import Graphs
 from cudakit.gpu.cuda.kernels import Kernels
 from cudakit.gpu.cuda.virtual import VirtualMemory
+from cudakit.gpu.nvml import open_nvml
 from cudakit.gpu.probe import child
 from cudakit.gpu.probe.answer import cuda_view
+from cudakit.units import Unavailable
 
 
 class Cuda(VirtualMemory, Kernels, Graphs):
@@ -23,6 +27,7 @@ class Cuda(VirtualMemory, Kernels, Graphs):
     """
 
     simulated = False
+    _ask_nvml: Callable[[], Telemetry | Unavailable] | None = None
 
     def facts(self) -> DeviceFacts:
         """Ask the driver for all that it knows of the device; fields as in ``gpu.api.attributes``."""
@@ -36,10 +41,11 @@ class Cuda(VirtualMemory, Kernels, Graphs):
         return view.devices[self.ordinal]
 
     def telemetry(self) -> Telemetry:
-        """Say what the driver knows of the moment: bytes of memory. NVML knows the rest."""
-        info = self.memory_info()
-        fields = {"free_memory_bytes": info.free_bytes, "total_memory_bytes": info.total_bytes}
-        return Telemetry(time.time_ns(), fields)
+        """Read what moves from NVML; where it does not know the device, the memory from the driver."""
+        if self._ask_nvml is None:
+            self._ask_nvml = _telemetry_of(self.facts().uuid)
+        answer = self._ask_nvml()
+        return self._memory_only() if isinstance(answer, Unavailable) else answer
 
     def close(self) -> None:
         """Wait for all work, and give back what was not. A second time does nothing."""
@@ -47,7 +53,27 @@ class Cuda(VirtualMemory, Kernels, Graphs):
             self.ask(cu.cuCtxSynchronize)
             super().close()
 
+    def _memory_only(self) -> Telemetry:
+        info = self.memory_info()
+        fields = {
+            "memory_free_bytes": info.free_bytes,
+            "memory_used_bytes": info.total_bytes - info.free_bytes,
+        }
+        return Telemetry(time.time_ns(), fields)
+
     def can_access_peer(self, ordinal: int) -> bool:
         """Say whether kernels here can use the memory of another device."""
         other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
         return bool(check(cu.cuDeviceCanAccessPeer(self._device, other)))
+
+
+def _telemetry_of(uuid: str | Unavailable) -> Callable[[], Telemetry | Unavailable]:
+    """Return how to read the telemetry of a device: NVML is started, and the device found, once."""
+    library = open_nvml()
+    if isinstance(library, Unavailable):
+        missing = library
+        return lambda: missing
+    for device in library.view().devices:
+        if device.uuid == uuid:
+            return partial(library.telemetry, device)
+    return lambda: Unavailable("NVML does not list the device")

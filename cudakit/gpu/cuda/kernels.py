@@ -107,14 +107,18 @@ class Kernels(Streams):
         super().close()
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
+        # Older drivers do not say how many there are: one is asked for after the other until they refuse.
+        known = self.ask(optional, "cuFuncGetParamCount", function)
+        count = check(known) if known else sys.maxsize
         sizes: list[int] = []
-        while True:
+        while len(sizes) < count:
             answer = self.ask(optional, "cuFuncGetParamInfo", function, len(sizes))
             if answer is None:
                 return None
-            if answer[0]:  # there are no more
-                return tuple(sizes)
+            if answer[0]:
+                break
             sizes.append(answer[2])
+        return tuple(sizes)
 
     def _ask_for_shared(self, loaded: _Loaded, shared_bytes: int) -> None:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -32,7 +32,6 @@ class Capture:
     thread: int
     origin: int  # the stream where it began
     nodes: list[Node] = field(default_factory=list)
-    streams: set[int] = field(default_factory=set)
     spoiled: bool = False
     ended: bool = False
 

@@ -19,11 +19,11 @@ class Ids(Generic[_T]):
         self._next = first
         self._things: dict[int, _T] = {}
 
-    def add(self, make: Callable[[int], _T]) -> int:
+    def add(self, make: Callable[[int], _T]) -> _T:
         """Make a thing that is told its number."""
         number, self._next = self._next, self._next + 1
-        self._things[number] = make(number)
-        return number
+        made = self._things[number] = make(number)
+        return made
 
     def __getitem__(self, number: int) -> _T:
         try:
@@ -36,9 +36,6 @@ class Ids(Generic[_T]):
             return self._things.pop(number)
         except KeyError:
             raise self._unknown(number) from None
-
-    def values(self) -> list[_T]:
-        return [*self._things.values()]
 
     def clear(self) -> None:
         self._things.clear()

@@ -42,10 +42,10 @@ class Lanes:
     def before(self, lane: Lane) -> tuple[Task, ...]:
         """Return what a new task of a stream has to wait for."""
         if lane is self.legacy:
-            return _unfinished([*lane.tail, *self._blocking_tails()])
+            return _without_past([*lane.tail, *self._blocking_tails()])
         if lane.blocks:
-            return _unfinished([*lane.tail, *self.legacy.tail])
-        return _unfinished(lane.tail)
+            return _without_past([*lane.tail, *self.legacy.tail])
+        return _without_past(lane.tail)
 
     def work_of(self, lane: Lane) -> tuple[Task, ...]:
         """Return what to wait for to have all that is in a stream done."""
@@ -55,7 +55,7 @@ class Lanes:
         """Take a stream out; its work goes on."""
         self.others.remove(lane)
         if lane.blocks:
-            self._left = _unfinished([*self._left, *lane.tail])
+            self._left = _without_past([*self._left, *lane.tail])
 
     def captures(self) -> list[Capture]:
         """List the captures that blocking streams take part in."""
@@ -79,5 +79,9 @@ class Mark:
     nodes: Nodes = ()
 
 
-def _unfinished(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    return tuple(dict.fromkeys(tasks))
+def _without_past(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Leave out what is over anyway: of all that is done, keep what ended last."""
+    left = dict.fromkeys(tasks)
+    done = [task for task in left if task.done]
+    last = max(done, key=lambda task: task.end_ns, default=None)
+    return tuple(task for task in left if not task.done or task is last)

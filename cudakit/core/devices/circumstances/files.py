@@ -25,7 +25,7 @@ class Files:
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, without its last newline."""
-        place = self._place(path)
+        place = self.place(path)
         if place is None:
             return None
         try:
@@ -37,23 +37,24 @@ class Files:
 
     def names(self, directory: str) -> tuple[str, ...]:
         """Return the sorted names in a directory, none where there is no such directory."""
-        place = self._place(directory)
+        place = self.place(directory)
         with suppress(OSError):
             return tuple(sorted(os.listdir(place))) if place else ()
         return ()
 
     def exists(self, path: str) -> bool:
-        place = self._place(path)
+        place = self.place(path)
         return place is not None and os.path.exists(place)
 
     def resolve(self, path: str) -> str:
         """Follow symbolic links; a path that leads nowhere is returned as it is."""
-        place = self._place(path)
+        place = self.place(path)
         if place is None or not os.path.exists(place):
             return path
         real = os.path.realpath(place)
         top = os.path.realpath(str(self.root))
         return "/" + os.path.relpath(real, top) if real.startswith(top) else real
 
-    def _place(self, path: str) -> Path | None:
+    def place(self, path: str) -> Path | None:
+        """Return where a file of that path lies, None for files that show nothing."""
         return None if self.root is None else self.root / path.lstrip("/")

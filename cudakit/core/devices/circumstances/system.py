@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from cudakit.core.devices.circumstances.files import Files
 from cudakit.units import Unavailable
@@ -17,6 +18,8 @@ from cudakit.units import Unavailable
 _SYS_ADMIN = 21
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 nothing is written there
+
+_UNSEEN = Unavailable("the files of this system are not looked at")
 
 # What the control group of the first process says of the runtime that made it.
 _MARKS = {
@@ -55,9 +58,9 @@ def device_nodes(files: Files) -> Iterator[DeviceNode]:
 
 
 def _node(files: Files, path: str) -> DeviceNode | None:
-    place = f"{files.root}{path}"
+    place = files.place(path) or Path(path)
     try:
-        mode = os.stat(place).st_mode
+        mode = place.stat().st_mode
     except OSError as error:
         return DeviceNode(path, "?", _symbol(error))
     if stat.S_ISDIR(mode):
@@ -65,7 +68,7 @@ def _node(files: Files, path: str) -> DeviceNode | None:
     return DeviceNode(path, stat.filemode(mode), _open_error(place))
 
 
-def _open_error(place: str) -> str:
+def _open_error(place: Path) -> str:
     try:
         os.close(os.open(place, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
@@ -85,8 +88,11 @@ def process_names(files: Files) -> frozenset[str]:
 
 def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
     """Return the messages of the kernel since it started, as far as its buffer goes back."""
+    place = files.place("/dev/kmsg")
+    if place is None:
+        return _UNSEEN
     try:
-        log = os.open(f"{files.root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return Unavailable(f"the kernel's log cannot be read ({_symbol(error)} on /dev/kmsg)")
     try:
@@ -112,8 +118,11 @@ def _messages(log: int) -> Iterator[str]:
 
 def shared_memory_bytes(files: Files) -> int | Unavailable:
     """Return the size of the file system for memory that processes share."""
+    place = files.place(SHARED_MEMORY)
+    if place is None:
+        return _UNSEEN
     try:
-        found = os.statvfs(f"{files.root}{SHARED_MEMORY}")
+        found = os.statvfs(place)
     except OSError as error:
         return Unavailable(f"{SHARED_MEMORY}: {error.strerror}")
     return found.f_frsize * found.f_blocks

@@ -8,31 +8,34 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.devices.fields import FieldInfo
+from cudakit.core.devices.present.titles import title
 from cudakit.core.devices.present.values import shown
-from cudakit.core.devices.result import Device
+from cudakit.core.devices.result import DevicesResult
 from cudakit.document import Column, Columns, Document, Table, Text
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
 
 
-def table(fields: Sequence[FieldInfo], devices: Sequence[Device]) -> Document:
+def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     """Show fields as a table."""
     columns = tuple(
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
     rows = tuple(
-        tuple(shown(device.field(field.name), field) for field in fields) for device in devices
+        tuple(shown(device.field(field.name), field) for field in fields)
+        for device in result.devices
     )
-    faint = frozenset(at for at, device in enumerate(devices) if device.hidden)
-    return Document("Fields of GPUs", (Table(columns, rows, faint=faint),))
+    faint = frozenset(at for at, device in enumerate(result.devices) if device.hidden)
+    return Document(title(result), (Table(columns, rows, faint=faint),))
 
 
-def columns(fields: Sequence[FieldInfo], devices: Sequence[Device]) -> Document:
+def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     """Hold fields as arrays, raw and in their units; what cannot be had is an empty cell."""
     arrays = {
-        field.name: _array([device.field(field.name) for device in devices]) for field in fields
+        field.name: _array([device.field(field.name) for device in result.devices])
+        for field in fields
     }
-    return Document("Fields of GPUs", (Columns("devices", arrays),))
+    return Document(title(result), (Columns("devices", arrays),))
 
 
 def listing(fields: Iterable[FieldInfo]) -> Document:

@@ -22,9 +22,9 @@ _HINT = (
 )
 
 
-def topology(result: DevicesResult, devices: Sequence[Device]) -> Iterator[Node]:
+def topology(result: DevicesResult) -> Iterator[Node]:
     """Draw links and peer access as NVML and CUDA see them, and where they disagree."""
-    gpus = [device for device in devices if device.parent is None]
+    gpus = [device for device in result.devices if device.parent is None]
     if len(gpus) < 2 or not result.pairs:
         yield Note("info", "there is only one GPU: it has nobody to reach")
         return

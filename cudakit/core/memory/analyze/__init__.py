@@ -76,8 +76,10 @@ def _ran_out(trace: DeviceTrace) -> bool:
 
 def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
     """Answer a MemorySpec for one device."""
-    trace = narrow(snapshot, trace, stream=spec.stream, pool=spec.pool)
+    whole, trace = trace, narrow(snapshot, trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
+    # Why an allocation failed is a matter of all that the process held.
+    whole_replayed = replayed if trace is whole else replay(snapshot, whole)
     allocations = replayed.allocations
     stacks = Stacks(snapshot)
     lay = _Layouts(trace, replayed)
@@ -94,7 +96,7 @@ def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> 
         peak=_peak(snapshot, trace, replayed),
         at=at,
         health=health(snapshot, trace, replayed),
-        ooms=find_ooms(snapshot, trace, stacks, replayed),
+        ooms=find_ooms(snapshot, whole, stacks, whole_replayed),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),

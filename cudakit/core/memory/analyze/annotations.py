@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import numpy as np
@@ -12,7 +11,9 @@ from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
 
-_NUMBERED = re.compile(r"(.*?)[\s#_:-]*(\d+)")
+_DIGITS = "0123456789"
+_SEPARATORS = " #_:-"
+_LONGEST_NUMBER = 18  # digits
 _FEWEST_STEPS = 3
 
 
@@ -29,9 +30,8 @@ def active_annotation(
     for annotation in _of_device(snapshot, trace):
         if annotation.start:
             open_names.append(annotation.name)
-        elif annotation.name in open_names:
-            last = len(open_names) - 1 - open_names[::-1].index(annotation.name)
-            del open_names[last]
+        else:
+            _close(open_names, annotation.name)
         times.append(annotation.time_us)
         current = open_names[-1] if open_names else ""
         innermost.append(names.setdefault(current, len(names)))
@@ -44,18 +44,13 @@ def active_annotation(
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
     """Find the moments between the steps of a loop by annotations: the name of the step, and moments.
 
-    A numbered range (``step 7``, ``ProfilerStep#7``) is a step; failing that, whichever name starts most
-    often. Moments are the starts of steps, and the end of the last one if it has ended.
+    A range whose number rises (``step 7``, ``ProfilerStep#7``) is a step; failing that, whichever outermost
+    name starts most often. Moments are the starts of steps, and the end of the last one if it has ended.
     """
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
-    numbered: defaultdict[str, list[Annotation]] = defaultdict(list)
-    named: defaultdict[str, list[Annotation]] = defaultdict(list)
-    for annotation in _of_device(snapshot, trace):
-        named[annotation.name].append(annotation)
-        if match := _NUMBERED.fullmatch(annotation.name):
-            numbered[f"{match[1]}#"].append(annotation)
-    for candidates in (numbered, named):
+    annotations = _of_device(snapshot, trace)
+    for candidates in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
         name = max(candidates, key=lambda key: len(candidates[key]), default="")
         ranges = candidates.get(name, [])
         starts = [annotation.time_us for annotation in ranges if annotation.start]
@@ -63,6 +58,47 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
             times = starts if ranges[-1].start else [*starts, ranges[-1].time_us]
             return name, _moments(trace, times)
     return "", np.zeros(0, np.int64)
+
+
+def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+    """Group ranges by name without number; what is numbered anew in each step is left out."""
+    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for annotation in annotations:
+        text = annotation.name.rstrip(_DIGITS)
+        if digits := annotation.name[len(text) :]:
+            name = f"{text.rstrip(_SEPARATORS)}#"
+            found[name].append(annotation)
+            if annotation.start:
+                numbers[name].append(int(digits[-_LONGEST_NUMBER:]))
+    return {name: own for name, own in found.items() if numbers[name] == sorted(numbers[name])}
+
+
+def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+    """Group by name the ranges that lie in no other."""
+    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    open_names: list[str] = []
+    for annotation in annotations:
+        if annotation.start:
+            open_names.append(annotation.name)
+        if open_names[:1] in ([], [annotation.name]):
+            found[annotation.name].append(annotation)
+        if not annotation.start:
+            _close(open_names, annotation.name)
+    return found
+
+
+def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    for annotation in annotations:
+        found[annotation.name].append(annotation)
+    return found
+
+
+def _close(open_names: list[str], name: str) -> None:
+    """Take out the innermost open range of a name, if there is one."""
+    if name in open_names:
+        del open_names[len(open_names) - 1 - open_names[::-1].index(name)]
 
 
 def _moments(trace: DeviceTrace, times: list[int]) -> _Ints:

@@ -7,7 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.lifetimes import BEFORE
+from cudakit.core.memory.replay import Inconsistencies, Replay
 from cudakit.core.memory.result import Contradictions, Health
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 
@@ -18,8 +19,10 @@ _FEW_STACKS = 0.1  # share of allocations without a stack from which on it is wo
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     """Judge one device's trace."""
-    found = replayed.inconsistencies
-    stack = replayed.allocations.stack
+    found, allocations = replayed.inconsistencies, replayed.allocations
+    # Of what was allocated before the trace and is gone, nothing could have told the stack.
+    seen = (allocations.begin != BEFORE) | (allocations.live_block >= 0)
+    stack = allocations.stack[seen]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
     return Health(
@@ -31,7 +34,7 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
         without_stack=without_stack,
         has_times=snapshot.has_times,
         warnings=trace.warnings,
-        advice=tuple(_advice(snapshot, trace, without_stack, overflowed)),
+        advice=tuple(_advice(snapshot, trace, found, without_stack, overflowed)),
     )
 
 
@@ -44,7 +47,11 @@ def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
 
 
 def _advice(
-    snapshot: Snapshot, trace: DeviceTrace, without_stack: float, overflowed: bool | None
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    found: Inconsistencies,
+    without_stack: float,
+    overflowed: bool | None,
 ) -> Iterator[str]:
     if not len(trace.events):
         yield (
@@ -54,10 +61,8 @@ def _advice(
         return
     if overflowed:
         yield "old events were dropped: record with a larger max_entries to see further back"
-    kinds = set(np.unique(trace.events.action).tolist())
-    for action, word in ((Action.ALLOC, "alloc"), (Action.FREE_COMPLETED, "free_completed")):
-        if action not in kinds and Action.FREE not in kinds and Action.ALLOC in kinds | {action}:
-            yield f"the trace has no {word} events: record without skip_actions"
+    for word in _skipped(trace, found):
+        yield f"the trace has no {word} events: record without skip_actions"
     if without_stack > _FEW_STACKS:
         yield (
             f"{without_stack:.0%} of the allocations have no stack: those of the backward pass come "
@@ -65,3 +70,16 @@ def _advice(
         )
     if not snapshot.has_times:
         yield "the file has no times (torch before 2.2): events are shown in order only"
+
+
+def _skipped(trace: DeviceTrace, found: Inconsistencies) -> Iterator[str]:
+    """Name the kinds of events that are missed in a trace that has none of them."""
+    kinds = set(np.unique(trace.events.action).tolist())
+    for action, missed in (
+        (Action.ALLOC, found.lost_allocations),
+        (Action.FREE_REQUESTED, found.lost_requests),
+        (Action.FREE_COMPLETED, found.lost_frees),
+    ):
+        written_in_one = action != Action.ALLOC and Action.FREE in kinds
+        if missed and action not in kinds and not written_in_one:
+            yield action.name.lower()

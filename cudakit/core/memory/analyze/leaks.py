@@ -23,7 +23,8 @@ def find_leaks(
 ) -> tuple[Steps, tuple[Leak, ...]]:
     """Find stacks whose live bytes never shrink from step to step and grow in most of them.
 
-    What grows only in the first half (caches, optimizer state, workspaces) is not a leak.
+    What grows only in the first half (caches, optimizer state, workspaces) is not a leak, nor is what the
+    program has given up by the end of the trace.
     """
     source, moments = step_moments(snapshot, trace)
     steps = Steps(source, len(moments))
@@ -31,8 +32,9 @@ def find_leaks(
         return steps, ()
     picked = moments[_evenly(len(moments), _MOST_STEPS)]
     per_step = (len(moments) - 1) / (len(picked) - 1)
-    ids, held, counts = _held_at(allocations, picked)
-    growing = _growing(held)
+    ids, held, counts = _held_at(allocations, np.append(picked, len(trace.events)))
+    held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
+    growing = _growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
     found = [
         _leak(stacks, stack, bytes_held, count_held, per_step)
         for stack, bytes_held, count_held in zip(

@@ -14,6 +14,8 @@ from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Fit, Oom
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind, Snapshot
 
+_Mask = npt.NDArray[np.bool_]
+
 # A program that catches the error and tries again can fail thousands of times; each takes a layout.
 MOST_OOMS = 100
 
@@ -62,8 +64,8 @@ def measure(trace: DeviceTrace, layout: Layout, event: int) -> verdict.Room:
     needed = segment_size(size)
     own = _own_segments(trace, layout, event)
     hole_is_own = own[layout.hole_segment]
-    used = layout.used_by_segment()
-    releasable = int(segments.size[used == 0].sum())
+    empty = layout.used_by_segment() == 0
+    releasable = int(segments.size[empty].sum())
     limited = device_free >= needed
     # Under a limit of the process the room on the device is of no use: what counts is what is reserved.
     usable = 0 if limited else device_free
@@ -77,11 +79,13 @@ def measure(trace: DeviceTrace, layout: Layout, event: int) -> verdict.Room:
     free = int(layout.hole_size.sum())
     return verdict.Room(
         size=size,
+        needed=needed,
         device_free=device_free,
         free=free,
         own_free=own_free,
         own_largest_hole=_largest(layout.hole_size[hole_is_own]),
         releasable=releasable,
+        releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),
         short=max(size - free - usable, 0),
         limited=limited,
@@ -90,23 +94,31 @@ def measure(trace: DeviceTrace, layout: Layout, event: int) -> verdict.Room:
     )
 
 
-def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> npt.NDArray[np.bool_]:
+def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> _Mask:
     """Say which segments could have served the request: its stream, its pool, its kind."""
     events, segments = trace.events, layout.segments
-    kind = SegmentKind.SMALL if int(events.size[event]) <= SMALL_REQUEST else SegmentKind.LARGE
-    pool = max(int(events.pool[event]), 0)
+    size, pool = int(events.size[event]), int(events.pool[event])
+    kind = SegmentKind.SMALL if size <= SMALL_REQUEST else SegmentKind.LARGE
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    own: npt.NDArray[np.bool_] = (
-        fits_kind & (segments.stream == events.stream[event]) & (segments.pool == pool)
-    )
-    return own
+    reachable: _Mask = fits_kind & (segments.stream == events.stream[event])
+    private: _Mask = segments.pool != 0
+    if pool >= 0:
+        reachable &= segments.pool == pool
+        return reachable
+    # Before torch 2.12 nothing names the pool. What a hole of the default pool would have served was
+    # asked of a private one, if there is any.
+    default = reachable & ~private
+    served = _largest(layout.hole_size[default[layout.hole_segment]]) >= size
+    return reachable & private if served and private.any() else default
 
 
-def _fits_after_pending(layout: Layout, own: npt.NDArray[np.bool_], size: int) -> bool:
-    """Say whether a hole, together with blocks pending free beside it, would have been large enough."""
+def _fits_after_pending(layout: Layout, own: _Mask, size: int) -> bool:
+    """Say whether a hole, together with blocks pending free beside it, would have been large enough.
+
+    A hole may be so by itself: before it gives up, torch waits for pending frees and returns segments, but
+    does not search again among what stays (pytorch issue 189504).
+    """
     blocks = layout.block_pending & own[layout.block_segment]
-    if not blocks.any():
-        return False
     holes = own[layout.hole_segment]
     segment = np.concatenate((layout.block_segment[blocks], layout.hole_segment[holes]))
     offset = np.concatenate((layout.block_offset[blocks], layout.hole_offset[holes]))

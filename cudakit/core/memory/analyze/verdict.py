@@ -18,11 +18,13 @@ class Room:
     """The room that a failed request had, in bytes."""
 
     size: int
+    needed: int  # what would have to be reserved for it
     device_free: int
     free: int  # in holes, of any pool
     own_free: int  # in holes that could have served the request
     own_largest_hole: int
     releasable: int  # in segments that hold nothing
+    releasable_private: int  # of that, in private pools
     pending: int  # blocks freed, still used by another stream
     short: int  # what is missing even if every free byte could be used
     limited: bool  # the device had room: something else refused
@@ -55,13 +57,13 @@ def _cause(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
         return _pending(room, state)
     if fit.without_holes:
         return _fragmentation(room, state, settings)
-    if fit.in_another_pool:
+    if fit.in_another_pool or not room.short:
         return _pool(room, state)
     return _limit(room, state) if room.limited else _capacity(room, state)
 
 
 def _raise_the_limit(room: Room, state: State) -> str:
-    least = format_bytes(state.reserved_bytes + room.size)
+    least = format_bytes(state.reserved_bytes + room.needed)
     return f"raise torch.cuda.set_per_process_memory_fraction, to at least {least} for this request"
 
 
@@ -70,21 +72,24 @@ def _cache(room: Room, state: State) -> Verdict:
         f"{_asked(room)} would have fitted without the cache: {format_bytes(room.releasable)} lie in "
         f"empty segments that were not given back{_limit_clause(room, state)}."
     )
-    return Verdict(
-        "cache",
-        sentence,
-        (
-            "call torch.cuda.empty_cache() before this allocation; segments of private pools "
-            "(CUDA graphs, MemPool) go back only when the pool is deleted",
-            f"{_CONF}=garbage_collection_threshold:0.8",
-        ),
-    )
+    remedies = []
+    if room.releasable_private:
+        remedies.append(
+            "delete the CUDA graphs and MemPools that are no longer used: empty segments of a private "
+            "pool go back with the pool only"
+        )
+    if room.releasable > room.releasable_private:
+        remedies.append(
+            "call torch.cuda.empty_cache() before this allocation; while a graph is captured PyTorch "
+            "gives nothing back"
+        )
+    return Verdict("cache", sentence, tuple(remedies))
 
 
 def _pending(room: Room, state: State) -> Verdict:
     sentence = (
-        f"{_asked(room)} would have fitted a moment later: {format_bytes(room.pending)} were freed but "
-        f"still in use by other streams (record_stream){_limit_clause(room, state)}."
+        f"{_asked(room)} would have fitted a moment later: {_waiting(room)}"
+        f"{_limit_clause(room, state)}."
     )
     return Verdict(
         "pending",
@@ -97,11 +102,23 @@ def _pending(room: Room, state: State) -> Verdict:
     )
 
 
+def _waiting(room: Room) -> str:
+    if room.own_largest_hole < room.size:
+        freed = format_bytes(room.pending)
+        return f"{freed} were freed but still in use by other streams (record_stream)"
+    hole = format_bytes(room.own_largest_hole)
+    return (
+        f"a hole of {hole} became free only after PyTorch had searched, when it waited for the other "
+        "streams that used it (record_stream)"
+    )
+
+
 def _fragmentation(room: Room, state: State, settings: Mapping[str, Any]) -> Verdict:
+    device = f" and {format_bytes(room.device_free)} on the device" if not room.limited else ""
     sentence = (
         f"{_asked(room)} would have fitted without holes: {format_bytes(room.own_free)} are free inside "
-        f"reserved segments, but the largest hole is {format_bytes(room.own_largest_hole)}"
-        f"{_limit_clause(room, state)}."
+        f"reserved segments{device if room.own_free < room.size else ''}, but the largest hole is "
+        f"{format_bytes(room.own_largest_hole)}{_limit_clause(room, state)}."
     )
     remedies = [
         *_expandable_remedy(room),
@@ -113,9 +130,14 @@ def _fragmentation(room: Room, state: State, settings: Mapping[str, Any]) -> Ver
 
 
 def _pool(room: Room, state: State) -> Verdict:
+    elsewhere = format_bytes(room.free - room.own_free)
+    where = (
+        "into another pool or stream"
+        if room.fit.in_another_pool
+        else "if pools and streams shared their memory"
+    )
     sentence = (
-        f"{_asked(room)} would have fitted into another pool or stream: "
-        f"{format_bytes(room.free - room.own_free)} are free there, where this request may not go"
+        f"{_asked(room)} would have fitted {where}: {elsewhere} are free where this request may not go"
         f"{_limit_clause(room, state)}."
     )
     return Verdict(
@@ -149,28 +171,29 @@ def _limit(room: Room, state: State) -> Verdict:
 def _capacity(room: Room, state: State) -> Verdict:
     sentence = (
         f"{_asked(room)} could not fit: {format_bytes(state.active_bytes)} were in use, "
-        f"{format_bytes(room.device_free)} free on the device and {format_bytes(room.free)} in holes; "
-        f"{format_bytes(room.short)} too little even if every free byte were usable."
+        f"{format_bytes(room.device_free)} free on the device and {format_bytes(room.free)} in holes, "
+        f"which is {format_bytes(room.short)} too little even with every free byte usable."
     )
-    return Verdict("capacity", sentence, (*_less(room), *_expandable_remedy(room)))
+    holes = _expandable_remedy(room) if room.free else ()
+    return Verdict("capacity", sentence, (*_less(room), *holes))
 
 
 def _less(room: Room) -> tuple[str, ...]:
     return (
-        f"hold {format_bytes(max(room.short, 1))} less at this moment: a smaller batch, activation "
+        f"hold {format_bytes(room.short)} less at this moment: a smaller batch, activation "
         "checkpointing, or the top holders below (with --at oom)",
     )
 
 
 def _asked(room: Room) -> str:
-    return (
-        f"{format_bytes(room.size)} did not fit, but" if _could(room) else format_bytes(room.size)
-    )
+    asked = format_bytes(room.size)
+    return f"{asked} did not fit, but" if _could(room) else asked
 
 
 def _could(room: Room) -> bool:
     fit = room.fit
-    return fit.without_cache or fit.without_holes or fit.in_another_pool or fit.after_pending_frees
+    usable = fit.without_cache or fit.without_holes or fit.after_pending_frees
+    return usable or fit.in_another_pool or not room.short
 
 
 def _limit_clause(room: Room, state: State) -> str:

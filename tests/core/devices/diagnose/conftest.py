@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.devices.diagnose import machines
+from core.devices.diagnose.machines import Machine
+
+from cudakit.core.devices.circumstances import Circumstances
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Make a healthy machine with some changes: ``machine(environment={...})``."""
+
+    def make(**changes: Any) -> Circumstances:
+        return machines.healthy(machines.system(tmp_path), **changes)
+
+    return make

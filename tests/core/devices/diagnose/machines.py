@@ -1,0 +1,190 @@
+"""Made machines for the checks to judge: a healthy one, and what to change about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from cudakit.core.devices.circumstances import Circumstances
+from cudakit.core.devices.circumstances.files import Files
+from cudakit.core.devices.circumstances.libraries import Library
+from cudakit.core.devices.circumstances.packages import Build, Distribution
+from cudakit.core.devices.circumstances.system import DeviceNode, Limits
+from cudakit.core.devices.diagnose import find
+from cudakit.core.devices.diagnose.check import Finding, Status, judge
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
+from cudakit.units import Unavailable
+
+DRIVER = "580.159.04"
+UUID = "GPU-00112233-4455-6677-8899-aabbccddee0"  # and one digit more
+VERSION = (
+    f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}  Release Build\n"
+    "GCC version:  gcc version 13.3.0"
+)
+ADDRESS = "0000:0{}:00.0"
+LIBCUDA = f"/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}"
+
+OK, UNKNOWN, WARN, FAIL = Status
+
+# The type of the fixture ``machine``.
+Machine: TypeAlias = Callable[..., Circumstances]
+
+# Of one GPU, as NVML tells; facts and telemetry together.
+FIELDS: Mapping[str, Any] = {
+    "name": "NVIDIA H200",
+    "compute_capability": "9.0",
+    "memory_total_bytes": 150_754_820_096,
+    "mig_mode": False,
+    "mig_mode_pending": False,
+    "compute_mode": "default",
+    "persistence_mode": True,
+    "display_active": False,
+    "fabric_state": "not supported",
+    "ecc_sram_uncorrected_volatile": 0,
+    "ecc_dram_uncorrected_volatile": 0,
+    "ecc_dram_uncorrected_aggregate": 0,
+    "remapped_rows_correctable": 0,
+    "remapped_rows_uncorrectable": 0,
+    "remapped_rows_pending": False,
+    "remapped_rows_failed": False,
+    "recovery_action": "none",
+    "pcie_generation": 5,
+    "pcie_generation_max": 5,
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "utilization_gpu_percent": 0,
+    "clock_event_reasons": ("idle",),
+    "temperature_gpu_c": 30,
+    "power_limit_default_w": 700.0,
+    "power_limit_enforced_w": 700.0,
+}
+
+# What a machine with a working driver shows.
+SYSTEM: Mapping[str, str] = {
+    "/proc/driver/nvidia/version": VERSION,
+    "/proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0",
+    "/proc/sys/kernel/osrelease": "6.8.0-60-generic",
+    "/proc/sys/vm/overcommit_memory": "0",
+    "/etc/os-release": 'ID=ubuntu\nPRETTY_NAME="Ubuntu 24.04.3 LTS"',
+}
+
+
+def files(root: Path, contents: Mapping[str, str]) -> Files:
+    """Make a tree of files under an empty directory."""
+    for path, text in contents.items():
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    return Files(root)
+
+
+def system(root: Path, **contents: str) -> Files:
+    """Make the files of a machine with a working driver."""
+    return files(root, SYSTEM | contents)
+
+
+def on_bus(root: Path, address: str, *, driver: str = "nvidia", revision: str = "0xa1") -> None:
+    """Put an NVIDIA GPU on the PCI bus of a tree."""
+    device = f"/sys/bus/pci/devices/{address}"
+    files(root, {f"{device}/vendor": "0x10de", f"{device}/class": "0x030200"})
+    files(root, {f"{device}/revision": revision})
+    if driver:
+        target = root / "sys/bus/pci/drivers" / driver
+        target.mkdir(parents=True, exist_ok=True)
+        (root / device.lstrip("/") / "driver").symlink_to(target)
+
+
+def gpu(index: int = 0, **fields: Any) -> DeviceFacts:
+    """Make one GPU as NVML sees it."""
+    return DeviceFacts(index, f"{UUID}{index}", ADDRESS.format(index), {**FIELDS, **fields})
+
+
+def instance(index: int, parent: int) -> DeviceFacts:
+    """Make a MIG instance as NVML sees it."""
+    uuid = f"MIG-00112233-4455-6677-8899-aabbccddee{index:02d}"
+    return DeviceFacts(index, uuid, ADDRESS.format(parent), {"name": "MIG 1g.18gb"}, parent)
+
+
+def nvml(*devices: DeviceFacts) -> NvmlView:
+    return NvmlView(DRIVER, f"13.{DRIVER}", devices or (gpu(),), ())
+
+
+def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
+    """Make CUDA's view: ``devices`` visible in this order, as their place in it numbers them."""
+    shown = tuple(replace(one, index=at) for at, one in enumerate(devices or (gpu(),)))
+    view = CudaView(
+        driver_version=(13, 0),
+        devices=shown,
+        hidden=(),
+        peer_access=(),
+        peer_atomics=(),
+        error=None,
+        libcuda=LIBCUDA,
+        visible_devices=None,
+        device_order=None,
+        order=tuple(str(one.uuid) for one in shown),
+    )
+    return replace(view, **changes)
+
+
+def broken_cuda(code: int, **changes: Any) -> CudaView:
+    """Make the view of a cuInit that failed."""
+    changes = {"devices": (), "order": (), **changes}
+    return replace(cuda(), error=(code, f"CUDA_ERROR_{code}", "in the driver's words"), **changes)
+
+
+def healthy(files: Files, **changes: Any) -> Circumstances:
+    """Make a machine with one GPU on which nothing is wrong, and change some of it."""
+    return replace(
+        Circumstances(
+            files=files,
+            device_nodes=tuple(
+                DeviceNode(path, "crw-rw-rw-", "")
+                for path in ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
+            ),
+            libraries=(Library("libcuda.so.1", "/usr/lib/libcuda.so.1", LIBCUDA, "system"),),
+            processes=frozenset({"bash", "python3"}),
+            kernel_log=("Linux version 6.8.0",),
+            shared_memory_bytes=8 << 30,
+            limits=Limits(address_space_bytes=None, locked_memory_bytes=None),
+            nvml=nvml(),
+            cuda=cuda(),
+        ),
+        **changes,
+    )
+
+
+def seen(*devices: DeviceFacts, **telemetry: Any) -> dict[str, Any]:
+    """Make the part of circumstances that both libraries tell of some GPUs."""
+    moving = Telemetry(0, telemetry)
+    return {"nvml": nvml(*devices), "cuda": cuda(*devices), "telemetry": (moving,) * len(devices)}
+
+
+def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> Circumstances:
+    """Make a machine on which nothing of the driver answers."""
+    return replace(
+        Circumstances(
+            files=files(root, contents),
+            nvml=Unavailable("libnvidia-ml.so.1 is not found"),
+            cuda=Unavailable("the CUDA driver's library cannot be loaded: libcuda.so.1"),
+        ),
+        **changes,
+    )
+
+
+def judged(name: str, circumstances: Circumstances) -> Finding:
+    """Make one check."""
+    return judge(find(name), circumstances)
+
+
+def installed(**versions: str) -> tuple[Distribution, ...]:
+    """Make installed packages: ``installed(nvidia_ml_py="13.0")``."""
+    return tuple(
+        Distribution(name.replace("_", "-"), version, "/site") for name, version in versions.items()
+    )
+
+
+def built(framework: str, cuda: tuple[int, int | None] | None, version: str = "1.0") -> Build:
+    return Build(framework, version, cuda)

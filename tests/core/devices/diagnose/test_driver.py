@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from core.devices.diagnose.machines import (
+    DRIVER,
+    FAIL,
+    OK,
+    SYSTEM,
+    UNKNOWN,
+    Machine,
+    broken_cuda,
+    cuda,
+    files,
+    judged,
+    nvml,
+    on_bus,
+    without_driver,
+)
+
+from cudakit.core.devices.circumstances.libraries import Library
+from cudakit.units import Unavailable
+
+WSL = {"/proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2"}
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+
+# --- CK001: is it loaded? --------------------------------------------------------------------------
+
+
+def test_the_version_file_proves_the_driver_and_tells_its_kind(machine: Machine) -> None:
+    found = judged("CK001", machine())
+
+    assert found.status is OK
+    assert found.summary == f"driver {DRIVER} is loaded (open kernel module)"
+
+
+def test_the_proprietary_module_is_told_from_the_open_one(tmp_path: Path) -> None:
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
+
+    found = judged("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
+
+    assert found.summary == "driver 535.129.03 is loaded (proprietary kernel module)"
+
+
+def test_an_answer_of_nvml_proves_a_driver_that_a_sandbox_hides(tmp_path: Path) -> None:
+    hidden = replace(without_driver(tmp_path, {}), nvml=nvml())
+
+    assert judged("CK001", hidden).status is OK
+
+
+def test_a_machine_without_gpu_says_so(tmp_path: Path) -> None:
+    found = judged("CK001", without_driver(tmp_path, {}))
+
+    assert found.status is FAIL
+    assert found.evidence["PCI bus"] == "no NVIDIA GPU"
+
+
+def test_nouveau_is_named_and_the_command_of_the_distribution_offered(tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:65:00.0", driver="nouveau")
+
+    found = judged("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
+
+    assert found.status is FAIL
+    assert "nouveau" in found.summary
+    assert found.fix[0] == "sudo apt install nvidia-driver"
+
+
+def test_a_gpu_without_a_module_for_this_kernel_asks_for_one(tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:65:00.0", driver="")
+
+    found = judged("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
+
+    assert found.summary == "there is a GPU, but no NVIDIA module for kernel 6.8.0"
+
+
+@pytest.mark.parametrize(("byte", "fixes"), [("\x00", 1), ("\x01", 2)])
+def test_a_module_that_is_not_loaded_may_be_refused_by_secure_boot(
+    tmp_path: Path, byte: str, fixes: int
+) -> None:
+    on_bus(tmp_path, "0000:65:00.0", driver="")
+    contents = {
+        "/proc/sys/kernel/osrelease": "6.8.0",
+        "/lib/modules/6.8.0/modules.dep": "updates/dkms/nvidia.ko.zst:",
+        SECURE_BOOT: f"\x06\x00\x00\x00{byte}",
+    }
+
+    found = judged("CK001", without_driver(tmp_path, contents))
+
+    assert found.fix[0].startswith("sudo modprobe nvidia")
+    assert len(found.fix) == fixes
+
+
+def test_in_a_container_the_host_must_load_the_driver(tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:65:00.0", driver="")
+
+    found = judged("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
+
+    assert found.summary == "the host has not loaded its NVIDIA driver"
+
+
+def test_wsl_without_a_driver_sends_to_windows(tmp_path: Path) -> None:
+    found = judged("CK001", without_driver(tmp_path, WSL))
+
+    assert found.status is FAIL
+    assert "in Windows (never one in WSL)" in found.fix[0]
+
+
+# --- CK003: does NVML answer? ----------------------------------------------------------------------
+
+
+def test_nvml_that_answers_says_how_many_gpus_it_sees(machine: Machine) -> None:
+    assert judged("CK003", machine()).summary == f"NVML 13.{DRIVER} answers and sees 1 GPU"
+
+
+@pytest.mark.parametrize(
+    ("reason", "extra", "fix"),
+    [
+        ("libnvidia-ml.so.1 is not found", {}, "nvidia-utils"),
+        ("libnvidia-ml.so.1 is not found", {"/.dockerenv": ""}, "compute,utility"),
+        ("driver and library are of different versions", {}, "CK004"),
+        ("NVML cannot start: Unknown Error", {"/.dockerenv": ""}, "CK002"),
+    ],
+)
+def test_nvml_that_does_not_answer_fails_with_the_fix_for_its_reason(
+    tmp_path: Path, reason: str, extra: dict[str, str], fix: str
+) -> None:
+    silent = replace(without_driver(tmp_path, SYSTEM | extra), nvml=Unavailable(reason))
+
+    found = judged("CK003", silent)
+
+    assert found.status is FAIL
+    assert reason in found.summary
+    assert fix in found.fix[0]
+
+
+def test_what_follows_from_a_missing_driver_is_not_failed_again(tmp_path: Path) -> None:
+    gone = without_driver(tmp_path, {})
+
+    for name in ("CK002", "CK003", "CK004", "CK005", "CK007", "CK009", "CK026", "CK041"):
+        assert judged(name, gone).status is UNKNOWN
+        assert judged(name, gone).summary == "the driver is not loaded (CK001)"
+
+
+def test_a_jetson_without_nvml_is_well(tmp_path: Path) -> None:
+    jetson = SYSTEM | {"/proc/device-tree/model": "NVIDIA Jetson AGX Orin\0"}
+
+    assert judged("CK003", without_driver(tmp_path, jetson, cuda=cuda())).status is OK
+
+
+# --- CK004: is it of one version? ------------------------------------------------------------------
+
+
+def test_parts_of_one_version_are_well(machine: Machine) -> None:
+    found = judged("CK004", machine())
+
+    assert found.status is OK
+    assert set(found.evidence.values()) == {DRIVER}
+
+
+def test_libraries_newer_than_the_loaded_module_ask_for_a_reboot(machine: Machine) -> None:
+    updated = machine(
+        nvml=Unavailable("of different versions"),
+        cuda=broken_cuda(803, libcuda="/usr/lib/libcuda.so.580.200.01"),
+        libraries=(
+            Library("libnvidia-ml.so.1", "/usr/lib/x", "/usr/lib/libnvidia-ml.so.580.200.01", "system"),
+        ),
+    )
+
+    found = judged("CK004", updated)
+
+    assert found.status is FAIL
+    assert found.evidence == {
+        "kernel module": DRIVER,
+        "libnvidia-ml": "580.200.01",
+        "libcuda": "580.200.01",
+    }
+    assert found.fix[0].startswith("reboot")
+
+
+def test_cuda_compat_is_another_version_on_purpose(machine: Machine) -> None:
+    compat = machine(cuda=cuda(libcuda="/usr/local/cuda/compat/libcuda.so.595.45.04"))
+
+    assert judged("CK004", compat).status is OK
+
+
+def test_a_library_that_does_not_tell_its_version_is_not_compared(tmp_path: Path) -> None:
+    wsl = without_driver(tmp_path, WSL, nvml=nvml(), cuda=cuda(libcuda="/usr/lib/wsl/libcuda.so.1.1"))
+
+    assert judged("CK004", wsl).status is UNKNOWN
+
+
+def test_a_file_that_is_a_directory_shows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia/version").mkdir(parents=True)
+
+    assert files(tmp_path, {}).text("/proc/driver/nvidia/version") is None

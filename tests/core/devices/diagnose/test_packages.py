@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from core.devices.diagnose.machines import (
+    FAIL,
+    OK,
+    UNKNOWN,
+    WARN,
+    Machine,
+    built,
+    cuda,
+    files,
+    installed,
+    judged,
+)
+
+from cudakit.core.devices.circumstances.packages import Distribution
+from cudakit.units import Unavailable
+
+OLD = cuda(driver_version=(12, 4))
+
+
+# --- CK009: is the driver new enough? --------------------------------------------------------------
+
+
+def test_a_driver_runs_what_was_built_for_its_cuda_and_older_ones(machine: Machine) -> None:
+    fitting = machine(
+        builds=(built("torch", (12, 8)), built("cupy-cuda13x", (13, None))),
+        distributions=installed(nvidia_cuda_nvrtc="13.0.88", cuda_bindings="13.0.1"),
+    )
+
+    found = judged("CK009", fitting)
+
+    assert found.status is OK
+    assert found.evidence["driver"] == "CUDA 13.0"
+    assert found.evidence["cupy-cuda13x 1.0"] == "CUDA 13.x"
+
+
+def test_a_framework_for_a_newer_major_version_fails(machine: Machine) -> None:
+    found = judged("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
+
+    assert found.status is FAIL
+    assert found.fix[0] == "update the driver to 580 or newer"
+
+
+def test_a_newer_minor_version_runs(machine: Machine) -> None:
+    assert judged("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),))).status is OK
+
+
+def test_ptx_of_a_newer_compiler_is_refused(machine: Machine) -> None:
+    found = judged("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
+
+    assert found.status is WARN
+    assert "(error 222)" in found.summary
+
+
+def test_bindings_of_a_newer_major_version_warn_only(machine: Machine) -> None:
+    newer = machine(cuda=OLD, distributions=installed(cuda_bindings="13.1.0"))
+
+    assert judged("CK009", newer).status is WARN
+
+
+def test_a_toolkit_tells_its_version(machine: Machine, tmp_path: Path) -> None:
+    files(tmp_path, {"/usr/local/cuda-13.1/version.json": '{"cuda": {"version": "13.1.0"}}'})
+    files(tmp_path, {"/usr/local/cuda-broken/version.json": "{"})
+
+    assert judged("CK009", machine()).evidence["toolkit /usr/local/cuda-13.1"] == "CUDA 13.1"
+
+
+def test_without_the_drivers_version_nothing_is_compared(machine: Machine) -> None:
+    assert judged("CK009", machine(cuda=Unavailable("no"))).status is UNKNOWN
+
+
+# --- CK011: built for CUDA? ------------------------------------------------------------------------
+
+
+def test_frameworks_for_cuda_are_well(machine: Machine) -> None:
+    found = judged("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
+
+    assert found.summary == "torch 2.11.0 built for CUDA"
+
+
+def test_a_torch_for_the_cpu_fails(machine: Machine) -> None:
+    found = judged("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
+
+    assert found.status is FAIL
+    assert found.summary == "PyTorch 2.11.0+cpu was built without CUDA"
+
+
+def test_jax_needs_its_plugin(machine: Machine) -> None:
+    alone = machine(distributions=installed(jax="0.11.2"))
+    plugged = machine(
+        distributions=installed(jax="0.11.2"), builds=(built("jax-cuda13-plugin", (13, None)),)
+    )
+
+    assert judged("CK011", alone).status is WARN
+    assert judged("CK011", plugged).status is OK
+
+
+# --- CK013: one module, one package? ---------------------------------------------------------------
+
+
+def test_different_modules_do_not_meet(machine: Machine) -> None:
+    apart = machine(distributions=installed(nvidia_ml_py="13.0", torch="2.11.0", nvtx="0.2"))
+
+    assert judged("CK013", apart).status is OK
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (
+            {"nvidia_ml_py": "13.0", "pynvml": "12.0"},
+            "pip uninstall -y pynvml && pip install --force-reinstall --no-deps nvidia-ml-py",
+        ),
+        (
+            {"cupy_cuda12x": "13.0", "cupy_cuda13x": "14.0"},
+            "pip uninstall -y cupy-cuda12x && pip install --force-reinstall --no-deps cupy-cuda13x",
+        ),
+        (
+            {"onnxruntime": "1.0", "onnxruntime_gpu": "1.0"},
+            "pip uninstall -y onnxruntime && "
+            "pip install --force-reinstall --no-deps onnxruntime-gpu",
+        ),
+    ],
+)
+def test_packages_that_install_one_module_are_told_which_to_keep(
+    machine: Machine, names: dict[str, str], fix: str
+) -> None:
+    found = judged("CK013", machine(distributions=installed(**names)))
+
+    assert found.status is WARN
+    assert found.fix == (fix,)
+
+
+def test_two_versions_of_torch_on_the_path_are_pointed_out(machine: Machine) -> None:
+    twice = (Distribution("torch", "2.11.0", "/a"), Distribution("torch", "2.10.0", "/b"))
+
+    found = judged("CK013", machine(distributions=twice))
+
+    assert found.summary == "torch is installed 2 times: 2.11.0 and 2.10.0"
+    assert found.evidence == {"torch 2.11.0": "/a", "torch 2.10.0": "/b"}
+
+
+def test_packages_that_could_not_be_listed_are_not_judged(machine: Machine) -> None:
+    for name in ("CK009", "CK011", "CK013"):
+        unread = machine(distributions=Unavailable("no"), builds=Unavailable("no"))
+        assert judged(name, unread).status is UNKNOWN

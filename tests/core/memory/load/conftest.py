@@ -1,0 +1,39 @@
+"""Fixtures of the tests of loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.memory.load import files
+from core.memory.load.reading import Loader, Refused
+
+from cudakit.core.memory.load import load
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.errors import SnapshotError
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loader:
+    """Write a snapshot to a file, and load that."""
+
+    def write_and_load(root: Any, form: str = "protocol-4.pkl") -> Snapshot:
+        path = tmp_path / form
+        path.write_bytes(files.FORMS[form](root))
+        return load(str(path))
+
+    return write_and_load
+
+
+@pytest.fixture
+def refused(loaded: Loader) -> Refused:
+    """Write what is no snapshot to a file, and return why it is not loaded."""
+
+    def reason(root: Any) -> str:
+        with pytest.raises(SnapshotError) as caught:
+            loaded(root)
+        assert caught.value.hint
+        return caught.value.message
+
+    return reason
