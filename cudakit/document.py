@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cudakit.units import Unavailable as Unavailable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # slow to import, and most documents hold no array
 
 # --- values ----------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ Value: TypeAlias = (
 
 # --- nodes -----------------------------------------------------------------------------------------
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 @dataclass(frozen=True, slots=True)

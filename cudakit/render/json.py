@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudakit.document import Unavailable
 from cudakit.errors import CudakitError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # A lone surrogate has no UTF-8; a terminal may obey the control characters that JSON lets through.
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
@@ -129,8 +130,8 @@ def _plain(value: object, name: str, reasons: _Reasons) -> object:
         case Unavailable():
             reasons[name] = value.reason
             return None
-        case np.ndarray() | np.generic():
-            return _numbers(np.asarray(value), name, reasons)
+        case _ if _is_of_numpy(value):
+            return _numbers(value, name, reasons)
         case Mapping():
             return _object(value, name, reasons)
         case list() | tuple():
@@ -140,7 +141,16 @@ def _plain(value: object, name: str, reasons: _Reasons) -> object:
     raise TypeError(f"{name}: JSON has no form for {type(value).__name__}")
 
 
-def _numbers(array: npt.NDArray[Any], name: str, reasons: _Reasons) -> object:
+def _is_of_numpy(value: object) -> bool:
+    # Slow to import, and what nobody has imported has no instances.
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _numbers(value: object, name: str, reasons: _Reasons) -> object:
+    import numpy as np
+
+    array: npt.NDArray[Any] = np.asarray(value)
     if array.dtype.kind in "biu":
         return array.tolist()
     if array.dtype.kind == "f":

@@ -9,6 +9,11 @@ from typing import Protocol
 from cudakit.gpu.sim.tasks import Task
 
 
+# How likely a device does one thing more before the next call: never 0, so that who asks often enough
+# whether it is done gets a yes.
+_PACES = (0.02, 0.2, 0.5, 0.9)
+
+
 class Policy(Protocol):
     """The tasks that wait for nothing, and which of them is next."""
 
@@ -34,10 +39,11 @@ class InTime:
 
 
 class Shuffled:
-    """Any one, and at any time."""
+    """Any one, at any time, on a device that is as quick or as slow as the seed wants it."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 chance that can be repeated, not a secret
+        self._pace = self._random.choice(_PACES)
         self._tasks: list[Task] = []
 
     def push(self, task: Task) -> None:
@@ -49,4 +55,4 @@ class Shuffled:
         return self._tasks.pop()
 
     def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 a device may lag, or be quick
-        return bool(self._tasks) and self._random.random() < 0.5
+        return bool(self._tasks) and self._random.random() < self._pace

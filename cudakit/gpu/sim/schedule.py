@@ -30,9 +30,7 @@ class Schedule:
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
 
-    def add(
-        self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0
-    ) -> Task:
+    def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
         """Enqueue a job that waits for other tasks, and begins no earlier than after a delay."""
         self._count += 1
         task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)

@@ -8,7 +8,7 @@ from typing import Any
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Stream
 from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.capture import Capture
+from cudakit.gpu.sim.capture import Capture, Node, Nodes
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.ids import Ids
 from cudakit.gpu.sim.lanes import Lane, Lanes
@@ -81,9 +81,21 @@ class Streams(Context):
     def submit(self, lane: Lane, job: Job) -> Task | None:
         """Enqueue a job in a stream; where it is captured, append it to the graph and return None."""
         if lane.capture:
-            self._append(lane, lane.capture, job)
+            lane.nodes = (self.append(lane.capture, job, lane.nodes),)
             return None
         return self.enqueue(lane, job)
+
+    def append(self, capture: Capture, job: Job, before: Nodes) -> Node:
+        """Append a node to the graph that is being captured."""
+        if capture.spoiled:
+            raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, seen=f"stream {capture.origin}")
+        node = capture.add(job, before)
+        self.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
+        for access in job.accesses:
+            self.emit(replace(access, node=node.number))
+        for earlier in node.before:
+            self.emit(facts.GraphEdge(capture.graph, earlier.number, node.number))
+        return node
 
     def enqueue(self, lane: Lane, job: Job) -> Task:
         """Enqueue a job in a stream that does not capture."""
@@ -134,17 +146,6 @@ class Streams(Context):
         if lane.capture:
             raise _spoiled([lane.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
         return lane
-
-    def _append(self, lane: Lane, capture: Capture, job: Job) -> None:
-        if capture.spoiled:
-            raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, seen=f"stream {lane.number}")
-        node = capture.add(job, lane.nodes)
-        lane.nodes = (node,)
-        self.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
-        for access in job.accesses:
-            self.emit(replace(access, node=node.number))
-        for before in node.before:
-            self.emit(facts.GraphEdge(capture.graph, before.number, node.number))
 
 
 def _spoiled(captures: list[Capture], status: Status) -> CudaError:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
 from cudakit.render.console import theme
-from cudakit.render.console.chart import chart_lines
 from cudakit.render.console.escape import escaped
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.note import INDENT, note_lines
@@ -62,11 +61,18 @@ def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
         case Tree():
             return _indented(tree_lines(node, room))
         case Chart():
-            return _indented(chart_lines(node, room))
+            return _indented(_chart_lines(node, room))
         case View():
             return _drawn(node.fallback, width, level=level)
         case Columns():
             return []
+
+
+def _chart_lines(chart: Chart, width: int) -> list[Text]:
+    # Imported here: curves need numpy, which is slow to import, and nothing else does.
+    from cudakit.render.console.chart import chart_lines
+
+    return chart_lines(chart, width)
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:

@@ -122,13 +122,14 @@ def _pending(gpus: Sequence[SeenGpu]) -> list[Finding]:
     return [
         warn(
             f"a change of MIG mode waits for a reset of {named(waiting)}",
-            each(
-                waiting,
-                lambda gpu: f"now {gpu.flag('mig_mode')}, then {gpu.flag('mig_mode_pending')}",
-            ),
+            each(waiting, _change),
             f"sudo nvidia-smi -i {waiting[0].facts.index} --gpu-reset, once nothing uses it",
         )
     ]
+
+
+def _change(gpu: SeenGpu) -> str:
+    return "now on, then off" if gpu.flag("mig_mode") else "now off, then on"
 
 
 def _count(c: Circumstances, gpu: SeenGpu) -> int:

@@ -30,13 +30,13 @@ def find_leaks(
     steps = Steps(source, len(moments))
     if len(moments) < _FEWEST_STEPS:
         return steps, ()
-    picked = moments[_evenly(len(moments), _MOST_STEPS)]
-    per_step = (len(moments) - 1) / (len(picked) - 1)
-    ids, held, counts = _held_at(allocations, np.append(picked, len(trace.events)))
+    picked = _evenly(len(moments), _MOST_STEPS)
+    compared = np.append(moments[picked], len(trace.events))
+    ids, held, counts = _held_at(allocations, compared)
     held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
     growing = _growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
     found = [
-        _leak(stacks, stack, bytes_held, count_held, per_step)
+        _leak(stacks, stack, bytes_held, count_held, picked)
         for stack, bytes_held, count_held in zip(
             ids[growing].tolist(), held[growing], counts[growing], strict=True
         )
@@ -79,11 +79,11 @@ def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
     return growing
 
 
-def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, per_step: float) -> Leak:
+def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, step: _Ints) -> Leak:
     frames = stacks.frames(stack)
     return Leak(
-        bytes_per_step=round(_theil_sen(held) / per_step),
-        count_per_step=_theil_sen(count) / per_step,
+        bytes_per_step=round(_theil_sen(step, held)),
+        count_per_step=_theil_sen(step, count),
         bytes=int(held[-1]),
         count=int(count[-1]),
         growth=tuple(held.tolist()),
@@ -92,7 +92,7 @@ def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, per_step: float
     )
 
 
-def _theil_sen(values: _Ints) -> float:
+def _theil_sen(step: _Ints, value: _Ints) -> float:
     """Take the median slope over all pairs (Sen 1968): a few odd steps do not move it."""
-    first, second = np.triu_indices(len(values), 1)
-    return float(np.median((values[second] - values[first]) / (second - first)))
+    first, second = np.triu_indices(len(step), 1)
+    return float(np.median((value[second] - value[first]) / (step[second] - step[first])))

@@ -1,0 +1,35 @@
+"""One simulated device: everything of the Gpu protocol."""
+
+from __future__ import annotations
+
+from cudakit.gpu.api.facts import DeviceFacts, Telemetry
+from cudakit.gpu.sim.context import driver_call
+from cudakit.gpu.sim.graphs import Graphs
+from cudakit.gpu.sim.kernels import Kernels
+from cudakit.gpu.sim.virtual import VirtualMemory
+
+
+class Sim(VirtualMemory, Kernels, Graphs):
+    """A device of a recorded machine, simulated; may be used from any thread. See ``Context`` for options.
+
+    ``capacity_bytes`` replaces the size of its memory, ``twins`` are kernels that only this device has.
+    """
+
+    simulated = True
+
+    def facts(self) -> DeviceFacts:
+        """Return what was recorded of the device."""
+        return self._facts
+
+    @driver_call
+    def telemetry(self) -> Telemetry:
+        """Say what the simulator knows of the moment, at its own time: bytes of memory."""
+        free_bytes = self._capacity_bytes - self._used_bytes
+        fields = {"free_memory_bytes": free_bytes, "total_memory_bytes": self._capacity_bytes}
+        return Telemetry(self.clock.now_ns, fields)
+
+    @driver_call
+    def can_access_peer(self, ordinal: int) -> bool:
+        """Say whether kernels here could use the memory of another device of the machine."""
+        self._device(ordinal)
+        return (self.ordinal, ordinal) in self._view.peer_access

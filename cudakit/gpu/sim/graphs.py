@@ -1,0 +1,147 @@
+"""Graphs: work captured from a stream, and replayed at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.gpu.api import LEGACY, Graph, GraphExec, Stream
+from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.sim.capture import Capture, Node, Nodes
+from cudakit.gpu.sim.context import driver_call
+from cudakit.gpu.sim.events import Events
+from cudakit.gpu.sim.ids import Ids
+from cudakit.gpu.sim.lanes import Lane
+from cudakit.gpu.sim.tasks import Job, Task
+from cudakit.trace import events as facts
+from cudakit.trace.kinds import Work
+
+
+@dataclass(slots=True, eq=False)
+class _Executable:
+    """A graph that can be launched, and how far its last launch is: it never overlaps itself."""
+
+    number: int
+    graph: int
+    nodes: Nodes
+    last: tuple[Task, ...] = ()
+
+
+class Graphs(Events):
+    """The graphs of one device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._graphs: Ids[Capture] = Ids("graph")
+        self._executables: Ids[_Executable] = Ids("graph executable")
+
+    @driver_call
+    def capture_begin(self, stream: Stream) -> None:
+        if stream == LEGACY:
+            raise cuda_error(
+                Status.STREAM_CAPTURE_UNSUPPORTED, seen="the legacy default stream cannot capture"
+            )
+        lane = self.lane(stream)
+        if lane.capture:
+            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
+        capture = self._graphs.add(lambda number: Capture(number, self.thread, lane.number))
+        lane.capture, lane.nodes = capture, ()
+        self.captures.append(capture)
+        self.emit(facts.CaptureBegin(capture.graph, lane.number))
+
+    @driver_call
+    def capture_end(self, stream: Stream) -> Graph:
+        lane = self.lane(stream)
+        capture = self._ending(lane)
+        joined = capture.is_joined(lane.nodes)
+        self._release(capture)
+        self.emit(facts.CaptureEnd(capture.graph, lane.number))
+        if capture.spoiled or not joined:
+            self._graphs.remove(capture.graph)
+            status = (
+                Status.STREAM_CAPTURE_INVALIDATED
+                if capture.spoiled
+                else Status.STREAM_CAPTURE_UNJOINED
+            )
+            raise cuda_error(status, seen=f"the capture of stream {stream}")
+        return Graph(capture.graph)
+
+    @driver_call
+    def instantiate(self, graph: Graph) -> GraphExec:
+        nodes = tuple(self._graphs[graph].nodes)
+        return GraphExec(
+            self._executables.add(lambda number: _Executable(number, graph, nodes)).number
+        )
+
+    @driver_call
+    def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
+        executable, lane = self._executables[graph], self.lane(stream)
+        if lane.capture:
+            self._inline(lane, lane.capture, executable)
+            return
+        tasks = self._enqueue_nodes(lane, executable)
+        fact = facts.GraphLaunch(lane.number, executable.graph, executable.number)
+        kernels = {node.number: task for node, task in tasks.items() if _is_kernel(node)}
+        self.emit(fact, kernels)
+
+    @driver_call
+    def destroy_graph(self, graph: Graph) -> None:
+        self._graphs.remove(graph)
+
+    @driver_call
+    def destroy_graph_exec(self, graph: GraphExec) -> None:
+        self._executables.remove(graph)
+
+    def close(self) -> None:
+        super().close()
+        self._graphs.clear()
+        self._executables.clear()
+
+    def _ending(self, lane: Lane) -> Capture:
+        """Return the capture that may end in a stream now."""
+        capture = lane.capture
+        if capture is None:
+            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {lane.number} is not capturing")
+        if capture.origin != lane.number:
+            capture.spoiled = True
+            raise cuda_error(
+                Status.STREAM_CAPTURE_UNMATCHED, seen=f"it began in stream {capture.origin}"
+            )
+        if capture.thread != self.thread:
+            raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {lane.number}")
+        return capture
+
+    def _release(self, capture: Capture) -> None:
+        capture.ended = True
+        self.captures.remove(capture)
+        for lane in self.lanes.others:
+            if lane.capture is capture:
+                lane.capture, lane.nodes = None, ()
+
+    def _enqueue_nodes(self, lane: Lane, executable: _Executable) -> dict[Node, Task]:
+        """Enqueue what a graph does, between what is in a stream and what will be."""
+        begin = (*self.lanes.before(lane), *executable.last)
+        tasks: dict[Node, Task] = {}
+        for node in executable.nodes:
+            after = [tasks[before] for before in node.before] or begin
+            delay_ns = self.costs.dispatch_ns + self.costs.node_ns * len(tasks)
+            tasks[node] = self.schedule.add(
+                node.job, after, delay_ns=delay_ns, priority=lane.priority
+            )
+        end = self.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
+        lane.tail = executable.last = (end,)
+        return tasks
+
+    def _inline(self, lane: Lane, capture: Capture, executable: _Executable) -> None:
+        """Append the nodes of a graph to the one that is being captured."""
+        begin, copies = lane.nodes, dict[Node, Node]()
+        for node in executable.nodes:
+            before = tuple(copies[each] for each in node.before) or begin
+            copies[node] = self.append(capture, node.job, before)
+        waited_for = {each for node in executable.nodes for each in node.before}
+        ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
+        lane.nodes = ends or begin
+
+
+def _is_kernel(node: Node) -> bool:
+    return node.job.work is Work.LAUNCH

@@ -1,0 +1,173 @@
+"""Kernels: named by the image, run by their twins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
+from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.sim import twins
+from cudakit.gpu.sim.context import driver_call
+from cudakit.gpu.sim.ids import Ids
+from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
+from cudakit.gpu.sim.tasks import Job, Outcome
+from cudakit.gpu.sim.transfers import Transfers
+from cudakit.gpu.sim.twins import Launch, Twin
+from cudakit.trace import events as facts
+from cudakit.trace.kinds import Work
+
+# Of every device since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for
+# models that do not say.
+_LIMITS = {
+    "max_threads_per_block": 1024,
+    "max_block_dim_x": 1024,
+    "max_block_dim_y": 1024,
+    "max_block_dim_z": 64,
+    "max_grid_dim_x": (1 << 31) - 1,
+    "max_grid_dim_y": (1 << 16) - 1,
+    "max_grid_dim_z": (1 << 16) - 1,
+    "max_shared_memory_per_block_optin_bytes": 48 << 10,
+}
+
+
+class _Loaded(NamedTuple):
+    number: int
+    module: int
+    name: str
+    sizes: tuple[int, ...] | None
+
+
+class _Image(NamedTuple):
+    number: int
+    signatures: Signatures
+
+
+class Kernels(Transfers):
+    """The code of one device."""
+
+    def __init__(self, *args: Any, twins: Mapping[str, Twin] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own_twins = dict(twins or {})
+        self._modules: Ids[_Image] = Ids("module")
+        self._kernels: Ids[_Loaded] = Ids("kernel")
+
+    @driver_call
+    def compile(self, source: str) -> bytes:
+        return image_of(source)
+
+    @driver_call
+    def load(self, image: bytes) -> Module:
+        signatures = signatures_of(image)
+        return Module(self._modules.add(lambda number: _Image(number, signatures)).number)
+
+    @driver_call
+    def unload(self, module: Module) -> None:
+        self._modules.remove(module)
+
+    @driver_call
+    def kernel(self, module: Module, name: str) -> Kernel:
+        signatures = self._modules[module].signatures
+        if name not in signatures:
+            raise cuda_error(
+                Status.NOT_FOUND,
+                seen=f'kernel {name}; declare it extern "C" so that its name is kept',
+            )
+        sizes = signatures[name]
+        loaded = self._kernels.add(lambda number: _Loaded(number, module, name, sizes))
+        return Kernel(loaded.number)
+
+    @driver_call
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Dim3,
+        block: Dim3,
+        args: Sequence[Argument],
+        stream: Stream,
+        *,
+        shared_bytes: int = 0,
+    ) -> None:
+        loaded = self._kernels[kernel]
+        self._modules[Module(loaded.module)]  # whose kernels go with it
+        lane = self.lane(stream)
+        _check_arguments(loaded, args)
+        self._check_shape(loaded.name, grid, block, shared_bytes)
+        twin, values = self._twin(loaded.name), tuple(args)
+        job = Job(
+            Work.LAUNCH,
+            lambda: self._run(
+                twin, Launch(loaded.name, grid, block, shared_bytes, self.span), values
+            ),
+            loaded.name,
+        )
+        if task := self.submit(lane, job):
+            self.emit(facts.Launch(lane.number, loaded.name, grid, block), {0: task})
+
+    def close(self) -> None:
+        super().close()
+        self._kernels.clear()
+        self._modules.clear()
+
+    def _twin(self, name: str) -> Twin:
+        found = self._own_twins.get(name) or twins.twins().get(name)
+        if found is None:
+            raise UsageError(
+                f"the simulated device cannot run kernel {name!r}: it has no twin",
+                hint=f'write what it does in numpy, and register it: @twin("{name}")',
+            )
+        return found
+
+    def _run(self, twin: Twin, launch: Launch, args: Sequence[Argument]) -> Outcome:
+        try:
+            twin(launch, *args)
+        except CudaError:
+            raise
+        except Exception as error:
+            raise cuda_error(
+                Status.LAUNCH_FAILED, seen=f"the twin of {launch.name} raised {error!r}"
+            ) from error
+        launch.finish()
+        moved = sum(_moved_bytes(access) for access in launch.accesses)
+        cost_ns = self.costs.in_memory_ns(moved) + launch.busy_ns
+        return Outcome(cost_ns, tuple(launch.accesses))
+
+    def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
+        most = {limit: self.limit(limit, otherwise) for limit, otherwise in _LIMITS.items()}
+        fits = [
+            0 < extent <= most[f"max_{what}_dim_{axis}"]
+            for what, extents in (("grid", grid), ("block", block))
+            for axis, extent in zip("xyz", extents, strict=True)
+        ]
+        threads = block[0] * block[1] * block[2]
+        if (
+            not all(fits)
+            or threads > most["max_threads_per_block"]
+            or not 0 <= shared_bytes <= most["max_shared_memory_per_block_optin_bytes"]
+        ):
+            shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
+            raise cuda_error(Status.INVALID_VALUE, seen=shape)
+
+
+def _check_arguments(loaded: _Loaded, args: Sequence[Argument]) -> None:
+    given = tuple(_size(arg) for arg in args)
+    if loaded.sizes is not None and given != loaded.sizes:
+        raise cuda_error(
+            Status.INVALID_VALUE,
+            seen=f"{loaded.name} takes arguments of {loaded.sizes} bytes, given were {given}",
+        )
+
+
+def _size(arg: Argument) -> int:
+    if isinstance(arg, np.generic):
+        return arg.itemsize
+    if isinstance(arg, int):
+        return 8
+    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
+
+
+def _moved_bytes(access: facts.Access) -> int:
+    return access.hi - access.lo

@@ -1,0 +1,115 @@
+"""What a simulated compiler makes of CUDA C++: the names of the kernels, and what they take."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from cudakit.errors import CudaError
+from cudakit.gpu.explain import Status, cuda_error
+
+# Bytes of each parameter by kernel, None where a type is not known here.
+Signatures: TypeAlias = Mapping[str, tuple[int, ...] | None]
+
+_MAGIC = b"cudakit simulated image\n"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)'
+)
+_TYPEDEF = re.compile(r"\btypedef\s+([\w\s*]+?)\s*\b(\w+)\s*;")
+_QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__grid_constant__", "signed"})
+_POINTER_BYTES = 8
+
+# CUDA C++ on 64-bit Linux.
+_TYPE_BYTES = {
+    "bool": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "short": 2,
+    "unsigned short": 2,
+    "int": 4,
+    "unsigned": 4,
+    "unsigned int": 4,
+    "long": 8,
+    "unsigned long": 8,
+    "long long": 8,
+    "unsigned long long": 8,
+    "float": 4,
+    "double": 8,
+    "size_t": 8,
+    "int8_t": 1,
+    "uint8_t": 1,
+    "int16_t": 2,
+    "uint16_t": 2,
+    "int32_t": 4,
+    "uint32_t": 4,
+    "int64_t": 8,
+    "uint64_t": 8,
+    "__half": 2,
+    "__nv_bfloat16": 2,
+}
+
+
+def image_of(source: str) -> bytes:
+    """Make an image of CUDA C++: which kernels it has under their own names (``extern "C"``).
+
+    Raises the error of a compiler for what is clearly no CUDA C++, and finds no other mistake.
+    """
+    text = _COMMENT.sub(" ", source)
+    if not _looks_like_cuda(text):
+        raise CudaError(
+            6,
+            "NVRTC_ERROR_COMPILATION",
+            "CUDA C++ does not compile: the simulated compiler sees no function, "
+            "or brackets that do not match",
+        )
+    types = _types(text)
+    kernels = {name: _sizes(parameters, types) for name, parameters in _KERNEL.findall(text)}
+    return _MAGIC + json.dumps(kernels).encode()
+
+
+def signatures_of(image: bytes) -> Signatures:
+    """Read an image. Raises CUDA_ERROR_INVALID_IMAGE for what ``image_of`` did not make."""
+    if not image.startswith(_MAGIC):
+        raise cuda_error(
+            Status.INVALID_IMAGE, seen="a simulated device loads what it compiled itself"
+        )
+    kernels = json.loads(image.removeprefix(_MAGIC))
+    return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}
+
+
+def _looks_like_cuda(text: str) -> bool:
+    balanced = all(text.count(one) == text.count(other) for one, other in ("()", "[]", "{}"))
+    return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
+
+
+def _types(text: str) -> dict[str, int]:
+    types = dict(_TYPE_BYTES)
+    for meaning, name in _TYPEDEF.findall(text):
+        size = _POINTER_BYTES if "*" in meaning else types.get(_plain(meaning))
+        if size is not None:
+            types[name] = size
+    return types
+
+
+def _sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
+    listed = [each.strip() for each in parameters.split(",") if each.strip() not in ("", "void")]
+    sizes = [_size(parameter, types) for parameter in listed]
+    known = [size for size in sizes if size is not None]
+    return known if len(known) == len(sizes) else None
+
+
+def _size(parameter: str, types: Mapping[str, int]) -> int | None:
+    if "*" in parameter:
+        return _POINTER_BYTES
+    return types.get(_plain(parameter), types.get(_plain(parameter.rpartition(" ")[0])))
+
+
+def _plain(words: str) -> str:
+    kept = [word for word in words.split() if word not in _QUALIFIERS]
+    # ``short int`` is ``short``, and so on; ``signed`` alone is ``int``.
+    if len(kept) > 1 and kept[-1] == "int" and kept[-2] != "unsigned":
+        kept.pop()
+    return " ".join(kept) or "int"

@@ -1,0 +1,140 @@
+"""Twins: functions of Python that do to simulated memory what kernels do to a device's.
+
+    @twin("saxpy")
+    def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
+        launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
+
+A twin does at once what all threads of the launch would do together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.gpu.api import Dim3
+from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.sim.space import Bytes, Span
+from cudakit.trace.events import Access
+from cudakit.trace.kinds import Mode
+
+Twin: TypeAlias = Callable[..., None]
+_F = TypeVar("_F", bound=Twin)
+
+# A kernel's twin is code, as the kernel is: it is there as long as the module that has it.
+_TWINS: dict[str, Twin] = {}
+
+
+def twin(name: str) -> Callable[[_F], _F]:
+    """Let a function stand in for the kernels of that name, on every simulated device.
+
+    It is called with a Launch and the arguments of the kernel: pointers as addresses, numbers as scalars
+    of numpy.
+    """
+
+    def register(function: _F) -> _F:
+        _TWINS[name] = function
+        return function
+
+    return register
+
+
+def twins() -> Mapping[str, Twin]:
+    """Return every twin by the name of its kernel."""
+    return MappingProxyType(_TWINS)
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch while it runs: its shape, and its way to memory.
+
+    Arrays are views of the device's memory from an address on, of ``count`` elements that are
+    ``step_bytes`` apart, by default side by side. A range that is not allocated makes the launch fail as on
+    a device.
+    """
+
+    name: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    span: Callable[[int, int, str], Span]
+    busy_ns: int = 0
+    accesses: list[Access] = field(default_factory=list)
+    _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        """How many threads there are in all blocks."""
+        return prod(self.grid) * prod(self.block)
+
+    def read(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to be read only."""
+        array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ)
+        array.flags.writeable = False
+        return array
+
+    def write(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to be written, all of them, and not read."""
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.WRITE)
+
+    def update(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to be read and written."""
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ | Mode.WRITE)
+
+    def atomic(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to be read and written by atomic operations only."""
+        mode = Mode.READ | Mode.WRITE | Mode.ATOMIC
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
+
+    def busy(self, nanoseconds: int) -> None:
+        """Say how long the kernel takes, beyond what its accesses do."""
+        self.busy_ns += int(nanoseconds)
+
+    def finish(self) -> None:
+        """Put back what was not written to memory itself."""
+        for span, copy in self._copies:
+            span.scatter(copy)
+
+    def _view(
+        self, ptr: int, dtype: np.dtype[Any], count: int, step_bytes: int, mode: Mode
+    ) -> npt.NDArray[Any]:
+        if count <= 0:
+            return np.empty(0, dtype)
+        step = step_bytes or dtype.itemsize
+        if ptr % dtype.alignment or step % dtype.alignment:
+            seen = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
+            raise cuda_error(Status.MISALIGNED_ADDRESS, seen=seen)
+        size_bytes = step * (count - 1) + dtype.itemsize
+        content = self._content(ptr, size_bytes, mode)
+        strided = step != dtype.itemsize
+        self.accesses.append(
+            Access(
+                ptr,
+                ptr + size_bytes,
+                mode,
+                stride_bytes=step if strided else 0,
+                count=count if strided else 0,
+            )
+        )
+        return np.ndarray((count,), dtype, content, strides=(step,))
+
+    def _content(self, ptr: int, size_bytes: int, mode: Mode) -> Bytes:
+        found = self.span(ptr, size_bytes, self.name)
+        content = found.gather()
+        if len(found.pieces) > 1 and mode != Mode.READ:
+            self._copies.append((found, content))
+        return content

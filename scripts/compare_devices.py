@@ -1,0 +1,346 @@
+"""Compare what cudakit says of each GPU with nvidia-smi and PyTorch, field by field.
+
+    python scripts/compare_devices.py
+
+What stays must be equal. What moves is read before and after nvidia-smi, and must lie between the two
+readings, or beyond them by no more than the tolerance that the table shows. Exits with 1 where a field
+differs, or where fewer than 60 could be compared.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.core.devices.query import open_query
+from cudakit.core.devices.result import Device
+from cudakit.gpu.api.facts import Field
+from cudakit.gpu.machine import open_machine
+from cudakit.units import Unavailable
+
+LEAST = 60
+MIB = 2**20
+ABSENT = ("N/A", "None", "", "Requested functionality has been deprecated")
+
+
+@dataclass(frozen=True)
+class Static:
+    """A field that must be equal to what stands at a path of nvidia-smi's XML."""
+
+    path: str
+    read: Callable[[str], Any] = str
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A field that may move meanwhile, and how far beyond our two readings theirs may lie."""
+
+    path: str
+    tolerance: float
+    scale: float = 1.0
+
+
+def number(text: str) -> float:
+    found = re.search(r"-?\d+(\.\d+)?", text)
+    if found is None:
+        raise ValueError(f"no number in {text!r}")
+    return float(found[0])
+
+
+def flag(text: str) -> bool:
+    return text in ("Enabled", "Yes", "Active")
+
+
+def lower(text: str) -> str:
+    return text.lower()
+
+
+def mebibytes(text: str) -> float:
+    return number(text) * MIB
+
+
+def hexadecimal(text: str) -> str:
+    return f"0x{text.lower()}"
+
+
+def address(text: str) -> str:
+    return text.lower().removeprefix("0000")
+
+
+PCI = "pci/pci_gpu_link_info"
+ECC = "ecc_errors"
+ROWS = "remapped_rows"
+
+STATIC: Mapping[str, Static] = {
+    "name": Static("product_name"),
+    "brand": Static("product_brand"),
+    "architecture": Static("product_architecture"),
+    "display_attached": Static("display_attached", flag),
+    "display_active": Static("display_active", flag),
+    "persistence_mode": Static("persistence_mode", flag),
+    "addressing_mode": Static("addressing_mode", lower),
+    "mig_mode": Static("mig_mode/current_mig", flag),
+    "mig_mode_pending": Static("mig_mode/pending_mig", flag),
+    "accounting_mode": Static("accounting_mode", flag),
+    "accounting_buffer_size": Static("accounting_mode_buffer_size", number),
+    "serial": Static("serial"),
+    "uuid": Static("uuid"),
+    "minor_number": Static("minor_number", number),
+    "vbios_version": Static("vbios_version"),
+    "multi_gpu_board": Static("multigpu_board", flag),
+    "board_id": Static("board_id"),
+    "board_part_number": Static("board_part_number"),
+    "module_id": Static("platformInfo/module_id", number),
+    "inforom_image_version": Static("inforom_version/img_version"),
+    "inforom_oem_version": Static("inforom_version/oem_object"),
+    "inforom_ecc_version": Static("inforom_version/ecc_object"),
+    "inforom_power_version": Static("inforom_version/pwr_object"),
+    "operation_mode": Static("gpu_operation_mode/current_gom", lower),
+    "c2c_mode": Static("c2c_mode", flag),
+    "virtualization_mode": Static("gpu_virtualization_mode/virtualization_mode", lower),
+    "host_vgpu_mode": Static("gpu_virtualization_mode/host_vgpu_mode"),
+    "recovery_action": Static("gpu_recovery_action", lower),
+    "gsp_firmware_version": Static("gsp_firmware_version"),
+    "pci_bus_id": Static("pci/pci_bus_id", address),
+    "pci_device_id": Static("pci/pci_device_id", hexadecimal),
+    "pci_subsystem_id": Static("pci/pci_sub_system_id", hexadecimal),
+    "pcie_generation_max": Static(f"{PCI}/pcie_gen/max_link_gen", number),
+    "pcie_generation_device_max": Static(f"{PCI}/pcie_gen/max_device_link_gen", number),
+    "pcie_width_max": Static(f"{PCI}/link_widths/max_link_width", number),
+    "pcie_replays": Static("pci/replay_counter", number),
+    "pcie_replay_rollovers": Static("pci/replay_rollover_counter", number),
+    "fan_speed_percent": Static("fan_speed", number),
+    "memory_total_bytes": Static("fb_memory_usage/total", mebibytes),
+    "bar1_total_bytes": Static("bar1_memory_usage/total", mebibytes),
+    "protected_memory_total_bytes": Static("cc_protected_memory_usage/total", mebibytes),
+    "compute_mode": Static("compute_mode", lower),
+    "dram_encryption": Static("dram_encryption_mode/current_dram_encryption", flag),
+    "ecc_mode": Static("ecc_mode/current_ecc", flag),
+    "ecc_mode_pending": Static("ecc_mode/pending_ecc", flag),
+    "ecc_sram_corrected_volatile": Static(f"{ECC}/volatile/sram_correctable", number),
+    "ecc_sram_parity_volatile": Static(f"{ECC}/volatile/sram_uncorrectable_parity", number),
+    "ecc_sram_uncorrected_volatile": Static(f"{ECC}/volatile/sram_uncorrectable_secded", number),
+    "ecc_dram_corrected_volatile": Static(f"{ECC}/volatile/dram_correctable", number),
+    "ecc_dram_uncorrected_volatile": Static(f"{ECC}/volatile/dram_uncorrectable", number),
+    "ecc_sram_corrected_aggregate": Static(f"{ECC}/aggregate/sram_correctable", number),
+    "ecc_sram_parity_aggregate": Static(f"{ECC}/aggregate/sram_uncorrectable_parity", number),
+    "ecc_sram_uncorrected_aggregate": Static(f"{ECC}/aggregate/sram_uncorrectable_secded", number),
+    "ecc_dram_corrected_aggregate": Static(f"{ECC}/aggregate/dram_correctable", number),
+    "ecc_dram_uncorrected_aggregate": Static(f"{ECC}/aggregate/dram_uncorrectable", number),
+    "ecc_sram_threshold_exceeded": Static(f"{ECC}/aggregate/sram_threshold_exceeded", flag),
+    "repair_channel_pending": Static(f"{ECC}/channel_repair_pending", flag),
+    "repair_tpc_pending": Static(f"{ECC}/tpc_repair_pending", flag),
+    "unrepairable_memory": Static(f"{ECC}/unrepairable_memory", flag),
+    "retired_pages_pending": Static("retired_pages/pending_retirement", flag),
+    "remapped_rows_correctable": Static(f"{ROWS}/remapped_row_corr", number),
+    "remapped_rows_uncorrectable": Static(f"{ROWS}/remapped_row_unc", number),
+    "remapped_rows_pending": Static(f"{ROWS}/remapped_row_pending", flag),
+    "remapped_rows_failed": Static(f"{ROWS}/remapped_row_failure", flag),
+    **{
+        f"remap_banks_{left}": Static(
+            f"{ROWS}/row_remapper_histogram/row_remapper_histogram_{left}", number
+        )
+        for left in ("max", "high", "partial", "low", "none")
+    },
+    "temperature_shutdown_margin_c": Static("temperature/gpu_temp_max_tlimit_threshold", number),
+    "temperature_slowdown_margin_c": Static("temperature/gpu_temp_slow_tlimit_threshold", number),
+    "temperature_gpu_max_margin_c": Static("temperature/gpu_temp_max_gpu_tlimit_threshold", number),
+    "temperature_memory_max_margin_c": Static(
+        "temperature/gpu_temp_max_mem_tlimit_threshold", number
+    ),
+    "power_limit_enforced_w": Static("gpu_power_readings/current_power_limit", number),
+    "power_limit_w": Static("gpu_power_readings/requested_power_limit", number),
+    "power_limit_default_w": Static("gpu_power_readings/default_power_limit", number),
+    "power_limit_min_w": Static("gpu_power_readings/min_power_limit", number),
+    "power_limit_max_w": Static("gpu_power_readings/max_power_limit", number),
+    "clock_graphics_application_mhz": Static("applications_clocks/graphics_clock", number),
+    "clock_memory_application_mhz": Static("applications_clocks/mem_clock", number),
+    "clock_graphics_default_mhz": Static("default_applications_clocks/graphics_clock", number),
+    "clock_memory_default_mhz": Static("default_applications_clocks/mem_clock", number),
+    "clock_graphics_max_mhz": Static("max_clocks/graphics_clock", number),
+    "clock_sm_max_mhz": Static("max_clocks/sm_clock", number),
+    "clock_memory_max_mhz": Static("max_clocks/mem_clock", number),
+    "clock_video_max_mhz": Static("max_clocks/video_clock", number),
+    "clock_customer_boost_max_mhz": Static("max_customer_boost_clocks/graphics_clock", number),
+}
+
+MOVING: Mapping[str, Moving] = {
+    "memory_used_bytes": Moving("fb_memory_usage/used", 600 * MIB, MIB),
+    "memory_free_bytes": Moving("fb_memory_usage/free", 600 * MIB, MIB),
+    "memory_reserved_bytes": Moving("fb_memory_usage/reserved", MIB, MIB),
+    "bar1_used_bytes": Moving("bar1_memory_usage/used", 600 * MIB, MIB),
+    "pcie_generation": Moving(f"{PCI}/pcie_gen/current_link_gen", 4),
+    "pcie_width": Moving(f"{PCI}/link_widths/current_link_width", 0),
+    "utilization_gpu_percent": Moving("utilization/gpu_util", 20),
+    "utilization_memory_percent": Moving("utilization/memory_util", 20),
+    "utilization_encoder_percent": Moving("utilization/encoder_util", 5),
+    "utilization_decoder_percent": Moving("utilization/decoder_util", 5),
+    "utilization_jpeg_percent": Moving("utilization/jpeg_util", 5),
+    "utilization_ofa_percent": Moving("utilization/ofa_util", 5),
+    "temperature_gpu_c": Moving("temperature/gpu_temp", 3),
+    "temperature_margin_c": Moving("temperature/gpu_temp_tlimit", 3),
+    "temperature_memory_c": Moving("temperature/memory_temp", 3),
+    "power_draw_w": Moving("gpu_power_readings/average_power_draw", 30),
+    "power_average_w": Moving("gpu_power_readings/average_power_draw", 30),
+    "power_instant_w": Moving("gpu_power_readings/instant_power_draw", 60),
+    "clock_graphics_mhz": Moving("clocks/graphics_clock", 300),
+    "clock_sm_mhz": Moving("clocks/sm_clock", 300),
+    "clock_memory_mhz": Moving("clocks/mem_clock", 300),
+    "clock_video_mhz": Moving("clocks/video_clock", 300),
+    "slowed_by_power_cap_ns": Moving(
+        "clocks_event_reasons_counters/clocks_event_reasons_counters_sw_power_cap", 1e8, 1e3
+    ),
+}
+
+# A property of PyTorch, and how it is made of ours.
+TORCH: Mapping[str, Callable[[Device], Any]] = {
+    "name": lambda device: device.name,
+    "major": lambda device: device.field("compute_capability_major"),
+    "minor": lambda device: device.field("compute_capability_minor"),
+    "total_memory": lambda device: device.field("usable_memory_bytes"),
+    "multi_processor_count": lambda device: device.field("multiprocessor_count"),
+    "max_threads_per_multi_processor": lambda d: d.field("max_threads_per_multiprocessor"),
+    "max_threads_per_block": lambda device: device.field("max_threads_per_block"),
+    "warp_size": lambda device: device.field("warp_size"),
+    "regs_per_multiprocessor": lambda device: device.field("max_registers_per_multiprocessor"),
+    "shared_memory_per_block": lambda d: d.field("max_shared_memory_per_block_bytes"),
+    "shared_memory_per_block_optin": lambda d: d.field("max_shared_memory_per_block_optin_bytes"),
+    "shared_memory_per_multiprocessor": lambda d: d.field(
+        "max_shared_memory_per_multiprocessor_bytes"
+    ),
+    "L2_cache_size": lambda device: device.field("l2_cache_size_bytes"),
+    "is_integrated": lambda device: int(bool(device.field("integrated"))),
+    "is_multi_gpu_board": lambda device: int(bool(device.field("multi_gpu_board"))),
+    "clock_rate": lambda device: device.field("clock_rate_khz"),
+    "memory_clock_rate": lambda device: device.field("memory_clock_rate_khz"),
+    "memory_bus_width": lambda device: device.field("global_memory_bus_width_bits"),
+    "pci_bus_id": lambda device: device.field("pci_bus_number"),
+    "pci_device_id": lambda device: device.field("pci_device_number"),
+    "pci_domain_id": lambda device: device.field("pci_domain_number"),
+    "uuid": lambda device: str(device.uuid).removeprefix("GPU-"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison."""
+
+    who: str
+    name: str
+    ours: str
+    theirs: str
+    verdict: str  # equal, within ..., absent or DIFFERS
+
+
+def compare() -> list[Line]:
+    query = open_query(open_machine())
+    before = query.read()
+    smi = ElementTree.fromstring(  # noqa: S314 nvidia-smi's own
+        subprocess.run(["nvidia-smi", "-q", "-x"], check=True, capture_output=True).stdout  # noqa: S607
+    )
+    after = query.read()
+    gpus = {gpu.findtext("uuid"): gpu for gpu in smi.iter("gpu")}
+    lines = []
+    for device, later in zip(before.devices, after.devices, strict=True):
+        gpu = gpus[str(device.uuid)]
+        lines += [static(device, name, at, gpu) for name, at in STATIC.items()]
+        lines += [moving((device, later), name, at, gpu) for name, at in MOVING.items()]
+        lines.append(reasons((device, later), gpu))
+    lines.append(
+        same("smi", "driver_version", before.driver_version, smi.findtext("driver_version"))
+    )
+    cuda = before.cuda
+    version = cuda if isinstance(cuda, Unavailable) else cuda.version
+    lines.append(same("smi", "cuda_version", version, smi.findtext("cuda_version")))
+    return lines + list(torch_lines(before.visible))
+
+
+def static(device: Device, name: str, at: Static, gpu: ElementTree.Element) -> Line:
+    text = (gpu.findtext(at.path) or "").strip()
+    ours = device.field(name)
+    if name == "recovery_action" or (name == "addressing_mode" and text == "None"):
+        return same("smi", name, ours, at.read(text))
+    if text in ABSENT:
+        verdict = "absent" if isinstance(ours, Unavailable) else "DIFFERS"
+        return Line("smi", name, shown(ours), text, verdict)
+    return same("smi", name, ours, at.read(text))
+
+
+def moving(
+    readings: tuple[Device, Device], name: str, at: Moving, gpu: ElementTree.Element
+) -> Line:
+    text = (gpu.findtext(at.path) or "").strip()
+    ours = [reading.field(name) for reading in readings]
+    numbers = [value for value in ours if isinstance(value, int | float)]
+    if text in ABSENT or len(numbers) < 2:
+        agree = text in ABSENT and not numbers
+        return Line("smi", name, shown(ours[0]), text, "absent" if agree else "DIFFERS")
+    theirs = number(text) * at.scale
+    fits = min(numbers) - at.tolerance <= theirs <= max(numbers) + at.tolerance
+    verdict = f"within {at.tolerance / at.scale:g}" if fits else "DIFFERS"
+    return Line("smi", name, " .. ".join(map(shown, ours)), text, verdict)
+
+
+def reasons(readings: tuple[Device, Device], gpu: ElementTree.Element) -> Line:
+    """Compare the reasons for the clocks with those that nvidia-smi calls active."""
+    prefix = "clocks_event_reason_"
+    words = {
+        "gpu_idle": "idle",
+        "applications_clocks_setting": "application clocks setting",
+        "sw_power_cap": "software power cap",
+        "hw_slowdown": "hardware slowdown",
+        "hw_thermal_slowdown": "hardware thermal slowdown",
+        "hw_power_brake_slowdown": "hardware power brake slowdown",
+        "sync_boost": "sync boost",
+        "sw_thermal_slowdown": "software thermal slowdown",
+        "display_clocks_setting": "display clock setting",
+    }
+    parent = gpu.find("clocks_event_reasons")
+    active = {
+        words.get(child.tag.removeprefix(prefix), child.tag)
+        for child in (parent if parent is not None else ())
+        if child.text == "Active"
+    }
+    ours = [reading.field("clock_event_reasons") for reading in readings]
+    sets = [set(value) if isinstance(value, tuple) else set() for value in ours]
+    verdict = "equal" if active in sets else "DIFFERS"
+    return Line("smi", "clock_event_reasons", shown(ours[0]), ", ".join(active), verdict)
+
+
+def torch_lines(devices: tuple[Device, ...]) -> Iterator[Line]:
+    import torch
+
+    for device in devices:
+        properties: Any = torch.cuda.get_device_properties(device.cuda_index)
+        for name, ours in TORCH.items():
+            if hasattr(properties, name):
+                theirs = getattr(properties, name)
+                yield same("torch", name, ours(device), str(theirs) if name == "uuid" else theirs)
+
+
+def same(who: str, name: str, ours: Field | Any, theirs: Any) -> Line:
+    return Line(who, name, shown(ours), str(theirs), "equal" if ours == theirs else "DIFFERS")
+
+
+def shown(value: Field) -> str:
+    return f"n/a ({value.reason})" if isinstance(value, Unavailable) else str(value)
+
+
+def main() -> int:
+    lines = compare()
+    for line in lines:
+        print(f"{line.who:5} {line.name:33} {line.ours:44.44} {line.theirs:38.38} {line.verdict}")
+    differ = [line for line in lines if line.verdict == "DIFFERS"]
+    known = [line for line in lines if line.verdict not in ("DIFFERS", "absent")]
+    absent = len(lines) - len(known) - len(differ)
+    print(f"{len(known)} agree, {absent} are absent for both, {len(differ)} differ")
+    return 1 if differ or len(known) < LEAST else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from core.devices.diagnose.machines import FAIL, OK, UNKNOWN, WARN
+
+from cudakit.core.devices.circumstances import Circumstances
+from cudakit.core.devices.diagnose.check import (
+    CannotTell,
+    Check,
+    Finding,
+    Status,
+    fail,
+    judge,
+    ok,
+    together,
+    warn,
+)
+
+
+def broken(circumstances: Circumstances) -> Finding:
+    """Break, as a check of unforeseen circumstances would."""
+    raise ZeroDivisionError(f"over {len(circumstances.environment)}")
+
+
+def at_a_loss(circumstances: Circumstances) -> Finding:
+    """Say that nothing can be said."""
+    raise CannotTell("nobody told")
+
+
+def test_a_check_that_breaks_costs_itself_only() -> None:
+    found = judge(Check("CK900", "it works", broken), Circumstances())
+
+    assert found == Finding(UNKNOWN, "the check broke: ZeroDivisionError: over 0")
+
+
+def test_a_check_that_cannot_tell_gives_its_reason() -> None:
+    assert judge(Check("CK901", "it is known", at_a_loss), Circumstances()).summary == "nobody told"
+
+
+def test_the_explanation_of_a_check_is_its_docstring() -> None:
+    explanation = Check("CK900", "it works", broken).explanation
+
+    assert explanation == "Break, as a check of unforeseen circumstances would."
+
+
+def test_findings_join_with_the_worst_first_and_nothing_twice() -> None:
+    found = together(
+        [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "mend", "wait")],
+        otherwise=ok("unused"),
+    )
+
+    assert found == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("mend", "wait"))
+
+
+def test_without_a_finding_all_is_well() -> None:
+    assert together([ok("fine")], otherwise=ok("all fine")).summary == "all fine"
+
+
+def test_what_is_worse_is_greater() -> None:
+    assert list(Status) == sorted(Status) == [OK, UNKNOWN, WARN, FAIL]

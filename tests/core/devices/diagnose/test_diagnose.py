@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, gpu, seen
+
+from cudakit.core.devices.circumstances import Circumstances
+from cudakit.core.devices.diagnose import diagnose, explain
+from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+from cudakit.errors import UsageError
+
+HERE = [check.id for members in THEMES.values() for check in members]
+TRIALS = [check.id for members in DEEP.values() for check in members]
+
+
+def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> None:
+    result = diagnose(machine())
+
+    assert [check.id for check in result.checks] == HERE
+    assert result.counts == {"ok": len(HERE), "unknown": 0, "warn": 0, "fail": 0}
+    assert result.status is OK
+
+
+def test_an_empty_machine_breaks_no_check() -> None:
+    result = diagnose(Circumstances(), deep=True)
+
+    assert not [check for check in result.checks if "the check broke" in check.summary]
+    assert result.status is FAIL
+
+
+def test_the_result_tells_versions_and_devices(machine: Machine) -> None:
+    result = diagnose(machine())
+
+    assert result.about["driver"] == f"{DRIVER} (open kernel module)"
+    assert result.about["system"] == "Ubuntu 24.04.3 LTS"
+    assert [device.name for device in result.devices] == ["NVIDIA H200"]
+
+
+def test_the_status_is_the_worst_of_all_checks(machine: Machine) -> None:
+    hot = seen(gpu(0, persistence_mode=False, remapped_rows_failed=True))
+
+    result = diagnose(machine(environment={"CUDA_LAUNCH_BLOCKING": "1"}, **hot))
+
+    assert (result.status, result.failures, result.warnings) == (FAIL, 1, 2)
+
+
+def test_checks_can_be_chosen_and_left_out(machine: Machine) -> None:
+    chosen = diagnose(machine(), only=("CK001", "CK020"), skip=("CK001",))
+
+    assert [check.id for check in chosen.checks] == ["CK020"]
+
+
+def test_trials_are_made_only_where_asked_for(machine: Machine) -> None:
+    assert [check.id for check in diagnose(machine(), deep=True).checks] == HERE + TRIALS
+    with pytest.raises(UsageError, match="CK041 uses the GPU"):
+        diagnose(machine(), only=("CK041",))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: diagnose(Circumstances(), only=("CK999",)),
+        lambda: diagnose(Circumstances(), skip=("nonsense",)),
+        lambda: explain("CK999"),
+    ],
+)
+def test_an_id_that_no_check_has_is_refused(ask: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="there is no check"):
+        ask()
+
+
+def test_an_explanation_is_had_without_a_machine() -> None:
+    explained = explain("CK005")
+
+    assert (explained.id, explained.title) == ("CK005", "CUDA starts")
+    assert "802" in explained.explanation
+
+
+def test_what_is_not_judged_is_no_finding(machine: Machine) -> None:
+    result = diagnose(machine(simulated=True), only=("CK002",))
+
+    assert (result.status, result.failures, result.warnings) == (UNKNOWN, 0, 0)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from core.devices.diagnose.machines import Machine, broken_cuda, gpu, seen
+
+from cudakit.core.devices.diagnose import diagnose, explain, present
+from cudakit.document import Document, Facts, Note, Section
+from cudakit.units import Unavailable
+
+
+def section(document: Document, title: str) -> Section:
+    found = [node for node in document.nodes if isinstance(node, Section)]
+    return next(node for node in found if node.title.startswith(title))
+
+
+def notes(section: Section) -> list[Note]:
+    return [node for node in section.nodes if isinstance(node, Note)]
+
+
+def test_a_check_that_is_well_takes_one_line(machine: Machine) -> None:
+    document = present.report(diagnose(machine()))
+
+    assert section(document, "System").title == "System: ok"
+    assert all(isinstance(node, Note) for node in section(document, "System").nodes)
+    assert document.title == "no check found anything wrong"
+
+
+def test_a_finding_stands_with_its_evidence_and_its_fix(machine: Machine) -> None:
+    blocking = machine(environment={"CUDA_LAUNCH_BLOCKING": "1"})
+
+    found = section(present.report(diagnose(blocking)), "Settings")
+
+    assert found.title == "Settings: 1 warning"
+    first, evidence = found.nodes[:2]
+    assert isinstance(first, Note)
+    assert isinstance(evidence, Facts)
+    assert (first.level, first.remedies) == ("warn", ("unset CUDA_LAUNCH_BLOCKING",))
+    assert evidence.rows[0][0] == "CUDA_LAUNCH_BLOCKING"
+
+
+def test_what_is_not_judged_for_one_reason_takes_one_line(machine: Machine) -> None:
+    silent = machine(nvml=Unavailable("silent"))
+
+    said = notes(section(present.report(diagnose(silent)), "Health"))[-1]
+
+    assert said.level == "info"
+    assert said.text == (
+        "CK027, CK028, CK029, CK030, CK031, CK032 not judged: NVML does not answer (CK003)"
+    )
+
+
+def test_a_section_tells_what_failed_in_it(machine: Machine) -> None:
+    document = present.report(diagnose(machine(cuda=broken_cuda(999))))
+
+    assert section(document, "Driver").title == "Driver: 1 failed"
+    assert document.title == "1 check failed"
+
+
+def test_the_last_line_counts_and_points_to_the_worst(machine: Machine) -> None:
+    last = present.report(diagnose(machine(cuda=broken_cuda(999)))).nodes[-1]
+
+    assert isinstance(last, Note)
+    assert last.level == "error"
+    assert last.text.startswith("36 checks: 1 failed, 0 warnings")
+    assert last.remedies == ("cudakit doctor --explain CK005 says more of a check",)
+
+
+def test_a_simulated_machine_says_so_in_the_title(machine: Machine) -> None:
+    assert present.report(diagnose(machine(simulated=True))).title.startswith("Simulated: ")
+
+
+def test_a_report_for_others_has_versions_devices_and_all_evidence(machine: Machine) -> None:
+    wrong = machine(**seen(gpu(0, persistence_mode=False)))
+
+    document = present.paste(diagnose(wrong))
+
+    titles = [node.title for node in document.nodes if isinstance(node, Section)]
+    assert titles == ["Versions", "GPUs", "Not well", "Well"]
+    assert any(isinstance(node, Facts) for node in section(document, "Well").nodes)
+
+
+def test_a_report_without_gpu_and_trouble_has_no_empty_sections(machine: Machine) -> None:
+    bare = machine(nvml=Unavailable("silent"), cuda=Unavailable("silent"))
+
+    document = present.paste(diagnose(bare, only=("CK020",)))
+
+    titles = [node.title for node in document.nodes if isinstance(node, Section)]
+    assert titles == ["Versions", "Well"]
+
+
+def test_an_explanation_is_a_paragraph_a_note() -> None:
+    document = present.explanation(explain("CK001"))
+
+    assert document.title == "CK001: the NVIDIA driver is loaded"
+    assert len(document.nodes) > 1

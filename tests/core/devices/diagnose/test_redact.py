@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import string
+import uuid
+
+from core.devices.diagnose.machines import Machine, gpu, seen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.devices.diagnose import diagnose
+from cudakit.core.devices.diagnose.present import paste
+from cudakit.core.devices.diagnose.redact import _NOBODY, Identity, redacted, redacted_text
+from cudakit.render import console, json
+
+WHO = Identity(
+    hostname="gpu-box.lab.example", user="ada", home="/data/ada", serials=("1652826064062",)
+)
+
+names = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=12).filter(
+    lambda name: name not in _NOBODY and not name.isdigit()
+)
+between = st.text(string.ascii_letters + " /:=.,", max_size=20)
+
+
+def test_uuids_go_and_their_kind_stays() -> None:
+    text = "GPU-6f4890cf-4157-408d-4577-559bc7fea90e, MIG-GPU-6f4890cf/3/0 and GPU-6f48"
+
+    assert redacted_text(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
+
+
+def test_host_user_home_and_serial_numbers_go() -> None:
+    text = "gpu-box: /data/ada/venv and /home/bob/x, serial 1652826064062, GPU-BOX.LAB.EXAMPLE, ada"
+
+    assert redacted_text(text, WHO) == (
+        "<host>: ~/venv and /home/<user>/x, serial <serial>, <host>, <user>"
+    )
+
+
+def test_a_name_inside_another_word_is_no_name() -> None:
+    assert redacted_text("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
+
+
+def test_names_that_are_nobodys_stay() -> None:
+    nobody = Identity(hostname="localhost", user="root", home="/", serials=("0",))
+
+    assert redacted_text("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
+
+
+@given(identifier=st.uuids(), prefix=st.sampled_from(["GPU-", "MIG-", ""]), around=between)
+def test_no_uuid_survives(identifier: uuid.UUID, prefix: str, around: str) -> None:
+    text = f"{around} {prefix}{identifier} {around}"
+
+    assert str(identifier) not in redacted_text(text, WHO)
+    assert str(identifier)[:8] not in redacted_text(text, WHO)
+
+
+@given(host=names, user=names, around=between)
+def test_no_name_survives_in_any_part_of_a_path_or_sentence(
+    host: str, user: str, around: str
+) -> None:
+    who = Identity(hostname=f"{host}.cluster", user=user, home=f"/home/{user}")
+    text = f"{around} /home/{user}/env on {host}.cluster, {host.upper()} as {user}; {around}"
+
+    words = redacted_text(text, who).lower().replace("/", " ").replace(".", " ").split()
+
+    assert not {host, f"{host},", user, f"{user};"} & set(words)
+
+
+def test_a_whole_result_tells_neither_who_nor_which(machine: Machine) -> None:
+    told = machine(
+        environment={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
+        **seen(gpu(0)),
+    )
+    result = redacted(diagnose(told), WHO)
+
+    for text in (json.render(result), console.render(paste(result), width=60, color=False)):
+        for secret in ("00112233-4455", "gpu-box", "/data/ada"):
+            assert secret not in text
+    assert "NVIDIA H200" in json.render(result)

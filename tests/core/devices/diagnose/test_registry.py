@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cudakit.core.devices.diagnose.check import Check
+from cudakit.core.devices.diagnose.registry import DEEP, THEMES, every_check
+
+CHECKS = list(every_check().values())
+REFERENCE = re.compile(r"CK\d{3}")
+
+
+def test_an_id_belongs_to_one_check_and_ids_ascend() -> None:
+    ids = [check.id for members in (*THEMES.values(), *DEEP.values()) for check in members]
+
+    assert ids == sorted(set(ids))
+    assert all(REFERENCE.fullmatch(id) for id in ids)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_a_check_explains_itself(check: Check) -> None:
+    first, blank, *rest = check.explanation.splitlines()
+
+    assert first.endswith((".", ":"))
+    assert blank == ""
+    assert rest
+
+
+def test_a_check_refers_to_checks_that_exist() -> None:
+    from importlib import import_module
+
+    modules = {check.examine.__module__ for check in CHECKS}
+    for module in modules | {"cudakit.core.devices.diagnose.gpus"}:
+        text = open(str(import_module(module).__file__), encoding="utf-8").read()
+        assert set(REFERENCE.findall(text)) <= every_check().keys()

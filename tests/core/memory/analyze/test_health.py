@@ -1,0 +1,151 @@
+"""How far a file can be trusted, and what to record differently."""
+
+from __future__ import annotations
+
+import pytest
+from core.memory import builders
+from core.memory.builders import KIB, MIB, Block, Entry, Segment, alloc, freed, segment_alloc
+from core.memory.history import History
+from core.memory.strategies import LAW, garbage, recordings
+from hypothesis import given
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.result import DeviceMemory, Health
+from cudakit.core.memory.snapshot import HOST, Action, DeviceTrace, Snapshot
+
+BASE = 0x7F00_0000_0000
+
+
+def device(snapshot: Snapshot) -> DeviceMemory:
+    return analyze([snapshot], MemorySpec()).devices[0]
+
+
+def judged(trace: DeviceTrace, **more: object) -> Health:
+    return device(builders.snapshot(trace, **more)).health
+
+
+def lives(times: int, *, stack: int = 1) -> list[Entry]:
+    """Allocate and free at one address, again and again."""
+    return [
+        entry
+        for _ in range(times)
+        for entry in (alloc(BASE, 512, stack=stack), *freed(BASE, 512, stack=stack))
+    ]
+
+
+SEGMENT = Segment(BASE, 2 * MIB)
+FROM_THE_START = [segment_alloc(BASE, 2 * MIB)]
+
+
+@LAW
+@given(recordings(pools=3))
+def test_what_an_allocator_wrote_is_exact(history: History) -> None:
+    found = device(history.snapshot())
+    assert found.exact
+    assert found.inconsistencies == 0
+
+
+@LAW
+@given(garbage())
+def test_whatever_was_written_can_be_judged(trace: DeviceTrace) -> None:
+    found = device(builders.snapshot(trace))
+    assert found.exact == (found.inconsistencies == 0)
+
+
+def test_a_warning_of_the_reader_makes_a_file_inexact() -> None:
+    trace = builders.trace(lives(1), [SEGMENT], warnings=("1 entry was passed over",))
+    assert not device(builders.snapshot(trace)).exact
+    assert judged(trace).warnings == ("1 entry was passed over",)
+
+
+def test_a_trace_from_an_empty_allocator_on_lost_nothing() -> None:
+    found = judged(builders.trace([*FROM_THE_START, *lives(1)], [SEGMENT]))
+    assert found.begins_complete
+    assert found.overflowed is False
+
+
+def test_a_trace_that_begins_in_the_middle_may_have_lost_something() -> None:
+    found = judged(builders.trace(lives(1), [SEGMENT]))
+    assert not found.begins_complete
+    assert found.overflowed is None
+
+
+def test_a_trace_of_a_round_length_that_begins_in_the_middle_has_overflowed() -> None:
+    entries = [*lives(333), Entry(Action.SNAPSHOT)]
+    found = judged(builders.trace(entries, [SEGMENT]))
+    assert found.overflowed is True
+    assert "max_entries" in found.advice[0]
+
+
+def test_a_round_length_means_nothing_for_a_trace_that_is_complete() -> None:
+    entries = [*FROM_THE_START, *lives(333)]
+    assert len(entries) == 1000
+    assert judged(builders.trace(entries, [SEGMENT])).overflowed is False
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_what_the_file_says_of_overflow_goes_before_any_guess(said: bool) -> None:  # noqa: FBT001 a case
+    assert judged(builders.trace(lives(1), [SEGMENT], overflowed=said)).overflowed is said
+
+
+def test_a_file_without_a_trace_is_told_how_to_get_one() -> None:
+    found = judged(builders.trace([], [SEGMENT]))
+    assert len(found.advice) == 1
+    assert "_record_memory_history" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("action", "word"),
+    [
+        (Action.ALLOC, "alloc"),
+        (Action.FREE_REQUESTED, "free_requested"),
+        (Action.FREE_COMPLETED, "free_completed"),
+    ],
+)
+def test_a_kind_of_event_that_is_missed_and_never_there_was_skipped(
+    action: Action, word: str
+) -> None:
+    entries = [entry for entry in lives(3) if entry.action != action]
+    found = judged(builders.trace(entries, [SEGMENT]))
+    assert f"the trace has no {word} events: record without skip_actions" in found.advice
+
+
+def test_a_kind_of_event_that_did_not_happen_is_not_missed() -> None:
+    for entries in (lives(1)[:1], lives(1)[1:], [Entry(Action.SNAPSHOT)]):
+        blocks = [Block(BASE, 512, stack=1)] if entries[0].action == Action.ALLOC else []
+        final = [Segment(BASE, 2 * MIB, blocks)]
+        assert judged(builders.trace(entries, final)).advice == ()
+
+
+def test_frees_in_one_entry_miss_none_of_their_steps() -> None:
+    entries = [alloc(BASE, 512, stack=1), Entry(Action.FREE, BASE, 512), alloc(BASE, 512, stack=1)]
+    assert judged(builders.trace(entries, [SEGMENT])).advice == ()
+
+
+def test_the_share_without_a_stack_is_of_allocations_whose_stack_could_be_known() -> None:
+    entries = [
+        *freed(BASE, 512),  # allocated before the trace
+        *lives(1, stack=0),
+        *lives(2, stack=1),
+    ]
+    live = Block(BASE + KIB, 512, stack=1)
+    found = judged(builders.trace(entries, [Segment(BASE, 2 * MIB, [live])]))
+    assert found.without_stack == 0.25
+    assert 'stacks="all"' in found.advice[0]
+
+
+def test_a_few_allocations_without_a_stack_are_not_worth_a_word() -> None:
+    found = judged(builders.trace([*lives(1, stack=0), *lives(20)], [SEGMENT]))
+    assert 0 < found.without_stack < 0.1
+    assert found.advice == ()
+
+
+def test_a_file_without_times_is_told_so() -> None:
+    found = judged(builders.trace(lives(1), [SEGMENT]), has_times=False)
+    assert not found.has_times
+    assert any("no times" in line for line in found.advice)
+
+
+def test_pinned_host_memory_is_no_device() -> None:
+    trace = builders.trace([*FROM_THE_START, *lives(1)], [SEGMENT], device=HOST)
+    assert device(builders.snapshot(trace)).device is None

@@ -1,0 +1,130 @@
+"""Who holds the memory, by stack, by line and by what else is recorded."""
+
+from __future__ import annotations
+
+import pytest
+from core.memory import builders
+from core.memory.builders import KIB, MIB, START_US, Block, Segment, alloc, annotated, freed
+from core.memory.history import History
+from core.memory.strategies import LAW, recordings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.result import DeviceMemory, Facet
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.document import Frame
+
+BASE = 0x7F00_0000_0000
+
+
+def device(snapshot: Snapshot, at: str | int = "end") -> DeviceMemory:
+    return analyze([snapshot], MemorySpec(at=at)).devices[0]
+
+
+def holding(*blocks: Block, **more: object) -> Snapshot:
+    entries = [alloc(block.address, block.size, stack=block.stack) for block in blocks]
+    return builders.snapshot(builders.trace(entries, [Segment(BASE, 20 * MIB, blocks)]), **more)
+
+
+def place(number: int, size: int, stack: int) -> Block:
+    return Block(BASE + number * MIB, size, stack=stack)
+
+
+def facet(found: DeviceMemory, name: str) -> dict[str, int]:
+    (only,) = [each for each in found.facets if each.name == name]
+    return {group.name: group.bytes for group in only.groups}
+
+
+@LAW
+@given(recordings(pools=2), st.integers(0, 200))
+def test_holders_and_lines_add_up_to_all_that_is_active(history: History, event: int) -> None:
+    at = event % (len(history.entries) + 1) - 1
+    found = device(history.snapshot(), at)
+    state = found.at.state
+    for rows in (found.holders, found.lines):
+        assert sum(row.bytes for row in rows) == state.active_bytes
+        assert sum(row.count for row in rows) == state.blocks
+        assert sum(row.share for row in rows) == pytest.approx(1 if state.active_bytes else 0)
+        assert [row.bytes for row in rows] == sorted((row.bytes for row in rows), reverse=True)
+    assert sum(row.requested_bytes for row in found.holders) == state.requested_bytes
+
+
+def test_allocations_of_one_stack_are_one_holder() -> None:
+    found = device(holding(place(0, KIB, 1), place(1, KIB, 1), place(2, 3 * KIB, 2))).holders
+    rows = [(row.stack[row.site].name, row.bytes, row.count) for row in found]
+    assert rows == [("place2", 3 * KIB, 1), ("place1", 2 * KIB, 2)]
+    assert found[0].share == pytest.approx(0.6)
+
+
+def test_stacks_that_meet_in_a_line_of_the_program_are_one_line() -> None:
+    library = Frame("empty", "/usr/lib/python3/dist-packages/torch/functional.py", 7)
+    own = Frame("forward", "model.py", 30)
+    other = Frame("init", "model.py", 10)
+    found = device(
+        holding(
+            place(0, KIB, 1),
+            place(1, KIB, 2),
+            place(2, KIB, 3),
+            frames=(own, library, other),
+            stacks=((), (0,), (1, 0), (1, 2)),
+        )
+    )
+    assert [(line.frame, line.bytes) for line in found.lines] == [
+        (own, 2 * KIB),
+        (other, KIB),
+    ]
+    assert len(found.holders) == 3
+
+
+def test_without_a_stack_there_is_no_line() -> None:
+    (line,) = device(holding(place(0, KIB, 0))).lines
+    assert line.frame is None
+
+
+def test_at_another_moment_others_hold() -> None:
+    first, second = place(0, KIB, 1), place(1, KIB, 2)
+    entries = [
+        alloc(first.address, KIB, stack=1),
+        *freed(first.address, KIB),
+        alloc(second.address, KIB, stack=2),
+    ]
+    snapshot = builders.snapshot(builders.trace(entries, [Segment(BASE, 20 * MIB, [second])]))
+    holders = [device(snapshot, at).holders for at in (-1, 0, 1, 2, 3)]
+    names = [[row.stack[row.site].name for row in rows] for rows in holders]
+    assert names == [[], ["place1"], ["place1"], [], ["place2"]]
+
+
+def test_facets_divide_what_is_held_by_what_was_recorded_with_it() -> None:
+    blocks = [place(i, KIB, 1) for i in range(4)]
+    words = ("", "N/A", "0/0", "layer", "parameter")
+    entries = [
+        alloc(blocks[0].address, KIB, compile_context=2, user_metadata=3),
+        alloc(blocks[1].address, KIB, compile_context=1, category=4),
+        alloc(blocks[2].address, KIB, compile_context=2),
+    ]
+    trace = builders.trace(entries, [Segment(BASE, 20 * MIB, blocks)])
+    ranges = annotated("step 1", START_US + 1, START_US + 2)
+    found = device(builders.snapshot(trace, texts=words, annotations=ranges))
+    assert facet(found, "compile_context") == {"0/0": 2 * KIB, "": 2 * KIB}
+    assert facet(found, "user_metadata") == {"layer": KIB, "": 3 * KIB}
+    assert facet(found, "category") == {"parameter": KIB, "": 3 * KIB}
+    assert facet(found, "annotation") == {"step 1": KIB, "": 3 * KIB}
+
+
+def test_a_facet_adds_up_to_all_that_is_active() -> None:
+    blocks = [place(i, (i + 1) * KIB, 1) for i in range(3)]
+    ranges = annotated("step 1", START_US, START_US + 1)
+    found = device(holding(*blocks, annotations=ranges))
+    (only,) = found.facets
+    assert only == Facet("annotation", only.groups)
+    assert sum(group.bytes for group in only.groups) == found.at.state.active_bytes
+    assert sum(group.share for group in only.groups) == pytest.approx(1)
+
+
+def test_facets_that_say_nothing_are_left_out() -> None:
+    assert device(holding(place(0, KIB, 1))).facets == ()
+    words = ("", "N/A")
+    entries = [alloc(BASE, KIB, compile_context=1)]
+    trace = builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, KIB)])])
+    assert device(builders.snapshot(trace, texts=words)).facets == ()

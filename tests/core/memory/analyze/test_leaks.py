@@ -1,0 +1,192 @@
+"""Call stacks that hold more after each step of the program, and those that only seem to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.memory import builders
+from core.memory.builders import KIB, MIB, START_US, annotated
+from core.memory.simulator import Allocator
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.result import DeviceMemory
+from cudakit.core.memory.snapshot import Annotation, Snapshot
+
+ACTIVATION, GRADIENT, KEPT = 1, 2, 5  # stacks
+
+Step = Callable[[Allocator, int], None]
+
+
+class Loop:
+    """A program in steps; each makes temporaries, and whatever is given to it."""
+
+    def __init__(self, step: Step, *, steps: int = 12, marked: bool = False) -> None:
+        self.allocator = Allocator(capacity=4096 * MIB)
+        self.bounds: list[int] = []
+        for number in range(steps):
+            self.bounds.append(len(self.allocator.entries))
+            if marked:
+                self.allocator.mark()
+            self._temporaries()
+            step(self.allocator, number)
+        self.bounds.append(len(self.allocator.entries))
+
+    def _temporaries(self) -> None:
+        made = [self.allocator.alloc(3 * MIB, stack=s) for s in (ACTIVATION, ACTIVATION, GRADIENT)]
+        for address in made:
+            assert address is not None
+            self.allocator.free(address)
+
+    def snapshot(self) -> Snapshot:
+        return self.allocator.history().snapshot()
+
+    def annotated(self, name: str) -> Snapshot:
+        ranges: list[Annotation] = []
+        for number, (start, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            ranges += annotated(name.format(number), START_US + start, START_US + end)
+        return builders.replace(self.snapshot(), annotations=tuple(ranges))
+
+
+def judged(snapshot: Snapshot) -> DeviceMemory:
+    return analyze([snapshot], MemorySpec()).devices[0]
+
+
+def leaking(allocator: Allocator, _: int) -> None:
+    allocator.alloc(300 * KIB + 1, stack=KEPT)
+
+
+def check_leak(found: DeviceMemory, *, steps: int = 12) -> None:
+    (leak,) = found.leaks
+    assert leak.bytes_per_step == 300 * KIB + 512
+    assert leak.count_per_step == 1
+    assert leak.stack[leak.site].name == f"place{KEPT}"
+    assert leak.count in (steps - 1, steps)
+    assert list(leak.growth) == sorted(leak.growth)
+    assert leak.growth[-1] == leak.bytes == leak.count * leak.bytes_per_step
+
+
+def test_a_growing_list_is_found_by_numbered_annotations() -> None:
+    found = judged(Loop(leaking).annotated("ProfilerStep#{}"))
+    assert found.steps.source == "annotation ProfilerStep#"
+    assert found.steps.count == 13  # the starts of 12 steps, and the end of the last
+    check_leak(found)
+
+
+def test_a_growing_list_is_found_by_annotations_of_one_name() -> None:
+    found = judged(Loop(leaking).annotated("train"))
+    assert found.steps.source == "annotation train"
+    check_leak(found)
+
+
+def test_a_growing_list_is_found_by_snapshot_markers() -> None:
+    found = judged(Loop(leaking, marked=True).snapshot())
+    assert found.steps.source == "snapshot markers"
+    check_leak(found)
+
+
+def test_a_growing_list_is_found_by_the_repetition_of_allocations() -> None:
+    found = judged(Loop(leaking).snapshot())
+    assert found.steps.source == "repeating allocations"
+    check_leak(found)
+
+
+def test_bytes_per_step_are_right_for_more_steps_than_are_compared() -> None:
+    found = judged(Loop(leaking, steps=300).annotated("step {}"))
+    check_leak(found, steps=300)
+    assert len(found.leaks[0].growth) < 100
+
+
+def test_a_leak_in_every_other_step_is_found() -> None:
+    def step(allocator: Allocator, number: int) -> None:
+        if number % 2:
+            allocator.alloc(MIB, stack=KEPT)
+
+    (leak,) = judged(Loop(step).annotated("step {}")).leaks
+    assert 0.4 * MIB < leak.bytes_per_step <= MIB
+
+
+def test_several_leaks_come_in_the_order_of_their_growth() -> None:
+    def step(allocator: Allocator, _: int) -> None:
+        allocator.alloc(KIB, stack=3)
+        allocator.alloc(MIB, stack=4)
+
+    found = judged(Loop(step).annotated("step {}")).leaks
+    assert [leak.stack[leak.site].name for leak in found] == ["place4", "place3"]
+
+
+def test_the_program_is_judged_by_the_part_that_was_recorded() -> None:
+    history = Loop(leaking, marked=True).allocator.history()
+    found = judged(history.last(len(history.entries) // 2).snapshot())
+    (leak,) = found.leaks
+    assert leak.bytes_per_step == 300 * KIB + 512
+    assert leak.count == 11
+
+
+# What is no leak.
+
+
+def optimizer_state(allocator: Allocator, number: int) -> None:
+    if number == 0:
+        for _ in range(4):
+            allocator.alloc(5 * MIB, stack=KEPT)
+
+
+def a_cache_that_fills(allocator: Allocator, number: int) -> None:
+    if number < 4:
+        allocator.alloc(MIB, stack=KEPT)
+
+
+def a_list_that_is_emptied(allocator: Allocator, number: int) -> None:
+    if number % 4 == 3:
+        for address in allocator.live():
+            allocator.free(address)
+    else:
+        allocator.alloc(MIB, stack=KEPT)
+
+
+def a_list_that_is_given_up_at_the_end(allocator: Allocator, number: int) -> None:
+    allocator.alloc(MIB, stack=KEPT)
+    if number == 11:
+        allocator.mark()
+        for address in allocator.live():
+            allocator.free(address)
+
+
+def a_buffer_that_is_replaced(allocator: Allocator, _: int) -> None:
+    old = allocator.live()
+    allocator.alloc(MIB, stack=KEPT)
+    for address in old:
+        allocator.free(address)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        optimizer_state,
+        a_cache_that_fills,
+        a_list_that_is_emptied,
+        a_list_that_is_given_up_at_the_end,
+        a_buffer_that_is_replaced,
+    ],
+)
+@pytest.mark.parametrize("by", ["annotations", "markers", "repetition"])
+def test_what_stops_growing_or_is_given_up_is_no_leak(step: Step, by: str) -> None:
+    loop = Loop(step, marked=by == "markers")
+    found = judged(loop.annotated("step {}") if by == "annotations" else loop.snapshot())
+    assert found.leaks == ()
+
+
+def test_without_any_sign_of_steps_nothing_is_called_a_leak() -> None:
+    allocator = Allocator()
+    for _ in range(40):
+        leaking(allocator, 0)
+    found = judged(allocator.history().snapshot())
+    assert found.steps.source == "none"
+    assert found.steps.count == 0
+    assert found.leaks == ()
+
+
+def test_two_steps_are_too_few_to_tell() -> None:
+    loop = Loop(leaking, steps=1)
+    assert judged(loop.annotated("step {}")).leaks == ()

@@ -1,0 +1,169 @@
+"""Which accesses of a trace are ordered: by brute force, from the rules of CUDA and nothing else.
+
+Every operation keeps the set of all that happened before it. Slow, and made to be read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
+
+from cudakit.trace.events import (
+    Access,
+    Alloc,
+    ContextSync,
+    Copy,
+    Event,
+    EventQueryOk,
+    EventRecord,
+    EventSync,
+    Fill,
+    Free,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    Launch,
+    StreamCreate,
+    StreamQueryOk,
+    StreamSync,
+    StreamWait,
+)
+from cudakit.trace.kinds import How, Mode, StreamFlag
+
+Past = frozenset[int]
+NOTHING: Past = frozenset()
+
+
+@dataclass(eq=False)
+class Operation:
+    """Something that touches memory."""
+
+    number: int
+    past: Past
+    event: Event
+    accesses: list[Access] = field(default_factory=list)
+
+
+class Race(NamedTuple):
+    """Two operations that nothing orders, the one that was enqueued first first."""
+
+    first: Event
+    second: Event
+
+
+class Order:
+    """The order of a trace, event by event."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._flags: dict[int, StreamFlag] = {}
+        self._streams: defaultdict[int, Past] = defaultdict(frozenset)
+        self._events: dict[int, Past] = {}
+        self._host: Past = NOTHING
+        self._nodes: defaultdict[int, dict[int, list[Access]]] = defaultdict(dict)
+        self._edges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._executables: defaultdict[int, Past] = defaultdict(frozenset)
+        self._of_call: dict[tuple[int, int], list[Access]] = {}
+
+    def feed(self, event: Event) -> None:
+        match event.fact:
+            case StreamCreate(stream, flag):
+                self._flags[stream] = flag
+            case Launch(stream):
+                self._operate(event, stream, [])
+            case Copy(stream, destination, source, size_bytes):
+                read = Access(source, source + size_bytes, Mode.READ)
+                written = Access(destination, destination + size_bytes, Mode.WRITE)
+                self._operate(event, stream, [read, written])
+            case Fill(stream, address, size_bytes):
+                self._operate(event, stream, [Access(address, address + size_bytes, Mode.WRITE)])
+            case Alloc(address, size_bytes, How.STREAM_ORDERED, stream) | Free(
+                address, size_bytes, How.STREAM_ORDERED, stream
+            ):
+                self._operate(event, stream, [Access(address, address + size_bytes, Mode.WRITE)])
+            case Free(how=How.SYNC | How.PINNED) | ContextSync():
+                self._host |= frozenset(operation.number for operation in self.operations)
+            case EventRecord(number, stream):
+                self._events[number] = self._before(stream)
+            case StreamWait(stream, number):
+                self._streams[stream] = self._before(stream) | self._events.get(number, NOTHING)
+            case EventSync(number) | EventQueryOk(number):
+                self._host |= self._events.get(number, NOTHING)
+            case StreamSync(stream) | StreamQueryOk(stream):
+                legacy = self._flags[stream] is StreamFlag.LEGACY
+                self._host |= self._before(stream) if legacy else self._streams[stream]
+            case _:
+                self._feed_graphs(event)
+
+    def _feed_graphs(self, event: Event) -> None:
+        match event.fact:
+            case GraphNode(graph, node):
+                self._nodes[graph][node] = self._of_call[event.seq, node] = []
+            case GraphEdge(graph, before, after):
+                self._edges[graph].append((before, after))
+            case GraphLaunch(stream, graph, executable):
+                self._launch(event, stream, graph, executable)
+            case Access(node=node) as access:
+                self._of_call[event.seq, node].append(access)
+
+    def races(self) -> Iterator[Race]:
+        for one, other in combinations(self.operations, 2):
+            ordered = one.number in other.past or other.number in one.past
+            if not ordered and _conflict(one.accesses, other.accesses):
+                yield Race(one.event, other.event)
+
+    def _operate(self, event: Event, stream: int, accesses: list[Access]) -> None:
+        past = self._before(stream)
+        operation = self._new(event, past, accesses)
+        self._of_call[event.seq, 0] = operation.accesses
+        self._streams[stream] = past | {operation.number}
+
+    def _launch(self, event: Event, stream: int, graph: int, executable: int) -> None:
+        begin = self._before(stream) | self._executables[executable]
+        made: dict[int, Operation] = {}
+        for node, known in self._nodes[graph].items():
+            past = begin
+            for before, after in self._edges[graph]:
+                if after == node:
+                    past |= made[before].past | {made[before].number}
+            made[node] = self._new(event, past, list(known))
+            self._of_call[event.seq, node] = made[node].accesses
+        done = begin | {operation.number for operation in made.values()}
+        self._streams[stream] = self._executables[executable] = done
+
+    def _new(self, event: Event, past: Past, accesses: list[Access]) -> Operation:
+        operation = Operation(len(self.operations), past, event, accesses)
+        self.operations.append(operation)
+        return operation
+
+    def _before(self, stream: int) -> Past:
+        """Return all that what is enqueued in a stream now comes after."""
+        past = self._streams[stream] | self._host
+        flag = self._flags[stream]
+        if flag is StreamFlag.LEGACY:
+            return past.union(*(self._streams[other] for other in self._blocking()))
+        if flag is StreamFlag.NON_BLOCKING:
+            return past
+        return past.union(
+            *(self._streams[s] for s, f in self._flags.items() if f is StreamFlag.LEGACY)
+        )
+
+    def _blocking(self) -> list[int]:
+        kinds = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
+        return [stream for stream, flag in self._flags.items() if flag in kinds]
+
+
+def races(trace: Iterable[Event]) -> list[Race]:
+    order = Order()
+    for event in trace:
+        order.feed(event)
+    return list(order.races())
+
+
+def _conflict(one: list[Access], other: list[Access]) -> bool:
+    return any(
+        a.lo < b.hi and b.lo < a.hi and (a.mode | b.mode) & Mode.WRITE for a in one for b in other
+    )

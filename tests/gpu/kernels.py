@@ -1,0 +1,93 @@
+"""A few kernels for the simulated device, and words for using it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cudakit.gpu.api import LEGACY, Argument, Kernel, Ptr, Stream
+from cudakit.gpu.sim import Launch, Sim
+
+ONE = (1, 1, 1)
+INT_BYTES = 4
+
+SOURCE = """
+extern "C" __global__ void mix(int* into, const int* from, int with) {}
+extern "C" __global__ void store(int* where, int value) {}
+extern "C" __global__ void spin(unsigned long long nanoseconds) {}
+extern "C" __global__ void column(int* table, int rows, int columns, int value) {}
+extern "C" __global__ void fail() {}
+extern "C" __global__ void orphan() {}
+"""
+
+
+def mix(launch: Launch, into: Ptr, from_: Ptr, with_: np.int32) -> None:
+    """Do what gives another result in any other order."""
+    changed = launch.update(into, np.int32)
+    changed[:] = (changed.astype(np.int64) * 31 + launch.read(from_, np.int32) + with_) % 1_000_003
+
+
+def store(launch: Launch, where: Ptr, value: np.int32) -> None:
+    launch.write(where, np.int32)[:] = value
+
+
+def spin(launch: Launch, nanoseconds: np.uint64) -> None:
+    launch.busy(int(nanoseconds))
+
+
+def column(launch: Launch, table: Ptr, rows: np.int32, columns: np.int32, value: np.int32) -> None:
+    launch.write(table, np.int32, rows, step_bytes=INT_BYTES * int(columns))[:] = value
+
+
+def fail(launch: Launch) -> None:
+    raise ZeroDivisionError(launch.name)
+
+
+TWINS: Mapping[str, Callable[..., None]] = {
+    "mix": mix,
+    "store": store,
+    "spin": spin,
+    "column": column,
+    "fail": fail,
+}
+
+
+class Desk:
+    """A simulated device with those kernels loaded."""
+
+    def __init__(self, **options: Any) -> None:
+        self.gpu = Sim(twins=TWINS, **options)
+        module = self.gpu.load(self.gpu.compile(SOURCE))
+        names = [*TWINS, "orphan"]
+        self.kernels: dict[str, Kernel] = {name: self.gpu.kernel(module, name) for name in names}
+
+    def launch(self, name: str, *args: Argument, stream: Stream = LEGACY) -> None:
+        self.gpu.launch(self.kernels[name], ONE, ONE, args, stream)
+
+    def mix(self, into: Ptr, from_: Ptr, with_: int, stream: Stream) -> None:
+        self.launch("mix", into, from_, np.int32(with_), stream=stream)
+
+    def store(self, where: Ptr, value: int, stream: Stream = LEGACY) -> None:
+        self.launch("store", where, np.int32(value), stream=stream)
+
+    def spin(self, nanoseconds: int, stream: Stream = LEGACY) -> None:
+        self.launch("spin", np.uint64(nanoseconds), stream=stream)
+
+    def ints(self, count: int = 1) -> Ptr:
+        """Allocate integers that are zero."""
+        ptr = self.gpu.malloc(INT_BYTES * count)
+        self.gpu.fill(ptr, 0, INT_BYTES * count, LEGACY)
+        self.gpu.sync()
+        return ptr
+
+    def read(self, ptr: Ptr, count: int = 1) -> list[int]:
+        """Wait for everything, and read."""
+        self.gpu.sync()
+        pinned = self.gpu.host_malloc(INT_BYTES * count)
+        self.gpu.copy(pinned, ptr, INT_BYTES * count, LEGACY)
+        self.gpu.sync()
+        found = np.frombuffer(self.gpu.host_view(pinned, INT_BYTES * count), np.int32).tolist()
+        self.gpu.host_free(pinned)
+        return found

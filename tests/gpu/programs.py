@@ -1,0 +1,129 @@
+"""Arbitrary programs of streams, events, memory and graphs, some of them well ordered."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from gpu.happens_before import races
+from gpu.kernels import INT_BYTES, Desk
+from hypothesis import strategies as st
+
+from cudakit.gpu.api import LEGACY, PER_THREAD, GraphExec, Ptr
+from cudakit.trace.events import Event
+
+# A word, and numbers of streams, buffers and events.
+Step: TypeAlias = tuple[str, int, int, int]
+Program: TypeAlias = Sequence[Step]
+
+STREAMS, BUFFERS, EVENTS = 6, 3, 3
+WORDS = (
+    *("mix", "mix", "mix", "copy", "fill", "record", "wait", "wait"),
+    *("sync stream", "sync event", "query", "borrow", "return", "graph", "replay"),
+)
+
+
+def programs() -> st.SearchStrategy[list[Step]]:
+    numbers = (
+        st.integers(0, STREAMS - 1),
+        st.integers(0, BUFFERS - 1),
+        st.integers(0, BUFFERS - 1),
+    )
+    return st.lists(st.tuples(st.sampled_from(WORDS), *numbers), max_size=14)
+
+
+def ordered(program: Program) -> list[Step]:
+    """Put a wait for everything in front of each step that races with an earlier one."""
+    result = list(program)
+    while True:
+        run = Run(result)
+        late = [race.second.time_ns for race in races(run.trace)]
+        if not late:
+            return result
+        result.insert(bisect_left(run.began_ns, min(late)) - 1, ("sync", 0, 0, 0))
+
+
+class Run:
+    """A program after it has run, and what came of it."""
+
+    def __init__(self, program: Program, *, seed: int | None = None) -> None:
+        self.trace: list[Event] = []
+        self.desk = Desk(seed=seed, sink=self.trace.append)
+        gpu = self.gpu = self.desk.gpu
+        self.streams = [LEGACY, PER_THREAD, gpu.stream(), gpu.stream()]
+        self.streams += [gpu.stream(blocking=False), gpu.stream(blocking=False)]
+        self.events = [gpu.event() for _ in range(EVENTS)]
+        self.buffers = [self.desk.ints() for _ in range(BUFFERS)]
+        self.borrowed: list[Ptr] = []
+        self.graphs: list[GraphExec] = []
+        self.began_ns: list[int] = []
+        for number, step in enumerate(program):
+            self.began_ns.append(gpu.clock.now_ns)
+            self._do(number, *step)
+        self.result = [self.desk.read(buffer)[0] for buffer in self.buffers]
+        gpu.close()
+
+    def _do(self, number: int, word: str, s: int, x: int, y: int) -> None:
+        gpu, stream, event = self.gpu, self.streams[s], self.events[x]
+        match word:
+            case "mix":
+                self.desk.mix(self.buffers[x], self.buffers[y], number, stream)
+            case "copy":
+                gpu.copy(self.buffers[x], self.buffers[y], INT_BYTES, stream)
+            case "fill":
+                gpu.fill(self.buffers[x], number, INT_BYTES, stream)
+            case "record":
+                gpu.record(event, stream)
+            case "wait":
+                gpu.wait(stream, event)
+            case "sync":
+                gpu.sync()
+            case "sync stream":
+                gpu.sync_stream(stream)
+                assert gpu.query_stream(stream)
+            case "sync event":
+                gpu.sync_event(event)
+                assert gpu.query_event(event)
+            case _:
+                self._do_more(number, word, s, x, y)
+
+    def _do_more(self, number: int, word: str, s: int, x: int, y: int) -> None:
+        match word:
+            case "query":
+                self.gpu.query_stream(self.streams[s])
+                self.gpu.query_event(self.events[x])
+            case "borrow" | "return":
+                self._borrow_or_return(word, s, x)
+            case _:
+                self._use_graph(word, number, s, x, y)
+
+    def _borrow_or_return(self, word: str, s: int, x: int) -> None:
+        """Use memory in the order of a stream, and give it back in the order of another."""
+        if word == "borrow":
+            ptr = self.gpu.malloc(INT_BYTES, self.streams[s])
+            self.gpu.copy(ptr, self.buffers[x], INT_BYTES, self.streams[s])
+            self.borrowed.append(ptr)
+        elif self.borrowed:
+            ptr = self.borrowed.pop()
+            self.gpu.copy(self.buffers[x], ptr, INT_BYTES, self.streams[s])
+            self.gpu.free(ptr, self.streams[s])
+
+    def _use_graph(self, word: str, number: int, s: int, x: int, y: int) -> None:
+        if word == "replay":
+            if self.graphs:
+                self.gpu.graph_launch(self.graphs[x % len(self.graphs)], self.streams[s])
+            return
+        gpu, event = self.gpu, self.gpu.event()
+        first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
+        gpu.capture_begin(first)
+        self.desk.mix(self.buffers[x], self.buffers[y], number, first)
+        gpu.record(event, first)
+        gpu.wait(second, event)
+        self.desk.mix(self.buffers[x], self.buffers[x], number, second)
+        gpu.fill(self.buffers[y], number, 1 if s % 2 else INT_BYTES, second)
+        gpu.record(event, second)
+        gpu.wait(first, event)
+        gpu.copy(self.buffers[y], self.buffers[x], INT_BYTES, first)
+        self.graphs.append(gpu.instantiate(gpu.capture_end(first)))
+        gpu.graph_launch(self.graphs[-1], self.streams[s])

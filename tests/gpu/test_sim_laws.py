@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from gpu.happens_before import races
+from gpu.programs import Run, Step, ordered, programs
+from hypothesis import given, settings
+
+from cudakit.errors import CudaError
+
+SEEDS = (None, 0, 1, 2, 3, 4)
+SOME = settings(max_examples=60, deadline=None)
+
+
+@SOME
+@given(programs().map(ordered))
+def test_what_is_ordered_gives_the_same_result_for_every_seed(program: list[Step]) -> None:
+    runs = [Run(program, seed=seed) for seed in SEEDS]
+
+    assert races(runs[0].trace) == []
+    assert {tuple(run.result) for run in runs} == {tuple(runs[0].result)}
+
+
+@SOME
+@given(programs().map(ordered))
+def test_the_same_seed_gives_the_same_run(program: list[Step]) -> None:
+    for seed in (None, 5):
+        first, second = Run(program, seed=seed), Run(program, seed=seed)
+
+        assert first.trace == second.trace
+        assert first.result == second.result
+
+
+@SOME
+@given(programs().map(ordered))
+def test_the_facts_of_a_trace_do_not_depend_on_when_the_device_worked(program: list[Step]) -> None:
+    quick, slow = Run(program), Run(program, seed=9)
+
+    # What was queried may have been done, or not yet.
+    def told(run: Run) -> list[object]:
+        return [e.fact for e in run.trace if not e.fact.kind.name.endswith("_QUERY_OK")]
+
+    assert told(quick) == told(slow)
+
+
+@SOME
+@given(programs().map(ordered))
+def test_time_and_the_order_of_calls_never_go_back(program: list[Step]) -> None:
+    for seed in (None, 7):
+        trace = Run(program, seed=seed).trace
+
+        assert all(a.time_ns <= b.time_ns and a.seq <= b.seq for a, b in pairwise(trace))
+
+
+# Two steps that race, and what can come of it.
+RACES: dict[str, list[Step]] = {
+    "streams without an event": [("fill", 2, 0, 0), ("fill", 3, 0, 0)],
+    "a non-blocking stream and the legacy one": [("fill", 4, 0, 0), ("fill", 0, 0, 0)],
+    "an event recorded too early": [
+        ("record", 2, 0, 0), ("fill", 2, 0, 0), ("wait", 3, 0, 0), ("fill", 3, 0, 0),
+    ],
+    "a wait of the wrong stream": [
+        ("fill", 2, 0, 0), ("record", 2, 0, 0), ("wait", 4, 0, 0), ("fill", 3, 0, 0),
+    ],
+    "two graphs": [("graph", 4, 0, 1), ("graph", 5, 0, 1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", RACES.values(), ids=RACES)
+def test_a_hidden_race_shows_itself_under_some_seed(program: list[Step]) -> None:
+    results = {tuple(Run(program, seed=seed).result) for seed in range(24)}
+
+    assert races(Run(program).trace)
+    assert len(results) > 1
+
+
+ORDERS: dict[str, list[Step]] = {
+    "one stream": [("fill", 4, 0, 0), ("fill", 4, 0, 0)],
+    "blocking streams around the legacy one": [
+        ("fill", 2, 0, 0), ("fill", 0, 1, 0), ("fill", 3, 0, 0),
+    ],
+    "the stream of the thread after the legacy one": [("fill", 0, 0, 0), ("fill", 1, 0, 0)],
+    "an event": [
+        ("fill", 4, 0, 0), ("record", 4, 0, 0), ("wait", 5, 0, 0), ("fill", 5, 0, 0),
+    ],
+    "the host": [("fill", 4, 0, 0), ("sync stream", 4, 0, 0), ("fill", 5, 0, 0)],
+    "one graph twice": [("graph", 4, 0, 1), ("replay", 5, 0, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ORDERS.values(), ids=ORDERS)
+def test_what_cuda_orders_needs_no_more(program: list[Step]) -> None:
+    assert races(Run(program).trace) == []
+    assert len({tuple(Run(program, seed=seed).result) for seed in range(12)}) == 1
+
+
+def test_memory_that_is_returned_without_order_is_missed_under_some_seed() -> None:
+    program: list[Step] = [("borrow", 4, 0, 0), ("return", 5, 1, 0)]
+    outcomes = set()
+    for seed in range(24):
+        try:
+            Run(program, seed=seed)
+            outcomes.add("lucky")
+        except CudaError as error:
+            outcomes.add(error.name)
+
+    assert outcomes == {"lucky", "CUDA_ERROR_ILLEGAL_ADDRESS"}
