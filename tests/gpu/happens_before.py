@@ -72,6 +72,22 @@ class Order:
         match event.fact:
             case StreamCreate(stream, flag):
                 self._flags[stream] = flag
+            case Free(how=How.SYNC | How.PINNED) | ContextSync():
+                self._host |= frozenset(operation.number for operation in self.operations)
+            case EventRecord(number, stream):
+                self._events[number] = self._before(stream)
+            case StreamWait(stream, number):
+                self._streams[stream] = self._before(stream) | self._events.get(number, NOTHING)
+            case EventSync(number) | EventQueryOk(number):
+                self._host |= self._events.get(number, NOTHING)
+            case StreamSync(stream) | StreamQueryOk(stream):
+                legacy = self._flags[stream] is StreamFlag.LEGACY
+                self._host |= self._before(stream) if legacy else self._streams[stream]
+            case _:
+                self._feed_work(event)
+
+    def _feed_work(self, event: Event) -> None:
+        match event.fact:
             case Launch(stream):
                 self._operate(event, stream, [])
             case Copy(stream, destination, source, size_bytes):
@@ -84,17 +100,6 @@ class Order:
                 address, size_bytes, How.STREAM_ORDERED, stream
             ):
                 self._operate(event, stream, [Access(address, address + size_bytes, Mode.WRITE)])
-            case Free(how=How.SYNC | How.PINNED) | ContextSync():
-                self._host |= frozenset(operation.number for operation in self.operations)
-            case EventRecord(number, stream):
-                self._events[number] = self._before(stream)
-            case StreamWait(stream, number):
-                self._streams[stream] = self._before(stream) | self._events.get(number, NOTHING)
-            case EventSync(number) | EventQueryOk(number):
-                self._host |= self._events.get(number, NOTHING)
-            case StreamSync(stream) | StreamQueryOk(stream):
-                legacy = self._flags[stream] is StreamFlag.LEGACY
-                self._host |= self._before(stream) if legacy else self._streams[stream]
             case _:
                 self._feed_graphs(event)
 

@@ -30,7 +30,7 @@ def programs() -> st.SearchStrategy[list[Step]]:
         st.integers(0, BUFFERS - 1),
         st.integers(0, BUFFERS - 1),
     )
-    return st.lists(st.tuples(st.sampled_from(WORDS), *numbers), max_size=14)
+    return st.lists(st.tuples(st.sampled_from(WORDS), *numbers), min_size=5, max_size=16)
 
 
 def ordered(program: Program) -> list[Step]:
@@ -55,10 +55,13 @@ class Run:
         self.streams += [gpu.stream(blocking=False), gpu.stream(blocking=False)]
         self.events = [gpu.event() for _ in range(EVENTS)]
         self.buffers = [self.desk.ints() for _ in range(BUFFERS)]
+        for buffer, value in zip(self.buffers, (7, 11, 13), strict=True):
+            self.desk.store(buffer, value)
+        gpu.sync()
         self.borrowed: list[Ptr] = []
         self.graphs: list[GraphExec] = []
         self.began_ns: list[int] = []
-        for number, step in enumerate(program):
+        for number, step in enumerate(program, 1):
             self.began_ns.append(gpu.clock.now_ns)
             self._do(number, *step)
         self.result = [self.desk.read(buffer)[0] for buffer in self.buffers]

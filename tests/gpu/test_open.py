@@ -46,7 +46,6 @@ def test_the_real_device_is_opened_where_there_is_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sim", "sim:h200"])
 def test_the_simulated_device_is_opened_by_its_name(name: str) -> None:
-    pytest.importorskip("cudakit.gpu.sim")
     gpu = open_gpu(name)
     assert gpu.simulated
     gpu.close()

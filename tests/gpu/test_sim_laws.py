@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from cudakit.errors import CudaError
 
 SEEDS = (None, 0, 1, 2, 3, 4)
-SOME = settings(max_examples=60, deadline=None)
+SOME = settings(max_examples=20, deadline=None)
 
 
-@SOME
+@settings(max_examples=40, deadline=None)
 @given(programs().map(ordered))
 def test_what_is_ordered_gives_the_same_result_for_every_seed(program: list[Step]) -> None:
     runs = [Run(program, seed=seed) for seed in SEEDS]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory import block_sizes
-from cudakit.core.memory.mapped import mapped_at
+from cudakit.core.memory.mapped import mapped_ranges, runs_at
 from cudakit.core.memory.replay import Allocations
 from cudakit.core.memory.reserved import Reserved, whole_segments
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
@@ -49,9 +49,35 @@ def live_at(allocations: Allocations, moment: int) -> _Ints:
     return live[np.argsort(allocations.address[live], kind="stable")]
 
 
+class Layouts:
+    """The layouts of one device: what was reserved is walked through once for all moments."""
+
+    def __init__(self, trace: DeviceTrace, allocations: Allocations) -> None:
+        self._allocations = allocations
+        self._whole = whole_segments(trace)
+        self._ranges, _ = mapped_ranges(trace)
+
+    def at(self, moment: int) -> Layout:
+        """Lay out the memory of a moment. What lies in no segment, in inexact traces, is left out."""
+        return _laid_out(self._segments(moment), self._allocations, moment)
+
+    def _segments(self, moment: int) -> Reserved:
+        """List what was reserved at a moment, by address."""
+        whole = self._whole
+        whole = whole.take((whole.begin < moment) & (moment <= whole.end))
+        mapped = runs_at(self._ranges, moment)
+        both = Reserved(
+            *(np.concatenate((getattr(whole, n), getattr(mapped, n))) for n in Reserved.__slots__)
+        )
+        return both.take(np.argsort(both.address, kind="stable"))
+
+
 def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layout:
-    """Lay out a device's memory at a moment. What lies in no segment, in inexact traces, is left out."""
-    segments = segments_at(trace, moment)
+    """Lay out a device's memory at one moment; Layouts is for several."""
+    return Layouts(trace, allocations).at(moment)
+
+
+def _laid_out(segments: Reserved, allocations: Allocations, moment: int) -> Layout:
     live = live_at(allocations, moment)
     address, size = allocations.address[live], allocations.size[live]
     segment, offset, inside = _places(segments, address, size)
@@ -85,17 +111,6 @@ def _places(
     room = segments.size[segment] - size
     inside = (room >= 0) & (offset <= np.maximum(room, 0).astype(np.uint64))
     return segment, offset.astype(np.int64), inside
-
-
-def segments_at(trace: DeviceTrace, moment: int) -> Reserved:
-    """List what was reserved at a moment, by address."""
-    whole = whole_segments(trace)
-    whole = whole.take((whole.begin < moment) & (moment <= whole.end))
-    mapped = mapped_at(trace, moment)
-    both = Reserved(
-        *(np.concatenate((getattr(whole, n), getattr(mapped, n))) for n in Reserved.__slots__)
-    )
-    return both.take(np.argsort(both.address, kind="stable"))
 
 
 def _with_kinds(segments: Reserved, segment: _Ints, size: _Ints) -> Reserved:

@@ -76,7 +76,11 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[Reserved, int]:
 
 def mapped_at(trace: DeviceTrace, moment: int) -> Reserved:
     """Give the expandable segments of a moment: runs of mapped ranges, as torch reports them."""
-    ranges, _ = mapped_ranges(trace)
+    return runs_at(mapped_ranges(trace)[0], moment)
+
+
+def runs_at(ranges: Reserved, moment: int) -> Reserved:
+    """Join the ranges mapped at a moment to runs."""
     ranges = ranges.take((ranges.begin < moment) & (moment <= ranges.end))
     ranges = ranges.take(np.argsort(ranges.address, kind="stable"))
     if not len(ranges):

@@ -132,22 +132,26 @@ class Reader:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
     def _ask_for_values(self, questions: list[FieldValue]) -> None:
-        known = [question for question in questions if hasattr(self.lib, question.identifier)]
         absent = Unavailable("this nvidia-ml-py does not know the value")
         self._answers |= dict.fromkeys(questions, absent)
-        if not known:
-            return
-        ids = [(getattr(self.lib, question.identifier), question.scope) for question in known]
-        values = self.attempt(lambda: getattr(self.lib, _FIELD_VALUES)(self.handle, ids))
-        for index, question in enumerate(known):
-            refused = isinstance(values, Unavailable)
-            self._answers[question] = values if refused else self._value(question, values[index])
+        known = [question for question in questions if hasattr(self.lib, question.identifier)]
+        for batch in (
+            [question for question in known if not question.alone],
+            *([question] for question in known if question.alone),
+        ):
+            if batch:
+                self._ask_for_batch(batch)
 
-    def _value(self, question: FieldValue, value: Any) -> Any:
+    def _ask_for_batch(self, questions: list[FieldValue]) -> None:
+        ids = [(getattr(self.lib, question.identifier), question.scope) for question in questions]
+        values = self.attempt(lambda: getattr(self.lib, _FIELD_VALUES)(self.handle, ids))
+        for index, question in enumerate(questions):
+            refused = isinstance(values, Unavailable)
+            self._answers[question] = values if refused else self._value(values[index])
+
+    def _value(self, value: Any) -> Any:
         if value.nvmlReturn:
             return self.reason(value.nvmlReturn)
-        if question.member:
-            return getattr(value.value, question.member)
         if value.valueType >= len(_MEMBERS):
             return Unavailable(f"a value of the unknown type {value.valueType}")
         return getattr(value.value, _MEMBERS[value.valueType])

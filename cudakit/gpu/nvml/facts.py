@@ -129,10 +129,10 @@ _LIMITS: Readings = {
     "temperature_memory_max_c": call(
         "nvmlDeviceGetTemperatureThreshold", "NVML_TEMPERATURE_THRESHOLD_MEM_MAX"
     ),
-    "temperature_shutdown_margin_c": value("TEMPERATURE_SHUTDOWN_TLIMIT", member="siVal"),
-    "temperature_slowdown_margin_c": value("TEMPERATURE_SLOWDOWN_TLIMIT", member="siVal"),
-    "temperature_gpu_max_margin_c": value("TEMPERATURE_GPU_MAX_TLIMIT", member="siVal"),
-    "temperature_memory_max_margin_c": value("TEMPERATURE_MEM_MAX_TLIMIT", member="siVal"),
+    "temperature_shutdown_margin_c": value("TEMPERATURE_SHUTDOWN_TLIMIT", alone=True),
+    "temperature_slowdown_margin_c": value("TEMPERATURE_SLOWDOWN_TLIMIT", alone=True),
+    "temperature_gpu_max_margin_c": value("TEMPERATURE_GPU_MAX_TLIMIT", alone=True),
+    "temperature_memory_max_margin_c": value("TEMPERATURE_MEM_MAX_TLIMIT", alone=True),
     "fans": call("nvmlDeviceGetNumFans"),
     "encoder_capacity_h264_percent": call(
         "nvmlDeviceGetEncoderCapacity", "NVML_ENCODER_QUERY_H264"

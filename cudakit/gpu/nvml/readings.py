@@ -28,10 +28,10 @@ def filled(
 
 
 def value(
-    identifier: str, *, scope: int = 0, member: str = "", to: Convert | None = None
+    identifier: str, *, scope: int = 0, alone: bool = False, to: Convert | None = None
 ) -> tuple[FieldValue, Convert]:
     """Read a value that NVML knows by number."""
-    return FieldValue(f"NVML_FI_DEV_{identifier}", scope, member), to or same
+    return FieldValue(f"NVML_FI_DEV_{identifier}", scope, alone), to or same
 
 
 def same(answer: Any) -> Any:

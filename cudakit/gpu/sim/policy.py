@@ -8,7 +8,6 @@ from typing import Protocol
 
 from cudakit.gpu.sim.tasks import Task
 
-
 # How likely a device does one thing more before the next call: never 0, so that who asks often enough
 # whether it is done gets a yes.
 _PACES = (0.02, 0.2, 0.5, 0.9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from cudakit.core.memory.analyze.oom import find_ooms
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.analyze.timeline import timeline
-from cudakit.core.memory.layout import Layout, layout_at, live_at
+from cudakit.core.memory.layout import Layouts, live_at
 from cudakit.core.memory.narrow import narrow
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.result import (
@@ -80,68 +80,38 @@ def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> 
     replayed = replay(snapshot, trace)
     # Why an allocation failed is a matter of all that the process held.
     whole_replayed = replayed if trace is whole else replay(snapshot, whole)
-    allocations = replayed.allocations
-    stacks = Stacks(snapshot)
-    lay = _Layouts(trace, replayed)
-    at = _moment(snapshot, trace, replayed, lay, spec.at)
-    live = live_at(allocations, at.event + 1)
+    allocations, n = replayed.allocations, replayed.n_events
+    stacks, layouts = Stacks(snapshot), Layouts(trace, replayed.allocations)
+    name, event = _event_of(trace, replayed, spec.at)
+    then, end = layouts.at(event + 1), layouts.at(n)
+    live = live_at(allocations, event + 1)
     steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
     return DeviceMemory(
         file=snapshot.source,
         device=None if trace.device == HOST else trace.device,
-        events=len(trace.events),
+        events=n,
         exact=replayed.inconsistencies.total == 0 and not trace.warnings,
         inconsistencies=replayed.inconsistencies.total,
-        end=state_at(replayed, lay(replayed.n_events), replayed.n_events),
+        end=state_at(replayed, end, n),
         peak=_peak(snapshot, trace, replayed),
-        at=at,
+        at=Moment(
+            name, event, time_of(snapshot, trace, event), state_at(replayed, then, event + 1)
+        ),
         health=health(snapshot, trace, replayed),
         ooms=find_ooms(snapshot, whole, stacks, whole_replayed),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),
-        segments=segment_groups(snapshot, lay(at.event + 1)),
-        fragmentation=fragmentation(stacks, allocations, lay(at.event + 1)),
+        segments=segment_groups(snapshot, then),
+        fragmentation=fragmentation(stacks, allocations, then),
         churn=churn(snapshot, trace, stacks, allocations),
         steps=steps,
         leaks=leaks,
         timeline=timeline(snapshot, trace, replayed.curves),
-        layout=lay(replayed.n_events),
+        layout=end,
         snapshot=snapshot,
         trace=trace,
         replay=replayed,
-    )
-
-
-class _Layouts:
-    """Layouts of a device, each made once."""
-
-    def __init__(self, trace: DeviceTrace, replayed: Replay) -> None:
-        self._trace = trace
-        self._replayed = replayed
-        self._known: dict[int, Layout] = {}
-
-    def __call__(self, moment: int) -> Layout:
-        if moment not in self._known:
-            allocations = self._replayed.allocations
-            self._known[moment] = layout_at(self._trace, allocations, moment)
-        return self._known[moment]
-
-
-def _moment(
-    snapshot: Snapshot,
-    trace: DeviceTrace,
-    replayed: Replay,
-    lay: Callable[[int], Layout],
-    at: str | int,
-) -> Moment:
-    name, event = _event_of(trace, replayed, at)
-    moment = event + 1
-    return Moment(
-        name=name,
-        event=event,
-        time_us=time_of(snapshot, trace, event),
-        state=state_at(replayed, lay(moment), moment),
     )
 
 

@@ -16,6 +16,9 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
 
+# What torch writes as the compile context of an allocation that no compiler made.
+_NO_COMPILER = "N/A"
+
 
 def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Holder, ...]:
     """Sum live allocations by call stack, largest first."""
@@ -67,14 +70,9 @@ def _facets(
     ):
         key = np.zeros(len(live), np.int32)
         key[recorded] = ids[source[recorded]]
+        if _NO_COMPILER in words:
+            key[key == words.index(_NO_COMPILER)] = 0
         yield (
             name,
-            tuple(
-                Group(_meaning(words[t.key]), t.bytes, t.count, t.share) for t in totals(key, size)
-            ),
+            tuple(Group(words[t.key], t.bytes, t.count, t.share) for t in totals(key, size)),
         )
-
-
-def _meaning(word: str) -> str:
-    # torch writes "N/A" as the compile context of what no compiler made.
-    return "" if word == "N/A" else word

@@ -9,7 +9,7 @@ from cudakit.core.memory.analyze import verdict
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.block_sizes import SMALL_REQUEST, segment_size
-from cudakit.core.memory.layout import Layout, layout_at
+from cudakit.core.memory.layout import Layout, Layouts
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Fit, Oom
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind, Snapshot
@@ -27,13 +27,21 @@ def find_ooms(
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MOST_OOMS:
         events = np.concatenate((events[:1], events[1 - MOST_OOMS :]))
-    return tuple(_explain(snapshot, trace, stacks, replayed, event) for event in events.tolist())
+    layouts = Layouts(trace, replayed.allocations)
+    return tuple(
+        _explain(snapshot, trace, stacks, replayed, layouts.at(event), event)
+        for event in events.tolist()
+    )
 
 
 def _explain(
-    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, replayed: Replay, event: int
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    stacks: Stacks,
+    replayed: Replay,
+    layout: Layout,
+    event: int,
 ) -> Oom:
-    layout = layout_at(trace, replayed.allocations, event)
     room = measure(trace, layout, event)
     state = state_at(replayed, layout, event)
     found = verdict.judge(room, state, snapshot.settings)

@@ -84,7 +84,7 @@ def test_a_round_length_means_nothing_for_a_trace_that_is_complete() -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_what_the_file_says_of_overflow_goes_before_any_guess(said: bool) -> None:  # noqa: FBT001 a case
+def test_what_the_file_says_of_overflow_goes_before_any_guess(said: bool) -> None:
     assert judged(builders.trace(lives(1), [SEGMENT], overflowed=said)).overflowed is said
 
 

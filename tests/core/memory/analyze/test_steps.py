@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 
 from core.memory import builders
 from core.memory.builders import KIB, START_US, Entry, alloc, annotated
@@ -100,9 +100,7 @@ def test_a_repeating_sequence_of_stacks_is_cut_into_its_repetitions() -> None:
 def test_a_warm_up_may_differ() -> None:
     name, found = moments(allocations([7, 8, 9, 9, 8, 7, 7, *([1, 2, 3, 4] * 12)]))
     assert name == "repeating allocations"
-    assert [later - earlier for earlier, later in zip(found, found[1:], strict=False)] == [4] * (
-        len(found) - 1
-    )
+    assert {later - earlier for earlier, later in pairwise(found)} == {4}
 
 
 @LAW
@@ -118,7 +116,7 @@ def test_the_length_of_a_repetition_is_found(sequence: list[int], times: int) ->
         assert name == "none"
     else:
         assert name == "repeating allocations"
-        assert {b - a for a, b in zip(found, found[1:], strict=False)} == {shortest}
+        assert {later - earlier for earlier, later in pairwise(found)} == {shortest}
 
 
 def test_one_stack_over_and_over_is_no_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from core.memory import builders
 from core.memory.builders import MIB, START_US, Segment, alloc, freed
@@ -46,8 +48,7 @@ def test_no_peak_is_lost_and_the_end_is_kept(length: int, data: st.DataObject) -
         values[place] = height
     found = thinned(values)
     bounds = [event + 1 for event in found.event] + [length]
-    spans = zip(bounds, bounds[1:], strict=False)
-    assert list(found.requested_bytes) == [max(values[a:b]) for a, b in spans]
+    assert list(found.requested_bytes) == [max(values[a:b]) for a, b in pairwise(bounds)]
     assert found.requested_bytes[-1] == values[-1]
     assert max(found.reserved_bytes) == max(values)
 
