@@ -36,6 +36,10 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 # A page, the command line that prints such JSON, and the dataclass behind it.
 RESULTS = {
     "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.result:DoctorResult"),
+    "doctor-explain-json.md": (
+        "doctor --explain ID --json",
+        "cudakit.core.devices.diagnose.result:Explanation",
+    ),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",

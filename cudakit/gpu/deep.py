@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,14 +50,17 @@ class Trial:
     seen: Mapping[str, str] = field(default_factory=dict)  # by device
 
 
-def try_devices(*, seconds: float = DEFAULT_SECONDS) -> tuple[Trial, ...] | Unavailable:
+def try_devices(
+    *, command: Sequence[str] = (), seconds: float = DEFAULT_SECONDS
+) -> tuple[Trial, ...] | Unavailable:
     """Take the steps until one fails; Unavailable says why none could be taken.
 
-    A step that crashes or does not end within ``seconds`` is a step that failed.
+    A step that crashes or does not end within ``seconds`` is a step that failed. ``command`` replaces
+    that of the child.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "from cudakit.gpu.deep import child; child()"],
+        done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
+            [*command] or [sys.executable, "-c", "from cudakit.gpu.deep import child; child()"],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,

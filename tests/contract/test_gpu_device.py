@@ -24,11 +24,12 @@ def test_the_facts_name_the_device(gpu: Gpu) -> None:
     assert facts.fields["warp_size"] == 32
 
 
-def test_telemetry_says_when_it_was_read(gpu: Gpu) -> None:
+def test_telemetry_says_when_it_was_read_and_how_much_memory_is_free(gpu: Gpu) -> None:
     first, second = gpu.telemetry(), gpu.telemetry()
 
-    assert first.fields
     assert first.time_ns <= second.time_ns
+    assert isinstance(first.fields["memory_free_bytes"], int)
+    assert isinstance(first.fields["memory_used_bytes"], int)
 
 
 def test_a_device_is_no_peer_of_itself(gpu: Gpu) -> None:

@@ -134,6 +134,13 @@ def test_the_facts_agree_with_torch(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
+def test_telemetry_is_nvmls_own_where_it_knows_the_device(gpu: Cuda) -> None:
+    fields = gpu.telemetry().fields
+
+    assert {"memory_free_bytes", "utilization_memory_percent"} <= fields.keys()
+
+
+@pytest.mark.gpu
 def test_an_argument_without_a_size_is_a_type_error(gpu: Cuda) -> None:
     source = 'extern "C" __global__ void scale(float factor) {}'
     kernel = gpu.kernel(gpu.load(gpu.compile(source)), "scale")

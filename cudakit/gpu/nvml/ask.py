@@ -54,9 +54,7 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    member: str = (
-        ""  # of nvmlValue_t, where the type that the driver states is not the one it wrote
-    )
+    alone: bool = False  # whether the driver forgets it among others
 
     @property
     def function(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,12 @@ def active_annotation(
     Ranges that overlap without nesting, or lack an end, are closed by name as torch reports them.
     """
     names = {"": 0}
-    open_names: list[str] = []
+    ranges = _OpenRanges()
     times, innermost = [], []
     for annotation in _of_device(snapshot, trace):
-        if annotation.start:
-            open_names.append(annotation.name)
-        else:
-            _close(open_names, annotation.name)
+        ranges.follow(annotation)
         times.append(annotation.time_us)
-        current = open_names[-1] if open_names else ""
-        innermost.append(names.setdefault(current, len(names)))
+        innermost.append(names.setdefault(ranges.innermost(), len(names)))
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
     since = np.searchsorted(np.array(times, np.int64), steady(trace.events.time_us), side="right")
@@ -77,14 +73,12 @@ def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
 def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group by name the ranges that lie in no other."""
     found: defaultdict[str, list[Annotation]] = defaultdict(list)
-    open_names: list[str] = []
+    ranges = _OpenRanges()
     for annotation in annotations:
-        if annotation.start:
-            open_names.append(annotation.name)
-        if open_names[:1] in ([], [annotation.name]):
+        before = ranges.outermost()
+        ranges.follow(annotation)
+        if before in ("", annotation.name):
             found[annotation.name].append(annotation)
-        if not annotation.start:
-            _close(open_names, annotation.name)
     return found
 
 
@@ -95,10 +89,36 @@ def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     return found
 
 
-def _close(open_names: list[str], name: str) -> None:
-    """Take out the innermost open range of a name, if there is one."""
-    if name in open_names:
-        del open_names[len(open_names) - 1 - open_names[::-1].index(name)]
+class _OpenRanges:
+    """The ranges open at a time, by age; each of its steps takes the same time however many are open."""
+
+    def __init__(self) -> None:
+        self._started = 0
+        self._names: dict[int, str] = {}  # of the open ones
+        self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # of the open ones
+        self._by_age: deque[int] = deque()  # with closed ones, until they stand at an end
+
+    def follow(self, annotation: Annotation) -> None:
+        """Open a range, or close the innermost of a name, if there is one."""
+        if annotation.start:
+            self._names[self._started] = annotation.name
+            self._numbers[annotation.name].append(self._started)
+            self._by_age.append(self._started)
+            self._started += 1
+        elif self._numbers[annotation.name]:
+            del self._names[self._numbers[annotation.name].pop()]
+
+    def innermost(self) -> str:
+        """Name the youngest open range; "" where none is open."""
+        while self._by_age and self._by_age[-1] not in self._names:
+            self._by_age.pop()
+        return self._names[self._by_age[-1]] if self._by_age else ""
+
+    def outermost(self) -> str:
+        """Name the oldest open range; "" where none is open."""
+        while self._by_age and self._by_age[0] not in self._names:
+            self._by_age.popleft()
+        return self._names[self._by_age[0]] if self._by_age else ""
 
 
 def _moments(trace: DeviceTrace, times: list[int]) -> _Ints:

@@ -23,8 +23,7 @@ def put(root: Path, *paths: str) -> Files:
 def found(files: Files, *, path: str = "", wheels: str = "") -> list[tuple[str, str]]:
     distributions = [Distribution("nvidia-cudnn-cu13", "9.19", wheels)] if wheels else []
     return [
-        (one.source, one.path)
-        for one in libraries(files, {"LD_LIBRARY_PATH": path}, distributions)
+        (one.source, one.path) for one in libraries(files, {"LD_LIBRARY_PATH": path}, distributions)
     ]
 
 

@@ -13,9 +13,7 @@ from cudakit.units import Unavailable
 def test_a_build_whose_cuda_knows_the_gpu_can_have_code_for_it(
     machine: Machine, capability: str, cuda: tuple[int, int | None]
 ) -> None:
-    fitting = machine(
-        **seen(gpu(compute_capability=capability)), builds=(built("torch", cuda),)
-    )
+    fitting = machine(**seen(gpu(compute_capability=capability)), builds=(built("torch", cuda),))
 
     assert judged("CK010", fitting).status is OK
 

@@ -23,7 +23,7 @@ def broken(circumstances: Circumstances) -> Finding:
 
 def at_a_loss(circumstances: Circumstances) -> Finding:
     """Say that nothing can be said."""
-    raise CannotTell("nobody told")
+    raise CannotTell(f"nobody told of {len(circumstances.environment)} variables")
 
 
 def test_a_check_that_breaks_costs_itself_only() -> None:
@@ -33,7 +33,9 @@ def test_a_check_that_breaks_costs_itself_only() -> None:
 
 
 def test_a_check_that_cannot_tell_gives_its_reason() -> None:
-    assert judge(Check("CK901", "it is known", at_a_loss), Circumstances()).summary == "nobody told"
+    assert judge(Check("CK901", "it is known", at_a_loss), Circumstances()).summary == (
+        "nobody told of 0 variables"
+    )
 
 
 def test_the_explanation_of_a_check_is_its_docstring() -> None:

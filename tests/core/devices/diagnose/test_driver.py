@@ -38,7 +38,9 @@ def test_the_version_file_proves_the_driver_and_tells_its_kind(machine: Machine)
 
 
 def test_the_proprietary_module_is_told_from_the_open_one(tmp_path: Path) -> None:
-    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
+    text = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
+    )
 
     found = judged("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
 
@@ -165,7 +167,9 @@ def test_libraries_newer_than_the_loaded_module_ask_for_a_reboot(machine: Machin
         nvml=Unavailable("of different versions"),
         cuda=broken_cuda(803, libcuda="/usr/lib/libcuda.so.580.200.01"),
         libraries=(
-            Library("libnvidia-ml.so.1", "/usr/lib/x", "/usr/lib/libnvidia-ml.so.580.200.01", "system"),
+            Library(
+                "libnvidia-ml.so.1", "/usr/lib/x", "/usr/lib/libnvidia-ml.so.580.200.01", "system"
+            ),
         ),
     )
 
@@ -187,7 +191,9 @@ def test_cuda_compat_is_another_version_on_purpose(machine: Machine) -> None:
 
 
 def test_a_library_that_does_not_tell_its_version_is_not_compared(tmp_path: Path) -> None:
-    wsl = without_driver(tmp_path, WSL, nvml=nvml(), cuda=cuda(libcuda="/usr/lib/wsl/libcuda.so.1.1"))
+    wsl = without_driver(
+        tmp_path, WSL, nvml=nvml(), cuda=cuda(libcuda="/usr/lib/wsl/libcuda.so.1.1")
+    )
 
     assert judged("CK004", wsl).status is UNKNOWN
 

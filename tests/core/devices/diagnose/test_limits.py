@@ -2,9 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core.devices.diagnose.machines import OK, SYSTEM, UNKNOWN, WARN, Machine, files, healthy, judged
+from core.devices.diagnose.machines import (
+    OK,
+    SYSTEM,
+    UNKNOWN,
+    WARN,
+    Machine,
+    files,
+    healthy,
+    judged,
+)
 
-from cudakit.core.devices.circumstances.system import Limits
+from cudakit.core.devices.circumstances.system import SHARED_MEMORY, Limits
 from cudakit.units import Unavailable
 
 
@@ -31,7 +40,7 @@ def test_the_shared_memory_of_dockers_default_is_too_small(
     found = judged("CK034", machine(shared_memory_bytes=64 << 20))
 
     assert found.status is WARN
-    assert found.evidence == {"/dev/shm": "64.0 MiB"}
+    assert found.evidence == {SHARED_MEMORY: "64.0 MiB"}
     assert found.fix[0].startswith("docker run --ipc=host")
 
 

@@ -87,7 +87,12 @@ def test_memory_that_waits_for_repair_says_what_it_needs(
 def test_repairs_that_were_made_are_counted(machine: Machine) -> None:
     rows = seen(gpu(0, remapped_rows_correctable=1, remapped_rows_uncorrectable=2))
     pages = seen(
-        gpu(0, remapped_rows_correctable=NONE, retired_pages_single_bit=3, retired_pages_double_bit=1)
+        gpu(
+            0,
+            remapped_rows_correctable=NONE,
+            retired_pages_single_bit=3,
+            retired_pages_double_bit=1,
+        )
     )
 
     assert judged("CK028", machine(**rows)).evidence == {"GPU 0": "3 rows remapped"}

@@ -16,7 +16,7 @@ from core.devices.diagnose.machines import (
 
 from cudakit.units import Unavailable
 
-LOCKED = "RmProfilingAdminOnly: 1\nRegistryDwords: \"\""
+LOCKED = 'RmProfilingAdminOnly: 1\nRegistryDwords: ""'
 
 
 # --- CK025: does another tool hold CUPTI? ----------------------------------------------------------
@@ -56,7 +56,7 @@ def test_counters_for_every_user_are_well(machine: Machine) -> None:
     assert judged("CK026", machine()).summary == "every user may read performance counters"
 
 
-def test_counters_for_administrators_need_privilege(machine: Machine, tmp_path: Path) -> None:
+def test_counters_for_administrators_need_privilege(tmp_path: Path) -> None:
     locked = files(tmp_path / "locked", SYSTEM | {"/proc/driver/nvidia/params": LOCKED})
 
     assert judged("CK026", healthy(locked)).status is WARN

@@ -17,7 +17,7 @@ def test_an_id_belongs_to_one_check_and_ids_ascend() -> None:
     ids = [check.id for members in (*THEMES.values(), *DEEP.values()) for check in members]
 
     assert ids == sorted(set(ids))
-    assert all(REFERENCE.fullmatch(id) for id in ids)
+    assert all(map(REFERENCE.fullmatch, ids))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)

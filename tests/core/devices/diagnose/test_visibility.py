@@ -61,9 +61,7 @@ def test_a_value_that_hides_every_device_fails(machine: Machine, value: str) -> 
 
 
 def test_where_cuda_sees_nothing_at_all_the_variable_is_not_to_blame(machine: Machine) -> None:
-    nothing = machine(
-        cuda=Unavailable("no libcuda"), environment={"CUDA_VISIBLE_DEVICES": "0"}
-    )
+    nothing = machine(cuda=Unavailable("no libcuda"), environment={"CUDA_VISIBLE_DEVICES": "0"})
 
     assert judged("CK014", nothing).status is UNKNOWN
 

@@ -20,7 +20,8 @@ def test_a_log_that_may_not_be_read_is_not_judged(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(31, WARN), (63, WARN), (79, FAIL), (48, FAIL), (154, WARN), (9999, WARN)]
+    ("number", "status"),
+    [(31, WARN), (63, WARN), (79, FAIL), (48, FAIL), (154, WARN), (9999, WARN)],
 )
 def test_an_xid_is_judged_by_whose_doing_it_mostly_is(
     machine: Machine, number: int, status: object

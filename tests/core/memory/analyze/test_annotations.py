@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.memory import builders
-from core.memory.builders import START_US, Entry
+from core.memory.builders import START_US, Entry, annotated
 from core.memory.strategies import LAW
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,13 +14,12 @@ from cudakit.core.memory.snapshot import Action, Annotation
 EVENTS = 10
 
 
-def bound(name: str, at: int, *, start: bool, device: int = 0) -> Annotation:
-    return Annotation(name, start, device, START_US + at)
+def bound(name: str, at: int, *, start: bool) -> Annotation:
+    return Annotation(name, start, 0, START_US + at)
 
 
 def span(name: str, start: int, end: int, *, device: int = 0) -> list[Annotation]:
-    first, last = (bound(name, start, start=True), bound(name, end, start=False))
-    return [builders.replace(each, device=device) for each in (first, last)]
+    return list(annotated(name, START_US + start, START_US + end, device=device))
 
 
 def open_at(*bounds: Annotation, has_times: bool = True) -> list[str]:

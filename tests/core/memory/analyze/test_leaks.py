@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from core.memory import builders
 from core.memory.builders import KIB, MIB, START_US, annotated
 from core.memory.simulator import Allocator
 
@@ -46,7 +46,7 @@ class Loop:
         ranges: list[Annotation] = []
         for number, (start, end) in enumerate(pairwise(self.bounds)):
             ranges += annotated(name.format(number), START_US + start, START_US + end)
-        return builders.replace(self.snapshot(), annotations=tuple(ranges))
+        return replace(self.snapshot(), annotations=tuple(ranges))
 
 
 def judged(snapshot: Snapshot) -> DeviceMemory:

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+
+HERE = [check.id for members in THEMES.values() for check in members]
+TRIALS = [check.id for members in DEEP.values() for check in members]
+
+SIM = ("doctor", "--gpu", "sim")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("CUDA_", "NCCL_", "CUBLAS", "PYTORCH_", "NVIDIA_", "TORCH_", "NUMBA_")):
+            monkeypatch.delenv(name)
+
+
+def parsed(text: str) -> Any:
+    return json.loads(text)
+
+
+# --- the machine that the tests run on -------------------------------------------------------------
+
+
+def test_the_machine_here_is_judged_whatever_it_has(cli: Cli) -> None:
+    run = cli("doctor", "--json")
+    result = parsed(run.stdout)
+
+    assert run.stderr == ""
+    assert result["schema"] == "cudakit.doctor/1"
+    assert [check["id"] for check in result["checks"]] == HERE
+    assert sum(result["counts"].values()) == len(HERE)
+    assert run.exit_code == (ExitCode.FINDINGS if result["counts"]["fail"] else ExitCode.OK)
+    assert not [one for one in result["checks"] if "the check broke" in one["summary"]]
+
+
+def test_a_machine_without_driver_fails_one_check_and_not_all(cli: Cli) -> None:
+    result = parsed(cli("doctor", "--only", "CK001,CK003,CK005", "--json").stdout)
+
+    if result["checks"][0]["status"] == "ok":
+        pytest.skip("this machine has a driver")
+    assert [check["status"] for check in result["checks"]] == ["fail", "unknown", "unknown"]
+
+
+def test_nothing_here_is_initialised_and_no_framework_imported(command: list[str]) -> None:
+    script = (
+        "import sys; from cudakit.cli import main; code = main(['doctor', '-q']);"
+        "loaded = {'torch', 'cupy', 'jax', 'cuda', 'numba'} & set(sys.modules);"
+        "sys.exit(repr(loaded) if loaded else 0)"
+    )
+
+    done = subprocess.run([*command[:2], "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+# --- a simulated machine ---------------------------------------------------------------------------
+
+
+def test_a_simulated_gpu_is_well_and_says_that_it_is_simulated(cli: Cli) -> None:
+    run = cli(*SIM)
+
+    assert run.exit_code == ExitCode.OK
+    assert run.stdout.startswith("Simulated: ")
+    assert parsed(cli(*SIM, "--json").stdout)["simulated"] is True
+
+
+def test_a_warning_is_a_finding_only_where_that_is_asked_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+
+    assert cli(*SIM).exit_code == ExitCode.OK
+    assert cli(*SIM, "--strict").exit_code == ExitCode.FINDINGS
+    assert cli(*SIM, "--strict", "--skip", "CK020").exit_code == ExitCode.OK
+
+
+def test_checks_are_chosen_by_id_in_any_case(cli: Cli) -> None:
+    result = parsed(cli(*SIM, "--only", "ck020, CK024", "--json").stdout)
+
+    assert [check["id"] for check in result["checks"]] == ["CK020", "CK024"]
+
+
+def test_trials_of_a_simulated_gpu_are_not_judged(cli: Cli) -> None:
+    result = parsed(cli(*SIM, "--deep", "--only", "CK041", "--json").stdout)
+
+    assert result["checks"][0]["summary"] == "the GPU is simulated"
+
+
+def test_a_report_names_versions_and_gpus_and_hides_who(cli: Cli) -> None:
+    run = cli(*SIM, "--report")
+
+    assert "── Versions" in run.stdout
+    assert "NVIDIA H200" in run.stdout
+    assert "GPU-<uuid>" in run.stdout
+    assert platform.node() not in run.stdout.split()
+
+
+def test_json_of_a_report_is_redacted_too(cli: Cli) -> None:
+    devices = parsed(cli(*SIM, "--report", "--json").stdout)["devices"]
+
+    assert [device["uuid"] for device in devices] == ["GPU-<uuid>"]
+
+
+def test_a_report_is_written_to_a_file(cli: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "report.txt"
+
+    assert cli(*SIM, "--report", "-o", place).stdout == ""
+    assert "── Well" in place.read_text(encoding="utf-8")
+    assert cli(*SIM, "--report", "-o", place).exit_code == ExitCode.USAGE
+    assert cli(*SIM, "--report", "-o", place, "--force").exit_code == ExitCode.OK
+
+
+# --- without looking -------------------------------------------------------------------------------
+
+
+def test_an_explanation_looks_at_no_machine(cli: Cli) -> None:
+    run = cli("doctor", "--explain", "ck012")
+
+    assert run.exit_code == ExitCode.OK
+    assert run.stdout.startswith("CK012: no copy of a CUDA library hides another\n")
+    assert parsed(cli("doctor", "--explain", "CK012", "--json").stdout)["id"] == "CK012"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--only", "CK999"), "there is no check 'CK999'"),
+        (("--skip", "driver"), "there is no check 'DRIVER'"),
+        (("--explain", "CK000"), "there is no check 'CK000'"),
+        (("--only", TRIALS[0]), "add --deep to allow it"),
+        (("--gpu", "h200"), "no such GPU: 'h200'"),
+        (("--gpu", "sim:abacus"), "no machine 'abacus' can be simulated"),
+    ],
+)
+def test_what_cannot_be_done_is_a_usage_error(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    run = cli("doctor", *arguments)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert words in run.stderr
+    assert run.stdout == ""

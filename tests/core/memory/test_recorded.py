@@ -1,0 +1,88 @@
+"""Snapshots recorded on a GPU, against the counters that torch kept meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudakit.core.memory.layout import layout_at
+from cudakit.core.memory.load import load
+from cudakit.core.memory.replay import Inconsistencies, Replay, replay
+from cudakit.core.memory.snapshot import BlockState, DeviceTrace
+
+DATA = Path(__file__).parents[2] / "data"
+RECORDINGS = sorted(path.with_suffix("").with_suffix("") for path in DATA.glob("*.pkl.gz"))
+COUNTERS = ("requested", "allocated", "active", "reserved")
+
+
+@pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.name)
+def recording(request: pytest.FixtureRequest) -> Path:
+    """Name a recording, without what its two files end in."""
+    path = request.param
+    assert isinstance(path, Path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(recording: Path) -> tuple[DeviceTrace, Replay]:
+    snapshot = load(str(recording.with_suffix(".pkl.gz")))
+    (trace,) = snapshot.devices
+    return trace, replay(snapshot, trace)
+
+
+@pytest.fixture(scope="module")
+def counters(recording: Path) -> dict[str, dict[str, int]]:
+    kept: dict[str, dict[str, int]] = json.loads(recording.with_suffix(".json").read_text())
+    return kept
+
+
+def test_each_kind_of_program_was_recorded() -> None:
+    expected = {"expandable", "fragmented_oom", "leak", "pools", "streams", "train"}
+    assert expected <= {path.name for path in RECORDINGS}
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_the_peak_and_the_end_are_those_that_torch_counted(
+    found: tuple[DeviceTrace, Replay], counters: dict[str, dict[str, int]], counter: str
+) -> None:
+    curve = getattr(found[1].curves, counter)
+    assert int(curve.max()) == counters["peak"][f"{counter}_bytes"]
+    assert int(curve[-1]) == counters["end"][f"{counter}_bytes"]
+
+
+def test_trace_and_final_state_agree_in_everything(found: tuple[DeviceTrace, Replay]) -> None:
+    trace, replayed = found
+    assert replayed.inconsistencies == Inconsistencies()
+    assert replayed.begins_complete
+    assert trace.warnings == ()
+
+
+def test_every_event_of_the_trace_was_read(
+    found: tuple[DeviceTrace, Replay], counters: dict[str, int]
+) -> None:
+    assert len(found[0].events) == counters["events"]
+
+
+def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrace, Replay]) -> None:
+    trace, replayed = found
+    layout = layout_at(trace, replayed.allocations, replayed.n_events)
+    active = trace.blocks.state != BlockState.INACTIVE
+    addresses = layout.segments.address[layout.block_segment]
+    addresses = addresses + layout.block_offset.astype(np.uint64)
+    assert layout.segments.address.tolist() == trace.segments.address.tolist()
+    assert sorted(addresses.tolist()) == sorted(trace.blocks.address[active].tolist())
+    assert layout.hole_size.sum() == trace.blocks.size[~active].sum()
+
+
+def test_the_layout_at_every_moment_adds_up_to_the_curves(
+    found: tuple[DeviceTrace, Replay],
+) -> None:
+    trace, replayed = found
+    curves, n = replayed.curves, replayed.n_events
+    for moment in np.unique(np.linspace(0, n, 60).astype(np.int64)).tolist():
+        layout = layout_at(trace, replayed.allocations, moment)
+        assert layout.segments.size.sum() == curves.reserved[moment]
+        assert layout.block_size.sum() == curves.active[moment]
