@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from time import time_ns
 
@@ -54,13 +54,17 @@ class RealMachine:
     probe: Probe
     simulated: bool = False
     _library: Nvml | Unavailable | None = None
-    _nvml: NvmlView | Unavailable | None = None
+    _nvml: NvmlView | None = None
     _cuda: CudaView | Unavailable | None = None
 
-    def nvml(self) -> NvmlView | Unavailable:
+    def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
+        library = self._open()
+        if isinstance(library, Unavailable):
+            return library
         if self._nvml is None:
-            library = self._open()
-            self._nvml = library if isinstance(library, Unavailable) else library.view()
+            self._nvml = library.view()
+        if links and not self._nvml.links:
+            self._nvml = replace(self._nvml, links=library.links(self._nvml))
         return self._nvml
 
     def cuda(self) -> CudaView | Unavailable:
@@ -74,9 +78,9 @@ class RealMachine:
         library = self._open()
         return library if isinstance(library, Unavailable) else library.telemetry(device, names)
 
-    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
+    def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
         library = self._open()
-        return library if isinstance(library, Unavailable) else library.activity(device)
+        return library if isinstance(library, Unavailable) else library.activity(device, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         library = self._open()
@@ -90,7 +94,7 @@ class RealMachine:
 
 def record(machine: Machine) -> Record:
     """Write down all that a machine says now."""
-    view = machine.nvml()
+    view = machine.nvml(links=True)
     devices = view.devices if isinstance(view, NvmlView) else ()
     return Record(
         nvml=view,

@@ -11,7 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cudakit.errors import InputError
@@ -41,8 +41,9 @@ class RecordedMachine:
     record: Record
     simulated: bool = True
 
-    def nvml(self) -> NvmlView | Unavailable:
-        return self.record.nvml
+    def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
+        view = self.record.nvml
+        return view if links or isinstance(view, Unavailable) else replace(view, links=())
 
     def cuda(self) -> CudaView | Unavailable:
         return self.record.cuda
@@ -52,14 +53,10 @@ class RecordedMachine:
     ) -> Telemetry | Unavailable:
         if not self.record.telemetry:
             return Telemetry(0, {})
-        found = self._of(device, self.record.telemetry)
-        if isinstance(found, Unavailable) or not names:
-            return found
-        kept = {name: value for name, value in found.fields.items() if name in names}
-        return Telemetry(found.time_ns, kept)
+        return _limited(self._of(device, self.record.telemetry), names)
 
-    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
-        return self._of(device, self.record.activity)
+    def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
+        return _limited(self._of(device, self.record.activity), names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         return self._of(device, self.record.processes)
@@ -69,6 +66,14 @@ class RecordedMachine:
         devices = view.devices if isinstance(view, NvmlView) else ()
         at = devices.index(device) if device in devices else len(recorded)
         return recorded[at] if at < len(recorded) else Unavailable("was not recorded")
+
+
+def _limited(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetry | Unavailable:
+    if isinstance(found, Unavailable) or not names:
+        return found
+    return replace(
+        found, fields={name: found.fields[name] for name in found.fields if name in names}
+    )
 
 
 def dumps(record: Record) -> str:

@@ -10,6 +10,7 @@ from gpu.happens_before import races
 from gpu.kernels import INT_BYTES, Desk
 from hypothesis import strategies as st
 
+from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, GraphExec, Ptr
 from cudakit.trace.events import Event
 
@@ -61,11 +62,19 @@ class Run:
         self.borrowed: list[Ptr] = []
         self.graphs: list[GraphExec] = []
         self.began_ns: list[int] = []
+        self.result: list[int] = []
+        self.failure = ""
+        try:
+            self._do_all(program)
+        except CudaError as error:
+            self.failure = error.name
+        gpu.close()
+
+    def _do_all(self, program: Program) -> None:
         for number, step in enumerate(program, 1):
-            self.began_ns.append(gpu.clock.now_ns)
+            self.began_ns.append(self.gpu.clock.now_ns)
             self._do(number, *step)
         self.result = [self.desk.read(buffer)[0] for buffer in self.buffers]
-        gpu.close()
 
     def _do(self, number: int, word: str, s: int, x: int, y: int) -> None:
         gpu, stream, event = self.gpu, self.streams[s], self.events[x]

@@ -42,9 +42,11 @@ def _device_notes(
     found: Found, fields: dict[str, Field], lost: str | None, visible_devices: str | None
 ) -> Iterator[str]:
     if found.hidden:
-        yield f"hidden by {VARIABLE}={visible_devices}"
+        yield hidden_by(visible_devices)
     if lost:
         yield lost
+    if fields.get("integrated") is True:
+        yield "integrated: it shares the memory of the host"
     if fields.get("mig_mode") is True and found.nvml and found.nvml.parent is None:
         yield "divided by MIG: CUDA sees its instances"
     mode = fields.get("compute_mode", "default")
@@ -54,6 +56,15 @@ def _device_notes(
     if slowed:
         yield f"slowed: {', '.join(slowed)}"
     yield from _errors(fields)
+
+
+def hidden_by(visible_devices: str | None) -> str:
+    """Say that the variable hides a device."""
+    return (
+        f"hidden by {VARIABLE}={visible_devices}"
+        if visible_devices
+        else f"hidden: {VARIABLE} is empty"
+    )
 
 
 def _slowed(reasons: object) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from cudakit.core.devices.fields import INSTANCE_GROUP, FieldInfo, registry
 from cudakit.core.devices.match import Found, match
-from cudakit.core.devices.notes import device_notes, machine_notes
-from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
+from cudakit.core.devices.notes import device_notes, hidden_by, machine_notes
+from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
 from cudakit.core.devices.topology import pairs
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
@@ -66,7 +66,10 @@ class Query:
         processes: bool = False,
         topology: bool = False,
     ) -> DevicesResult:
-        """Read what moves now and put it beside the facts; ``names`` limits the fields."""
+        """Read what moves now and put it beside the facts; ``names`` limits the fields.
+
+        ``activity`` adds what the devices did since the last such look.
+        """
         driver, library = _versions(self.nvml)
         return DevicesResult(
             simulated=self.machine.simulated,
@@ -78,7 +81,7 @@ class Query:
                 self._device(found, names, activity=activity, processes=processes)
                 for found in self.found
             ),
-            pairs=pairs(self.nvml, self.cuda, self.found) if topology else None,
+            pairs=self._pairs() if topology else None,
             notes=machine_notes(self.nvml, self.cuda),
         )
 
@@ -88,7 +91,7 @@ class Query:
         fields: dict[str, Field] = dict(found.fields)
         lost = self._add_telemetry(found, names, fields)
         if activity:
-            self._add_activity(found, fields)
+            self._add_activity(found, names, fields)
         self._complete(found, names, fields)
         notes = device_notes(found, fields, lost=lost, visible_devices=self._visible_devices)
         name = fields["name"]
@@ -102,9 +105,12 @@ class Query:
             hidden=found.hidden,
             lost=lost is not None,
             notes=notes,
-            fields={each: fields[each] for each in fields if not names or self._asked(each, names)},
+            fields={each: fields[each] for each in fields if not names or each in names},
             processes=self._processes(found) if processes else None,
         )
+
+    def _pairs(self) -> tuple[Pair, ...]:
+        return pairs(self.machine.nvml(links=True), self.cuda, self.found)
 
     def _add_telemetry(
         self, found: Found, names: Collection[str], fields: dict[str, Field]
@@ -119,12 +125,12 @@ class Query:
         fields |= {field.name: telemetry for field in self._of_kind("telemetry", names)}
         return telemetry.reason
 
-    def _add_activity(self, found: Found, fields: dict[str, Field]) -> None:
-        activity = self.machine.activity(found.nvml) if found.nvml else _NOT_OF_NVML
+    def _add_activity(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
+        activity = self.machine.activity(found.nvml, names) if found.nvml else _NOT_OF_NVML
         if isinstance(activity, Telemetry):
             fields |= activity.fields
         else:
-            fields |= {field.name: activity for field in self._of_kind("activity")}
+            fields |= {field.name: activity for field in self._of_kind("activity", names)}
 
     def _complete(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
         """Say of every field that nobody gave why it is not there."""
@@ -147,9 +153,6 @@ class Query:
             return self.nvml
         return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
 
-    def _asked(self, field: str, names: Collection[str]) -> bool:
-        return field in names or self.fields[field].kind == "activity"
-
     def _processes(self, found: Found) -> tuple[Process, ...] | Unavailable:
         return self.machine.processes(found.nvml) if found.nvml else _NOT_OF_NVML
 
@@ -157,7 +160,7 @@ class Query:
         if found.cuda and not found.hidden:
             return found.cuda.index
         if found.hidden:
-            return Unavailable(f"hidden by CUDA_VISIBLE_DEVICES={self._visible_devices}")
+            return Unavailable(hidden_by(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA

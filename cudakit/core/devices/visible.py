@@ -15,6 +15,9 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 # A number may have a sign and anything behind it: the driver reads it as strtoul does.
 _NUMBER = re.compile(r"\s*([+-]?)([0-9]+)")
 _PREFIXES = ("GPU-", "MIG-")
+_PREFIX_LENGTH = 4
+_ULONG_MAX = 2**64 - 1
+_UINT_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,30 @@ def _by_number(entry: str, count: int) -> tuple[int | None, str]:
     found = _NUMBER.match(entry)
     if found is None:
         return None, f"{entry.strip()!r} is not a number"
-    number = int(found[2])
-    if found[1] == "-" and number:
+    number = _as_unsigned(int(found[2]), negative=found[1] == "-")
+    if number < count:
+        return number, ""
+    if found[1] == "-":
         return None, f"{entry.strip()!r} is negative"
-    if number >= count:
-        return None, f"there is no device {number} (there are {count})"
-    return number, ""
+    there = "there is 1" if count == 1 else f"there are {count}"
+    return None, f"there is no device {int(found[2])} ({there})"
+
+
+def _as_unsigned(number: int, *, negative: bool) -> int:
+    # What strtoul makes of it, and of that an unsigned int has room for.
+    large = min(number, _ULONG_MAX)
+    return (-large if negative else large) & _UINT_MAX
 
 
 def _by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     if not entry.startswith(_PREFIXES):
-        return None, f"{entry!r} does not begin with GPU- or MIG- as the first entry does"
-    matches = [at for at, uuid in enumerate(uuids) if uuid.lower().startswith(entry.lower())]
-    if len(entry) == len(_PREFIXES[0]) or not matches:
+        return None, f"{entry!r} does not begin with GPU- or MIG-"
+    # The driver does not mind which of the two it is, nor the case of the digits.
+    digits = entry[_PREFIX_LENGTH:].rstrip().lower()
+    matches = [
+        at for at, uuid in enumerate(uuids) if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
+    ]
+    if not digits or not matches:
         return None, f"no device has a UUID that begins with {entry!r}"
     if len(matches) > 1:
         return None, f"{len(matches)} devices have UUIDs that begin with {entry!r}"

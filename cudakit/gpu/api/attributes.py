@@ -1,7 +1,8 @@
 """The attributes of a device that the CUDA driver knows by number, and what they say.
 
-From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h); the names are CUDA's own in lower case, end
-in their unit, and leave pci_bus_id to the whole address. A driver that does not know an attribute is asked in vain, and the field says so.
+From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). The names are CUDA's own in lower case, end in
+their unit, and leave ``pci_bus_id`` to the whole address. A driver that does not know an attribute is
+asked in vain, and the field says so.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class NvmlView:
     driver_version: str | Unavailable
     nvml_version: str | Unavailable
     devices: tuple[DeviceFacts, ...]  # each GPU, followed by its MIG instances
-    links: tuple[Link, ...]  # a pair of GPUs once, the lower index first
+    links: tuple[Link, ...]  # a pair of GPUs once, the lower index first; empty where not asked for
 
 
 class Machine(Protocol):
@@ -92,7 +92,10 @@ class Machine(Protocol):
     @property
     def simulated(self) -> bool: ...
 
-    def nvml(self) -> NvmlView | Unavailable: ...
+    def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
+        """Say what NVML knows; with ``links``, also how GPUs are connected, which takes a while."""
+        ...
+
     def cuda(self) -> CudaView | Unavailable: ...
 
     def telemetry(
@@ -101,7 +104,7 @@ class Machine(Protocol):
         """Read what moves, or ``names`` of it; Unavailable as a whole where the device is lost."""
         ...
 
-    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
+    def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Say what the device did since the last such call (NVML's GPM: Hopper and newer)."""
         ...
 

@@ -30,7 +30,7 @@ class VirtualMemory(Memory):
 
     def reserve(self, size_bytes: int) -> Ptr:
         address = self.call(
-            cu.cuMemAddressReserve, size_bytes, 0, 0, 0, seen=lambda: self._sized(size_bytes)
+            cu.cuMemAddressReserve, size_bytes, 0, 0, 0, seen=lambda: self._asked(size_bytes)
         )
         ptr = Ptr(int(address))
         self._reserved[ptr] = size_bytes
@@ -46,7 +46,7 @@ class VirtualMemory(Memory):
             size_bytes,
             self._properties(),
             0,
-            seen=lambda: f"{self.shortage(size_bytes)}; {self._sized(size_bytes)}",
+            seen=lambda: self._asked(size_bytes),
         )
         return Backing(self._backings.add(handle))
 
@@ -111,8 +111,11 @@ class VirtualMemory(Memory):
         location.id = int(self._device)
         return location
 
-    def _sized(self, size_bytes: int) -> str:
-        return f"{size_bytes} bytes, of which {self.granularity()} must be a divisor"
+    def _asked(self, size_bytes: int) -> str:
+        page = self.granularity()
+        if size_bytes <= 0 or size_bytes % page:
+            return f"{size_bytes} bytes asked, which is no multiple of {page}"
+        return self.shortage(size_bytes)
 
 
 def _range(ptr: Ptr, size_bytes: int) -> str:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Process, Telemetry
+from cudakit.gpu.api.facts import DeviceFacts, Link, NvmlView, Process, Telemetry
 from cudakit.gpu.nvml.activity import Activity
 from cudakit.gpu.nvml.ask import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Question, Reader
 from cudakit.gpu.nvml.facts import FACTS, INSTANCE
@@ -61,16 +61,19 @@ class Nvml:
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
-        """Say what there is, and all that does not move."""
+        """Say what there is, and all that does not move; without links."""
         system = Reader(self.lib, None)
-        devices = tuple(self._devices())
-        gpus = {facts.index: self._handle(facts) for facts in devices if facts.parent is None}
         return NvmlView(
             driver_version=system.attempt(self.lib.nvmlSystemGetDriverVersion),
             nvml_version=system.attempt(self.lib.nvmlSystemGetNVMLVersion),
-            devices=devices,
-            links=tuple(links(self.lib, gpus)),
+            devices=tuple(self._devices()),
+            links=(),
         )
+
+    def links(self, view: NvmlView) -> tuple[Link, ...]:
+        """Say how the GPUs of a view are connected."""
+        gpus = [device for device in view.devices if device.parent is None]
+        return tuple(links(self.lib, {gpu.index: self._handle(gpu) for gpu in gpus}))
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
@@ -86,8 +89,8 @@ class Nvml:
             return Unavailable("the GPU is lost: it fell off the bus")
         return Telemetry(time.time_ns(), fields)
 
-    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
-        """Say what the device did since the last such call."""
+    def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
+        """Say what the device did since the last such call, or ``names`` of it."""
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
@@ -95,7 +98,7 @@ class Nvml:
         if key not in self._activity:
             parent = self._handles.get((None, device.parent)) if device.parent is not None else None
             self._activity[key] = Activity(parent or reader.handle, _instance(device))
-        return self._activity[key].since_last(reader)
+        return self._activity[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """List who uses the device."""

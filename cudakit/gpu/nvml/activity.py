@@ -7,7 +7,7 @@ GPM shares counters with other monitors (DCGM), so it is asked when it is shown,
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,9 @@ class Activity:
     instance: int | None = None
     sample: Any = None
 
-    def since_last(self, reader: Reader) -> Telemetry | Unavailable:
-        """Look again, and say what happened in between."""
+    def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
+        """Look again, and say what happened in between, or ``names`` of it."""
+        wanted = {name: METRICS[name] for name in METRICS if not names or name in names}
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):
             return support
@@ -59,8 +60,8 @@ class Activity:
             return now
         self.sample = now
         if before is None:
-            return Telemetry(time.time_ns(), dict.fromkeys(METRICS, _FIRST))
-        fields = reader.attempt(lambda: _metrics(reader, before, now))
+            return Telemetry(time.time_ns(), dict.fromkeys(wanted, _FIRST))
+        fields = reader.attempt(lambda: _metrics(reader, wanted, before, now))
         reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(before))
         return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
@@ -75,18 +76,20 @@ class Activity:
         )
 
 
-def _metrics(reader: Reader, before: Any, now: Any) -> dict[str, Field]:
+def _metrics(
+    reader: Reader, wanted: Mapping[str, tuple[str, int]], before: Any, now: Any
+) -> dict[str, Field]:
     lib = reader.lib
     request = lib.c_nvmlGpmMetricsGet_t()
     request.version = lib.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(METRICS)
+    request.numMetrics = len(wanted)
     request.sample1, request.sample2 = before, now
-    for index, (metric, _) in enumerate(METRICS.values()):
+    for index, (metric, _) in enumerate(wanted.values()):
         request.metrics[index].metricId = getattr(lib, f"NVML_GPM_METRIC_{metric}")
     lib.nvmlGpmMetricsGet(request)
     return {
         name: _metric(reader, request.metrics[index], worth)
-        for index, (name, (_, worth)) in enumerate(METRICS.items())
+        for index, (name, (_, worth)) in enumerate(wanted.items())
     }
 
 

@@ -96,8 +96,9 @@ class Reader:
             return self.reason(error.value)
         except self.lib.NVMLLibraryMismatchError:
             return self.reason(FUNCTION_NOT_FOUND)
-        except AttributeError:
-            return Unavailable("this nvidia-ml-py has no such function")
+        except (AttributeError, TypeError, ctypes.ArgumentError):
+            # It changes names and forms from release to release.
+            return Unavailable("this nvidia-ml-py asks in another way")
 
     def reason(self, code: int) -> Unavailable:
         """Say what an error code means."""

@@ -13,6 +13,8 @@ from cudakit.gpu.nvml.words import P2P_STATES, PATHS, word
 from cudakit.units import Unavailable
 
 _ACTIVE = 1  # NVML_FEATURE_ENABLED
+# nvmlGpuP2PCapsIndex_t (nvml.h); some of nvidia-ml-py's constants are not numbers.
+_READ, _WRITE, _NVLINK, _ATOMICS = range(4)
 _SWITCH = "switch"
 
 
@@ -24,15 +26,15 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     for one, other in combinations(sorted(known), 2):
         pair = _Pair(lib, known[one], known[other])
         count = _common(ends[one], ends[other], buses[one], buses[other])
-        over_nvlink = count if pair.state("NVLINK") == P2P_STATES[0] else 0
+        over_nvlink = count if pair.state(_NVLINK) == P2P_STATES[0] else 0
         yield Link(
             first=one,
             second=other,
             path=f"NV{over_nvlink}" if over_nvlink else pair.path(),
             nvlinks=over_nvlink,
-            p2p_read=pair.state("READ"),
-            p2p_write=pair.state("WRITE"),
-            p2p_atomics=pair.state("ATOMICS"),
+            p2p_read=pair.state(_READ),
+            p2p_write=pair.state(_WRITE),
+            p2p_atomics=pair.state(_ATOMICS),
         )
 
 
@@ -47,10 +49,9 @@ class _Pair:
         )
         return level if isinstance(level, Unavailable) else word(PATHS)(level)
 
-    def state(self, capability: str) -> str | Unavailable:
-        index = getattr(self._lib, f"NVML_P2P_CAPS_INDEX_{capability}")
+    def state(self, capability: int) -> str | Unavailable:
         state = self._reader.attempt(
-            lambda: self._lib.nvmlDeviceGetP2PStatus(self._one, self._other, index)
+            lambda: self._lib.nvmlDeviceGetP2PStatus(self._one, self._other, capability)
         )
         return state if isinstance(state, Unavailable) else word(P2P_STATES)(state)
 

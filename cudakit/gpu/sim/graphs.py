@@ -120,7 +120,7 @@ class Graphs(Events):
 
     def _enqueue_nodes(self, lane: Lane, executable: _Executable) -> dict[Node, Task]:
         """Enqueue what a graph does, between what is in a stream and what will be."""
-        begin = self.lanes.before(lane)
+        begin = (*self.lanes.before(lane), *executable.last)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
             after = [tasks[before] for before in node.before] or begin

@@ -41,7 +41,7 @@ def shared_memory(c: Circumstances) -> Finding:
 
 
 def process_limits(c: Circumstances) -> Finding:
-    """CUDA reserves far more addresses than it uses; limits on them make cuInit fail with 2.
+    """CUDA reserves far more addresses than it uses; where they are limited it fails with 2.
 
     A limit of address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 both forbid
     that. With InfiniBand, memory is locked for the card, and a low ulimit -l makes NCCL fall back or
@@ -61,7 +61,7 @@ def process_limits(c: Circumstances) -> Finding:
     if addresses is not None and addresses < _LEAST_ADDRESSES:
         problems.append(
             warn(
-                f"the address space is limited to {_size(addresses)}: CUDA may not start (2)",
+                f"the address space is limited to {_size(addresses)}: CUDA may run out of it (2)",
                 evidence,
                 "ulimit -v unlimited, or ask the batch system for more memory",
             )

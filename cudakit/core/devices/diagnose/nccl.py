@@ -14,19 +14,17 @@ _NCCL = {
     "NCCL_P2P_DISABLE": "GPUs do not talk directly, over NVLink or PCIe, but through host memory",
     "NCCL_SHM_DISABLE": "GPUs without a direct path talk through the network instead of host memory",
     "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used; sockets are far slower",
-    "NCCL_CHECKS_DISABLE": "arguments are not checked",
     "NCCL_ALGO": "the algorithm is forced, whatever fits the size of the message",
     "NCCL_PROTO": "the protocol is forced, and a wrong one can corrupt data",
     "NCCL_NTHREADS": "the number of threads is forced",
     "NCCL_MAX_NCHANNELS": "bandwidth is limited by the number of channels",
-    "NCCL_TOPO_FILE": "the topology is read from a file, not from this machine",
     "TORCH_NCCL_BLOCKING_WAIT": "the host waits for every collective",
 }
-# Zero is what slows these down.
-_NCCL_OFF = {
-    "NCCL_NVLS_ENABLE": "NVSwitch does no reductions (NVLink SHARP)",
-    "NCCL_CUMEM_ENABLE": "buffers cannot be registered for NVLink",
-    "NCCL_NET_GDR_LEVEL": "the network card does not reach GPU memory (GPUDirect RDMA)",
+# What the machine may need: whoever set these may have had a reason, so they are explained and no more.
+_OF_THE_MACHINE = {
+    "NCCL_NVLS_ENABLE=0": "NVSwitch does no reductions (NVLink SHARP)",
+    "NCCL_CUMEM_ENABLE=0": "buffers cannot be registered for NVLink",
+    "NCCL_NET_GDR_LEVEL=LOC": "the network card does not reach GPU memory (GPUDirect RDMA)",
 }
 # PyTorch 2.2 renamed what is its own.
 _RENAMED = (
@@ -42,25 +40,29 @@ def nccl_settings(c: Circumstances) -> Finding:
 
     NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1 and NCCL_IB_DISABLE=1 each take a way for data away;
     NCCL_DEBUG=INFO or TRACE writes much. NCCL reads /etc/nccl.conf as well, unless the environment says
-    otherwise. Variables that name interfaces (NCCL_SOCKET_IFNAME, NCCL_IB_HCA) belong to the machine,
-    and are only shown.
+    otherwise. Variables that belong to the machine are shown and not judged: names of interfaces
+    (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), and what virtual machines may have to do without
+    (NCCL_NVLS_ENABLE=0).
     """
     settings = {**_conf(c.files), **c.environment}
-    told = {name: value for name, value in settings.items() if _is_setting(name)}
+    told = {name: _explained(name, value) for name, value in settings.items() if _is_setting(name)}
     return together(
         _nccl_findings(settings),
-        otherwise=ok(f"nothing in {', '.join(sorted(told))} slows NCCL down", told)
+        otherwise=ok(f"NCCL is set up by {', '.join(sorted(told))}", told)
         if told
         else ok("NCCL has its default settings"),
     )
 
 
+def _explained(name: str, value: str) -> str:
+    what = _OF_THE_MACHINE.get(f"{name}={value}")
+    return f"{value}: {what}" if what else value
+
+
 def _nccl_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
     for name, value in switched_on(settings, _NCCL):
-        yield warn(f"{name}={value}: {_NCCL[name]}", {name: value}, f"unset {name}")
-    for name, what in _NCCL_OFF.items():
-        if settings.get(name) in ("0", "LOC"):
-            yield warn(f"{name}={settings[name]}: {what}", {name: settings[name]}, f"unset {name}")
+        fix = f"unset {name}, unless this machine was found to need it"
+        yield warn(f"{name}={value}: {_NCCL[name]}", {name: value}, fix)
     level = settings.get("NCCL_DEBUG", "").upper()
     if level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
         yield warn(

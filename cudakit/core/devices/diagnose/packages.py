@@ -18,6 +18,11 @@ from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
+# Where PyTorch keeps its builds for a CUDA that every driver of that major version runs.
+_INDEXES = {
+    12: "https://download.pytorch.org/whl/cu126",
+    13: "https://download.pytorch.org/whl/cu130",
+}
 # Packages that generate code for the driver to compile: a newer minor version can be too new for it.
 _COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
@@ -139,7 +144,7 @@ def built_for_cuda(c: Circumstances) -> Finding:
     evidence = {f"{one.framework} {one.version}": _built(one) for one in found.values()}
     problems = []
     if "torch" in found and found["torch"].cuda is None:
-        problems.append(_torch_without_cuda(found["torch"], evidence))
+        problems.append(_torch_without_cuda(c, found["torch"], evidence))
     if "jax" in installed and not any(name.startswith("jax-cuda") for name in found):
         problems.append(
             warn(
@@ -156,12 +161,15 @@ def _built(build: Build) -> str:
     return f"CUDA {cuda_text(build.cuda)}" if build.cuda else "without CUDA"
 
 
-def _torch_without_cuda(build: Build, evidence: dict[str, str]) -> Finding:
+def _torch_without_cuda(c: Circumstances, build: Build, evidence: dict[str, str]) -> Finding:
+    known = not isinstance(c.cuda, Unavailable) and isinstance(c.cuda.driver_version, tuple)
+    offered = _driver_cuda(c)[0] if known else max(_INDEXES)
+    index = _INDEXES.get(offered, _INDEXES[max(_INDEXES)])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
-        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",
-        "choose the index for your driver: https://pytorch.org/get-started/locally/",
+        f"pip install --force-reinstall torch --index-url {index}",
+        "other builds: https://pytorch.org/get-started/locally/",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -43,7 +43,8 @@ def paste(result: DoctorResult) -> Document:
         nodes += (Section("GPUs", (_device_table(result.devices),)),)
     if wrong:
         nodes += (Section("Not well", tuple(_blocks(wrong))),)
-    nodes += (Section("Well", tuple(node for check in well for node in _with_evidence(check))),)
+    shown = (node for check in well for node in _with_evidence(check, check.evidence))
+    nodes += (Section("Well", tuple(shown)),)
     return Document(_title(result), (*nodes, _summary(result)))
 
 
@@ -121,7 +122,7 @@ def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
         if check.status is Status.OK:
             yield Note("ok", f"{check.id} {check.summary}")
         elif check.status is not Status.UNKNOWN:
-            yield from _with_evidence(check)
+            yield from _with_evidence(check, _news(check))
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
@@ -130,10 +131,19 @@ def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
         yield Note("info", f"{', '.join(ids)} not judged: {reason}")
 
 
-def _with_evidence(check: Judged) -> Iterator[Node]:
+def _news(check: Judged) -> dict[str, str]:
+    """Return the evidence that the summary has not told already."""
+    return {
+        label: value
+        for label, value in check.evidence.items()
+        if label not in check.summary or value not in check.summary
+    }
+
+
+def _with_evidence(check: Judged, evidence: Mapping[str, str]) -> Iterator[Node]:
     yield Note(_level(check.status), f"{check.id} {check.summary}", check.fix)
-    if check.evidence:
-        yield Facts(tuple((label, Text(value)) for label, value in check.evidence.items()))
+    if evidence:
+        yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
 
 
 def _device_table(devices: Sequence[DeviceLine]) -> Table:

@@ -143,4 +143,8 @@ FIELDS = (
     "power_limit_enforced_w",
     "clock_sm_mhz",
     "clock_event_reasons",
+    "sm_activity_percent",
+    "sm_occupancy_percent",
+    "tensor_activity_percent",
+    "dram_bandwidth_percent",
 )

@@ -9,7 +9,6 @@ from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
 
 _WORDS = {
-    "NV": "N NVLinks together",
     "PIX": "one PCIe bridge at most",
     "PXB": "several PCIe bridges",
     "PHB": "the PCIe host bridge",
@@ -108,6 +107,10 @@ def _yes(answer: bool) -> str:
 
 
 def _legend(pairs: Mapping[tuple[int, int], Pair]) -> str:
-    paths = {str(pair.path).rstrip("0123456789") for pair in pairs.values()}
-    used = [f"{path}: {text}" for path, text in _WORDS.items() if path in paths]
-    return "; ".join(used)
+    """Explain the words that the matrix uses."""
+    paths = sorted({pair.path for pair in pairs.values() if isinstance(pair.path, str)})
+    return "; ".join(f"{path}: {_meaning(path)}" for path in paths)
+
+
+def _meaning(path: str) -> str:
+    return f"{path[2:]} NVLinks" if path.startswith("NV") else _WORDS.get(path, "unknown")

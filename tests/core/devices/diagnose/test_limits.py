@@ -55,7 +55,7 @@ def test_a_limited_address_space_keeps_cuda_from_starting(machine: Machine) -> N
     found = judged("CK035", machine(limits=Limits(64 << 30, None)))
 
     assert found.status is WARN
-    assert "the address space is limited to 64.0 GiB" in found.summary
+    assert "the address space is limited to 64.0 GiB: CUDA may run out" in found.summary
 
 
 def test_strict_overcommit_keeps_cuda_from_reserving_addresses(tmp_path: Path) -> None:

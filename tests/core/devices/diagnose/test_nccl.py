@@ -11,8 +11,6 @@ from core.devices.diagnose.machines import OK, WARN, Machine, files, judged
     [
         ("NCCL_P2P_DISABLE", "1"),
         ("NCCL_PROTO", "LL"),
-        ("NCCL_NVLS_ENABLE", "0"),
-        ("NCCL_NET_GDR_LEVEL", "LOC"),
         ("NCCL_DEBUG", "info"),
         ("NCCL_BLOCKING_WAIT", "1"),
     ],
@@ -39,6 +37,15 @@ def test_settings_that_belong_to_the_machine_are_shown(
 
     assert found.status is OK
     assert found.evidence == environment
+
+
+def test_what_a_machine_may_have_to_do_without_is_explained_and_not_judged(
+    machine: Machine,
+) -> None:
+    found = judged("CK022", machine(environment={"NCCL_NVLS_ENABLE": "0"}))
+
+    assert found.status is OK
+    assert found.evidence == {"NCCL_NVLS_ENABLE": "0: NVSwitch does no reductions (NVLink SHARP)"}
 
 
 def test_the_version_that_images_name_is_no_setting(machine: Machine) -> None:

@@ -87,6 +87,15 @@ def test_a_torch_for_the_cpu_fails(machine: Machine) -> None:
 
     assert found.status is FAIL
     assert found.summary == "PyTorch 2.11.0+cpu was built without CUDA"
+    assert found.fix[0].endswith("/whl/cu130")
+
+
+def test_the_build_to_install_is_one_that_the_driver_runs(machine: Machine) -> None:
+    wrong = machine(cuda=OLD, builds=(built("torch", None, "2.11.0+cpu"),))
+    unknown = machine(cuda=Unavailable("no"), builds=(built("torch", None, "2.11.0+cpu"),))
+
+    assert judged("CK011", wrong).fix[0].endswith("/whl/cu126")
+    assert judged("CK011", unknown).fix[0].endswith("/whl/cu130")
 
 
 def test_jax_needs_its_plugin(machine: Machine) -> None:

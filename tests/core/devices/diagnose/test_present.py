@@ -3,7 +3,7 @@ from __future__ import annotations
 from core.devices.diagnose.machines import Machine, broken_cuda, gpu, seen
 
 from cudakit.core.devices.diagnose import diagnose, explain, present
-from cudakit.document import Document, Facts, Note, Section
+from cudakit.document import Document, Facts, Note, Section, Text
 from cudakit.units import Unavailable
 
 
@@ -25,16 +25,23 @@ def test_a_check_that_is_well_takes_one_line(machine: Machine) -> None:
 
 
 def test_a_finding_stands_with_its_evidence_and_its_fix(machine: Machine) -> None:
-    blocking = machine(environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    limited = machine(**seen(gpu(0, power_limit_enforced_w=450.0)))
 
-    found = section(present.report(diagnose(blocking)), "Settings")
+    found = section(present.report(diagnose(limited)), "Health")
 
-    assert found.title == "Settings: 1 warning"
-    first, evidence = found.nodes[:2]
+    assert found.title == "Health: 1 warning"
+    first, evidence = found.nodes[4:6]
     assert isinstance(first, Note)
-    assert isinstance(evidence, Facts)
-    assert (first.level, first.remedies) == ("warn", ("unset CUDA_LAUNCH_BLOCKING",))
-    assert evidence.rows[0][0] == "CUDA_LAUNCH_BLOCKING"
+    assert (first.level, first.remedies) == ("warn", ("sudo nvidia-smi -i 0 -pl 700",))
+    assert evidence == Facts((("GPU 0", Text("450 W of 700 W")),))
+
+
+def test_evidence_that_the_summary_tells_is_not_told_again(machine: Machine) -> None:
+    blocking = diagnose(machine(environment={"CUDA_LAUNCH_BLOCKING": "1"}))
+
+    assert len(section(present.report(blocking), "Settings").nodes) == 5
+    told = next(check for check in blocking.checks if check.id == "CK020")
+    assert told.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
 def test_what_is_not_judged_for_one_reason_takes_one_line(machine: Machine) -> None:

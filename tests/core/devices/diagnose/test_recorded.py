@@ -1,0 +1,62 @@
+"""What a real machine said, read again: tests/data/doctor-h200.json tells of which, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudakit.core.devices.diagnose.check import Status
+from cudakit.core.devices.diagnose.present import paste, report
+from cudakit.core.devices.diagnose.registry import every_check
+from cudakit.core.devices.diagnose.result import SCHEMA, DeviceLine, DoctorResult, Judged
+from cudakit.render import console
+from cudakit.render.json import render
+
+DATA = Path(__file__).parents[3] / "data" / "doctor-h200.json"
+OUTPUT: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))["output"]
+
+
+def recorded() -> DoctorResult:
+    checks = tuple(
+        Judged(**{**one, "status": Status[one["status"].upper()], "fix": tuple(one["fix"])})
+        for one in OUTPUT["checks"]
+    )
+    return DoctorResult(
+        **{
+            **OUTPUT,
+            "status": Status[OUTPUT["status"].upper()],
+            "devices": tuple(DeviceLine(**one) for one in OUTPUT["devices"]),
+            "checks": checks,
+        }
+    )
+
+
+def test_on_a_real_machine_every_check_could_be_judged() -> None:
+    assert OUTPUT["schema"] == SCHEMA
+    assert [one["id"] for one in OUTPUT["checks"]] == list(every_check())
+    assert {one["status"] for one in OUTPUT["checks"]} == {"ok", "warn"}
+
+
+def test_titles_and_themes_are_those_of_the_registry() -> None:
+    assert [one["title"] for one in OUTPUT["checks"]] == [
+        check.title for check in every_check().values()
+    ]
+
+
+def test_the_result_is_written_as_it_was() -> None:
+    assert json.loads(render(recorded())) == OUTPUT
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_report_reads_as_it_did(golden: Callable[[str, str], None], width: int) -> None:
+    text = console.render(report(recorded()), width=width, color=False)
+
+    golden(f"doctor-h200-{width}.txt", text)
+
+
+def test_the_report_for_others_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
+    golden("doctor-h200-report.txt", console.render(paste(recorded()), width=100, color=False))
