@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 # A tool that is told to enter every CUDA process has no business in this one.
@@ -130,12 +130,12 @@ def trials(open_all: Callable[[], list[Gpu]]) -> Iterator[Trial]:
 
     def make() -> Iterator[str]:
         gpus.extend(open_all())
-        yield from (f"{gpu.memory_info().free_bytes >> 20} MiB free" for gpu in gpus)
+        yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
 
     def compile_for() -> Iterator[str]:
         for at, gpu in enumerate(gpus):
             images[at] = gpu.compile(_SOURCE)
-            yield f"{len(images[at])} bytes of code"
+            yield f"{format_bytes(len(images[at]))} of code"
 
     def run() -> Iterator[str]:
         yield from (_run_kernel(gpu, images[at]) for at, gpu in enumerate(gpus))
@@ -201,7 +201,7 @@ def _copy_around(gpu: Gpu) -> str:
         gpu.free(ptr)
     for ptr in (out, back):
         gpu.host_free(ptr)
-    return f"{size >> 20} MiB exact"
+    return f"{format_bytes(size)} exact"
 
 
 def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:

@@ -88,7 +88,7 @@ def test_steps_on_a_device_that_works_all_succeed() -> None:
 
     assert [step.name for step in steps] == STEPS
     assert not any(step.error for step in steps)
-    assert steps[0].seen == {"cuda:0": "16 MiB free", "cuda:1": "16 MiB free"}
+    assert steps[0].seen == {"cuda:0": "16.0 MiB free", "cuda:1": "16.0 MiB free"}
 
 
 @pytest.mark.parametrize(

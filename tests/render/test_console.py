@@ -161,7 +161,9 @@ ALL_NODES = Document(
         Section("Stacks", (STACKS,)),
         Section("Charts", (POWER, LATENCY, SIZES, PEERS)),
         Section("Only for the page", (Columns("blocks", {}),)),
-        Note("error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)),
+        Note(
+            "error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)
+        ),
         Note("info", "The cache held 1.10 GiB."),
     ),
 )

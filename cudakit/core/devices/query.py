@@ -154,7 +154,11 @@ class Query:
         return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
 
     def _processes(self, found: Found) -> tuple[Process, ...] | Unavailable:
-        return self.machine.processes(found.nvml) if found.nvml else _NOT_OF_NVML
+        if found.nvml is None:
+            return _NOT_OF_NVML
+        if found.nvml.fields.get("mig_mode") is True and not found.is_instance:
+            return Unavailable("divided by MIG: its instances say")
+        return self.machine.processes(found.nvml)
 
     def _cuda_index(self, found: Found) -> int | Unavailable:
         if found.cuda and not found.hidden:

@@ -59,5 +59,5 @@ def _hints(step: Trial) -> tuple[str, ...]:
 
 
 def _seen(step: Trial) -> str:
-    told = ", ".join(step.seen.values())
+    told = ", ".join(dict.fromkeys(step.seen.values()))
     return f" ({told})" if told else ""

@@ -16,7 +16,12 @@ _Cell: TypeAlias = Callable[[Device], Value]
 
 def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
     """Compare devices in a row each; hidden ones stand back."""
-    columns = [*_WHICH, *(_BUSY if activity else _IDLE), *_HEAT, *(_CLOCK if activity else [])]
+    columns = [
+        *_WHICH,
+        *(_BUSY if activity else _IDLE),
+        *_HEAT,
+        _CLOCK if activity else _CAPABILITY,
+    ]
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
@@ -113,7 +118,6 @@ _WHICH: list[tuple[Column, _Cell]] = [
     (Column("name", "text"), _name),
 ]
 _IDLE: list[tuple[Column, _Cell]] = [
-    (Column("cc", "number"), _text("compute_capability")),
     (Column("memory", "text"), _memory),
     (Column("util", "number"), _number("utilization_gpu_percent", "%")),
 ]
@@ -128,7 +132,9 @@ _HEAT: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
     (Column("power", "text"), _power),
 ]
-_CLOCK: list[tuple[Column, _Cell]] = [(Column("clock", "number"), _number("clock_sm_mhz", "MHz"))]
+# Where there is no room for all, the last column goes first.
+_CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
+_CAPABILITY: tuple[Column, _Cell] = (Column("cc", "number"), _text("compute_capability"))
 
 # The fields that the table reads, and the notes beside it.
 FIELDS = (

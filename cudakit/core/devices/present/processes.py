@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cudakit.core.devices.present.values import index
 from cudakit.core.devices.result import Device
-from cudakit.core.devices.select import label
+from cudakit.core.devices.select import short_label
 from cudakit.document import Bytes, Column, Node, Note, Table, Text, Value
 from cudakit.gpu.api.facts import Process
 from cudakit.units import Unavailable
@@ -28,7 +28,7 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     yield Table(_COLUMNS, tuple(row for device in known for row in _rows(device)))
     for device in devices:
         if isinstance(device.processes, Unavailable):
-            yield Note("info", f"{label(device)}: {device.processes.reason}")
+            yield Note("info", f"{short_label(device)}: {device.processes.reason}")
     foreign = [p for d in known for p in _of(d) if isinstance(p.name, Unavailable)]
     if foreign:
         pids = ", ".join(str(process.pid) for process in foreign)
