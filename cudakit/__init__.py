@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         stream,
         synchronize,
     )
+    from cudakit.api.devices import devices
     from cudakit.api.memory import load_snapshot, memviz, memviz_diff
     from cudakit.api.nvtx import (
         mark,
@@ -58,6 +59,7 @@ _HOMES = {
     "device": "cudakit.api.device",
     "device_count": "cudakit.api.device",
     "device_name": "cudakit.api.device",
+    "devices": "cudakit.api.devices",
     "is_available": "cudakit.api.device",
     "is_initialized": "cudakit.api.device",
     "load_snapshot": "cudakit.api.memory",
@@ -90,6 +92,7 @@ __all__ = [
     "device",
     "device_count",
     "device_name",
+    "devices",
     "is_available",
     "is_initialized",
     "load_snapshot",

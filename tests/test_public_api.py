@@ -34,8 +34,8 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'cudakit' has no attribute 'devices'"):
-        _ = cudakit.devices  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'cudakit' has no attribute 'gpus'"):
+        _ = cudakit.gpus  # type: ignore[attr-defined]
 
 
 def test_importing_the_package_imports_nothing_else_of_it() -> None:

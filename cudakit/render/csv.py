@@ -31,7 +31,8 @@ def render(document: Document) -> Iterator[str]:
 
     The header is the array names. Ids are written as their words in ``text``; an id without a word
     is an empty cell, as are NaN and masked items. Unsigned integers named ``address`` or
-    ``*_address`` are written as ``0x`` hex. A word that a spreadsheet would take for a formula gets a leading apostrophe.
+    ``*_address`` are written as ``0x`` hex. A word that a spreadsheet would take
+    for a formula gets a leading apostrophe.
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """

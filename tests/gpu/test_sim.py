@@ -11,6 +11,7 @@ from gpu.kernels import ONE, Desk
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.machine import models
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Launch, Sim, twin
 
@@ -34,7 +35,7 @@ def test_the_simulator_needs_no_library_of_a_vendor() -> None:
         "print({name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True
     )
 
     assert not {"cuda", "pynvml", "nvtx", "torch"} & set(done.stdout.split("'"))
@@ -45,6 +46,25 @@ def test_a_device_has_the_facts_of_its_model() -> None:
 
     assert gpu.facts().fields["name"] == "NVIDIA H200"
     assert gpu.memory_info().total_bytes == gpu.facts().fields["usable_memory_bytes"]
+
+
+@pytest.mark.parametrize("model", models())
+def test_every_recorded_machine_can_be_simulated(model: str) -> None:
+    gpu = Sim(model)
+    ptr = gpu.malloc(8)
+    gpu.fill(ptr, 0, 8, LEGACY)
+    gpu.sync()
+
+    assert gpu.costs.memory_bytes_per_s > 10**10
+    assert gpu.memory_info().total_bytes > 10**9
+
+
+def test_the_devices_of_a_machine_are_peers_as_was_recorded() -> None:
+    gpu = Sim("h200x2", ordinal=1)
+
+    assert gpu.facts().index == 1
+    assert gpu.can_access_peer(0)
+    assert not gpu.can_access_peer(1)
 
 
 def test_a_model_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -24,8 +24,10 @@ class Sim(VirtualMemory, Kernels, Graphs):
     @driver_call
     def telemetry(self) -> Telemetry:
         """Say what the simulator knows of the moment, at its own time: bytes of memory."""
-        free_bytes = self._capacity_bytes - self._used_bytes
-        fields = {"free_memory_bytes": free_bytes, "total_memory_bytes": self._capacity_bytes}
+        fields = {
+            "memory_free_bytes": self._capacity_bytes - self._used_bytes,
+            "memory_used_bytes": self._used_bytes,
+        }
         return Telemetry(self.clock.now_ns, fields)
 
     @driver_call

@@ -10,13 +10,12 @@ import numpy as np
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim import twins
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.ids import Ids
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
 from cudakit.gpu.sim.tasks import Job, Outcome
 from cudakit.gpu.sim.transfers import Transfers
-from cudakit.gpu.sim.twins import Launch, Twin
+from cudakit.gpu.sim.twins import Launch, Twin, registered
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
@@ -52,6 +51,7 @@ class Kernels(Transfers):
     def __init__(self, *args: Any, twins: Mapping[str, Twin] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_twins = dict(twins or {})
+        self._limits = {name: self.limit(name, known) for name, known in _LIMITS.items()}
         self._modules: Ids[_Image] = Ids("module")
         self._kernels: Ids[_Loaded] = Ids("kernel")
 
@@ -113,7 +113,7 @@ class Kernels(Transfers):
         self._modules.clear()
 
     def _twin(self, name: str) -> Twin:
-        found = self._own_twins.get(name) or twins.twins().get(name)
+        found = self._own_twins.get(name) or registered().get(name)
         if found is None:
             raise UsageError(
                 f"the simulated device cannot run kernel {name!r}: it has no twin",
@@ -136,7 +136,7 @@ class Kernels(Transfers):
         return Outcome(cost_ns, tuple(launch.accesses))
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
-        most = {limit: self.limit(limit, otherwise) for limit, otherwise in _LIMITS.items()}
+        most = self._limits
         fits = [
             0 < extent <= most[f"max_{what}_dim_{axis}"]
             for what, extents in (("grid", grid), ("block", block))

@@ -45,8 +45,8 @@ def twin(name: str) -> Callable[[_F], _F]:
     return register
 
 
-def twins() -> Mapping[str, Twin]:
-    """Return every twin by the name of its kernel."""
+def registered() -> Mapping[str, Twin]:
+    """Return every twin that was registered, by the name of its kernel."""
     return MappingProxyType(_TWINS)
 
 

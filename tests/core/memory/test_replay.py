@@ -277,6 +277,12 @@ def test_the_stack_of_a_live_block_stands_in_where_events_have_none() -> None:
     assert found.allocations.stack.tolist() == [3]
 
 
+def test_the_stack_that_a_live_block_has_goes_before_that_of_its_event() -> None:
+    final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, stack=3)])]
+    found = replayed(builders.trace([alloc(BASE, 512, stack=1)], final))
+    assert found.allocations.stack.tolist() == [3]
+
+
 def test_the_pool_is_what_the_event_says_else_that_of_the_segment_at_that_time() -> None:
     other = BASE + 64 * MIB
     entries = [
@@ -320,6 +326,13 @@ def test_a_block_that_lives_again_means_that_an_allocation_was_lost() -> None:
     assert found.curves.active[-1] == 512
 
 
+def test_what_was_freed_again_was_allocated_no_earlier_than_the_free_before() -> None:
+    entries = [*freed(BASE, 512), *freed(BASE, 512), free_completed(BASE, 512)]
+    found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
+    assert found.inconsistencies == Inconsistencies(lost_allocations=2, lost_requests=1)
+    assert intervals(found.allocations) == [(BEFORE, 0, 1), (1, 2, 3), (3, 4, 4)]
+
+
 def test_a_free_that_completes_unasked_means_that_a_request_was_lost() -> None:
     entries = [alloc(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
@@ -341,6 +354,17 @@ def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> No
     found = replayed(builders.trace(entries, final))
     assert found.inconsistencies == Inconsistencies(sizes=3)
     assert found.curves.requested[-1] == 501
+
+
+def test_segments_and_mappings_that_contradict_themselves_are_counted_together() -> None:
+    page = 20 * MIB
+    entries = [
+        segment_free(BASE, 2 * MIB),
+        segment_free(BASE, 2 * MIB),
+        Entry(Action.SEGMENT_UNMAP, BASE + page, page),
+        Entry(Action.SEGMENT_UNMAP, BASE + page, page),
+    ]
+    assert replayed(builders.trace(entries)).inconsistencies == Inconsistencies(segments=2)
 
 
 def test_more_in_use_than_reserved_is_counted_by_the_moment() -> None:

@@ -80,6 +80,13 @@ def test_only_the_small_pool_has_segments_of_2_mib() -> None:
     assert found.kind.tolist() == [SegmentKind.SMALL, SegmentKind.LARGE]
 
 
+def test_of_a_segment_that_is_there_at_the_end_the_file_says_the_kind_and_the_pool() -> None:
+    kept = Segment(BASE, 2 * MIB, kind=SegmentKind.LARGE, pool=2)
+    found = whole_segments(builders.trace([segment_alloc(BASE, 2 * MIB)], [kept]))
+    assert found.kind.tolist() == [SegmentKind.LARGE]
+    assert found.pool.tolist() == [2]
+
+
 def test_a_segment_reserved_twice_freed_twice_or_of_two_sizes_is_a_contradiction() -> None:
     twice = [segment_alloc(BASE, 2 * MIB), segment_alloc(BASE, 2 * MIB)]
     assert segment_contradictions(builders.trace(twice, [Segment(BASE, 2 * MIB)])) == 1

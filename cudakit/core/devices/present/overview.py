@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from cudakit.core.devices.present.values import index, measured
+from cudakit.core.devices.present.values import index, measured, nvml_number
 from cudakit.core.devices.result import Device
 from cudakit.document import Column, Table, Text, Value
 from cudakit.gpu.api.facts import Field
@@ -28,12 +28,6 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
         caption=_COARSE if activity and any(map(_is_coarse, devices)) else "",
         faint=frozenset(at for at, device in enumerate(devices) if device.hidden),
     )
-
-
-def _nvml(device: Device) -> Value:
-    if device.parent is None:
-        return index(device.nvml_index)
-    return Text(f"{device.parent}/{device.nvml_index}")
 
 
 def _pci(device: Device) -> Value:
@@ -113,7 +107,7 @@ _COARSE = (
 
 _WHICH: list[tuple[Column, _Cell]] = [
     (Column("CUDA", "number"), lambda device: index(device.cuda_index)),
-    (Column("NVML", "number"), _nvml),
+    (Column("NVML", "number"), nvml_number),
     (Column("PCI", "text"), _pci),
     (Column("name", "text"), _name),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.devices.present.values import index
+from cudakit.core.devices.present.values import index, nvml_number
 from cudakit.core.devices.result import Device
 from cudakit.core.devices.select import short_label
 from cudakit.document import Bytes, Column, Node, Note, Table, Text, Value
@@ -39,7 +39,7 @@ def _rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _of(device):
         yield (
             index(device.cuda_index),
-            index(device.nvml_index),
+            nvml_number(device),
             Text(str(process.pid)),
             Text(process.kind),
             _text(process.user),

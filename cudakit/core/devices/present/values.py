@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudakit.core.devices.fields import FieldInfo
+from cudakit.core.devices.result import Device
 from cudakit.document import Bytes, Count, Rate, Seconds, Text, Value
 from cudakit.gpu.api.facts import Field, Scalar
 from cudakit.units import Unavailable
@@ -42,6 +43,13 @@ def measured(value: Field, unit: str) -> Value:
     if isinstance(value, Unavailable):
         return value
     return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
+
+
+def nvml_number(device: Device) -> Value:
+    """Write NVML's number; a MIG instance's behind that of its GPU."""
+    if device.parent is None:
+        return index(device.nvml_index)
+    return Text(f"{device.parent}/{device.nvml_index}")
 
 
 def index(value: int | Unavailable) -> Value:

@@ -66,6 +66,8 @@ def test_a_name_one_letter_off_is_pointed_out(machine: Machine, name: str, meant
         "CUDA_VERSION",
         "NCCL_BLOCKING_WAIT",
         "NCCL_DEBUG_FILE",
+        "NCCL_NVB_DISABLE",
+        "CUDA_MPS_LOG_DIRECTORY",
         "NVIDIA_REQUIRE_CUDA",
         "TORCH_CUDA_ARCH_LIST",
         "MY_CUDA_VISIBLE_DEVICE",

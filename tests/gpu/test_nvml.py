@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import ctypes
+import re
+from itertools import permutations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from gpu.fake_nvml import NOT_SUPPORTED, FakeNvml, gpu, refuse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cudakit.gpu
+from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.nvml import Nvml, open_nvml
+from cudakit.gpu.nvml.activity import METRICS
+from cudakit.gpu.nvml.ask import FieldValue, Question
+from cudakit.gpu.nvml.facts import FACTS, INSTANCE
+from cudakit.gpu.nvml.processes import processes
+from cudakit.gpu.nvml.readings import cpu_ranges, same
+from cudakit.gpu.nvml.telemetry import TELEMETRY
+from cudakit.gpu.nvml.words import CLOCK_EVENT_REASONS, clock_event_reasons
+from cudakit.units import Unavailable
+
+PACKAGE = Path(str(cudakit.gpu.__file__)).parent
+
+
+def opened(lib: FakeNvml, *, wsl: bool = False) -> Nvml:
+    found = open_nvml(lib, wsl=wsl)
+    assert isinstance(found, Nvml)
+    return found
+
+
+def only(lib: FakeNvml, *, wsl: bool = False) -> DeviceFacts:
+    (device,) = opened(lib, wsl=wsl).view().devices
+    return device
+
+
+def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
+    nvml = opened(lib)
+    return nvml.telemetry(nvml.view().devices[0], names)
+
+
+# --- reading, and nothing but reading --------------------------------------------------------------
+
+
+def test_no_function_that_changes_a_device_is_even_named() -> None:
+    sources = [place.read_text(encoding="utf-8") for place in PACKAGE.rglob("*.py")]
+
+    named = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
+    assert len(named) > 50
+    assert not [name for name in named if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)]
+
+
+@pytest.mark.parametrize("name", [*FACTS, *INSTANCE, *TELEMETRY])
+def test_every_reading_is_of_a_function_and_of_constants_that_nvidia_ml_py_has(name: str) -> None:
+    question, _ = {**FACTS, **INSTANCE, **TELEMETRY}[name]
+
+    if isinstance(question, FieldValue):
+        assert type(getattr(pynvml, question.identifier)) is int
+        return
+    assert callable(getattr(pynvml, question.function))
+    names = [each for each in (*question.arguments, question.version) if isinstance(each, str)]
+    assert all(type(getattr(pynvml, each)) is int for each in names if each)
+    assert not question.structure or issubclass(
+        getattr(pynvml, question.structure), ctypes.Structure
+    )
+
+
+@pytest.mark.parametrize("metric", [metric for metric, _ in METRICS.values()])
+def test_every_metric_of_activity_is_one_that_nvidia_ml_py_has(metric: str) -> None:
+    assert type(getattr(pynvml, f"NVML_GPM_METRIC_{metric}")) is int
+
+
+# --- starting --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 is not found"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "kernel driver is not loaded"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission on /dev/nvidia"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "of different versions"),
+        (pynvml.NVML_ERROR_UNKNOWN, "cannot start: Unknown Error"),
+    ],
+)
+def test_nvml_that_does_not_start_says_why(code: int, reason: str) -> None:
+    found = open_nvml(FakeNvml([], init=code))
+
+    assert isinstance(found, Unavailable)
+    assert reason in found.reason
+
+
+def test_a_machine_without_gpus_has_an_empty_view() -> None:
+    view = opened(FakeNvml([])).view()
+
+    assert view == NvmlView("580.159.04", "13.580.159.04", (), ())
+
+
+# --- fields ----------------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_known_by_uuid_and_by_the_pci_address_that_linux_writes() -> None:
+    device = only(FakeNvml([gpu()]))
+
+    assert (device.index, device.parent) == (0, None)
+    assert device.uuid == "GPU-11111111-2222-3333-4444-555555555555"
+    assert device.pci_bus_id == "0000:65:00.0"
+    assert device.fields["pci_device_id"] == "0x233510de"
+
+
+def test_a_pci_domain_of_more_than_four_digits_is_kept() -> None:
+    info = SimpleNamespace(busId=b"00010000:65:00.0", pciDeviceId=1, pciSubSystemId=1)
+
+    assert only(FakeNvml([gpu(nvmlDeviceGetPciInfo=info)])).pci_bus_id == "10000:65:00.0"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "not supported by this device"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "this driver's NVML has no such function"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML says Unknown Error"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "the GPU is lost: it fell off the bus"),
+        (pynvml.NVML_ERROR_TIMEOUT, "NVML says Timeout"),
+        (777, "NVML says NVML Error with code 777"),
+    ],
+)
+def test_a_call_that_fails_harms_its_own_field_only(code: int, reason: str) -> None:
+    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=refuse(code))]))
+
+    assert device.fields["serial"] == Unavailable(reason)
+    assert device.fields["name"] == "NVIDIA H200"
+
+
+def test_an_unknown_error_under_wsl_says_whose_silence_it_is() -> None:
+    lib = FakeNvml([gpu(nvmlDeviceGetSerial=refuse(pynvml.NVML_ERROR_UNKNOWN))])
+
+    assert "WSL" in str(only(lib, wsl=True).fields["serial"])
+
+
+def test_a_function_that_this_nvidia_ml_py_lacks_is_unavailable() -> None:
+    def absent(*_: object) -> Any:
+        raise AttributeError("nvmlDeviceGetSerial")
+
+    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=absent)]))
+
+    assert device.fields["serial"] == Unavailable("this nvidia-ml-py asks in another way")
+
+
+def test_a_call_that_answers_several_fields_is_made_once() -> None:
+    lib = FakeNvml([gpu(nvmlDeviceGetEccMode=[1, 0])])
+
+    fields = only(lib).fields
+    assert (fields["ecc_mode"], fields["ecc_mode_pending"]) == (True, False)
+    assert lib.calls.count("nvmlDeviceGetEccMode") == 1
+
+
+def test_nvmls_number_for_no_value_is_no_value() -> None:
+    assert same(2**64 - 1) == same(2**32 - 1) == Unavailable("NVML has no value")
+    assert same(0) == 0
+
+
+def test_milliwatts_are_watts_to_the_last_digit() -> None:
+    found = telemetry(FakeNvml([gpu(nvmlDeviceGetPowerUsage=692454)]), "power_draw_w")
+
+    assert isinstance(found, Telemetry)
+    assert found.fields == {"power_draw_w": 692.454}
+
+
+def test_an_answer_of_another_form_is_unavailable_and_says_so() -> None:
+    device = only(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=[9])]))
+
+    assert "cannot be read" in str(device.fields["compute_capability"])
+
+
+def test_values_known_by_number_are_asked_for_together_and_fail_apart() -> None:
+    lib = FakeNvml([gpu()], values={"MEMORY_TEMP": 41})
+
+    found = telemetry(lib, "temperature_memory_c", "power_instant_w")
+    assert isinstance(found, Telemetry)
+    assert found.fields["temperature_memory_c"] == 41
+    assert found.fields["power_instant_w"] == Unavailable("not supported by this device")
+    assert lib.calls[-1] == "nvmlDeviceGetFieldValues(2)"
+
+
+def test_values_that_the_driver_forgets_among_others_are_asked_for_alone() -> None:
+    lib = FakeNvml([gpu()], values={"TEMPERATURE_SHUTDOWN_TLIMIT": 8})
+
+    assert only(lib).fields["temperature_shutdown_margin_c"] == 8
+    assert lib.calls.count("nvmlDeviceGetFieldValues(1)") == 4
+
+
+def test_names_limit_what_is_read() -> None:
+    lib = FakeNvml([gpu()])
+    nvml = opened(lib)
+    device = nvml.view().devices[0]
+    lib.calls.clear()
+
+    nvml.telemetry(device, ["memory_used_bytes"])
+    assert lib.calls == ["nvmlDeviceGetMemoryInfo"]
+
+
+def test_a_driver_that_knows_only_the_old_form_still_gives_memory() -> None:
+    def old(_: object, version: int | None = None) -> Any:
+        if version:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return SimpleNamespace(total=1000, used=400, free=600)
+
+    found = telemetry(FakeNvml([gpu(nvmlDeviceGetMemoryInfo=old)]))
+    assert isinstance(found, Telemetry)
+    assert (found.fields["memory_used_bytes"], found.fields["memory_free_bytes"]) == (400, 600)
+    assert isinstance(found.fields["memory_reserved_bytes"], Unavailable)
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def test_reasons_for_clocks_are_words_bit_by_bit() -> None:
+    assert clock_event_reasons(0) == ()
+    assert clock_event_reasons(0x4 | 0x40) == ("software power cap", "hardware thermal slowdown")
+    assert clock_event_reasons(0x1 | 0x8000) == ("idle", "unknown (0x8000)")
+
+
+def test_every_reason_of_nvidia_ml_py_has_words() -> None:
+    assert clock_event_reasons(pynvml.nvmlClocksEventReasonAll) == tuple(
+        CLOCK_EVENT_REASONS.values()
+    )
+
+
+def test_a_number_that_is_new_says_so_and_is_not_guessed() -> None:
+    assert (
+        only(FakeNvml([gpu(nvmlDeviceGetArchitecture=99)])).fields["architecture"] == "unknown (99)"
+    )
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_of_cpus_name_the_same_cpus(cpus: set[int]) -> None:
+    words = [sum(1 << cpu % 64 for cpu in cpus if cpu // 64 == at) for at in range(4)]
+
+    named: set[int] = set()
+    for part in filter(None, cpu_ranges(words).split(",")):
+        first, _, last = part.partition("-")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert named == cpus
+
+
+# --- lost, and divided -----------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_has_no_telemetry_at_all() -> None:
+    lost = refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    found = telemetry(FakeNvml([gpu(nvmlDeviceGetTemperature=lost)]))
+    assert found == Unavailable("the GPU is lost: it fell off the bus")
+
+
+def test_a_gpu_that_is_lost_from_the_start_keeps_its_row() -> None:
+    lib = FakeNvml([{"handle": pynvml.NVML_ERROR_GPU_IS_LOST}, gpu()])
+    nvml = opened(lib)
+
+    first, second = nvml.view().devices
+    assert first.uuid == Unavailable("the GPU is lost: it fell off the bus")
+    assert second.fields["name"] == "NVIDIA H200"
+    assert nvml.telemetry(first) == first.uuid
+
+
+def test_mig_instances_follow_their_gpu_and_say_what_only_it_knows() -> None:
+    def count(_: object) -> int:
+        return 7
+
+    lib = FakeNvml(
+        [gpu(nvmlDeviceGetMigMode=[1, 1], nvmlDeviceGetMaxMigDeviceCount=count)],
+        instances={
+            (0, 2): gpu(nvmlDeviceGetUUID="MIG-1", nvmlDeviceGetGpuInstanceId=5),
+            (0, 5): gpu(nvmlDeviceGetUUID="MIG-2", nvmlDeviceGetGpuInstanceId=6),
+        },
+    )
+    whole, first, second = opened(lib).view().devices
+
+    assert (whole.parent, first.parent, second.parent) == (None, 0, 0)
+    assert (first.uuid, first.index, first.fields["gpu_instance_id"]) == ("MIG-1", 2, 5)
+    assert first.pci_bus_id == whole.pci_bus_id
+    assert first.fields["serial"] == Unavailable("not known of a MIG instance: see its GPU")
+    assert whole.fields["serial"] == Unavailable("not supported by this device")
+
+
+# --- activity --------------------------------------------------------------------------------------
+
+
+def counting(**answers: Any) -> dict[str, Any]:
+    def metrics(request: Any) -> None:
+        for index in range(request.numMetrics):
+            request.metrics[index].value = 12.5
+
+    return gpu(
+        nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=1),
+        nvmlGpmSampleGet=lambda _, sample: sample,
+        **{"metrics": metrics, **answers},
+    )
+
+
+class CountingNvml(FakeNvml):
+    """One that can count activity: these functions take no handle."""
+
+    def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
+        return pynvml.c_nvmlGpmSample_t()
+
+    def nvmlGpmSampleFree(self, _: Any) -> None:  # noqa: N802
+        self.calls.append("nvmlGpmSampleFree")
+
+    def nvmlGpmMetricsGet(self, request: Any) -> None:  # noqa: N802
+        self.gpus[0]["metrics"](request)
+
+
+def test_activity_is_of_the_time_between_two_looks() -> None:
+    lib = CountingNvml([counting()])
+    nvml = opened(lib)
+    device = nvml.view().devices[0]
+
+    first, second = nvml.activity(device), nvml.activity(device)
+    assert isinstance(first, Telemetry)
+    assert isinstance(second, Telemetry)
+    assert set(first.fields.values()) == {Unavailable("it takes two samples")}
+    assert second.fields["sm_activity_percent"] == 12.5
+    assert second.fields["pcie_sent_bytes_per_s"] == 12.5 * 2**20
+    assert lib.calls.count("nvmlGpmSampleFree") == 1
+
+
+def test_activity_of_some_names_asks_for_those_only() -> None:
+    nvml = opened(CountingNvml([counting()]))
+    device = nvml.view().devices[0]
+    nvml.activity(device)
+
+    found = nvml.activity(device, ["sm_activity_percent"])
+    assert isinstance(found, Telemetry)
+    assert set(found.fields) == {"sm_activity_percent"}
+
+
+def test_a_gpu_that_does_not_count_activity_says_since_when_gpus_do() -> None:
+    unable = SimpleNamespace(isSupportedDevice=0)
+    nvml = opened(FakeNvml([gpu(nvmlGpmQueryDeviceSupport=unable)]))
+
+    found = nvml.activity(nvml.view().devices[0])
+    assert isinstance(found, Unavailable)
+    assert "Hopper" in found.reason
+
+
+# --- links -----------------------------------------------------------------------------------------
+
+
+def linked(number: int, far: list[Any], **answers: Any) -> dict[str, Any]:
+    def state(_: object, link: int) -> int:
+        return 1 if link < len(far) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)()
+
+    def kind(_: object, link: int) -> int:
+        return 2 if far[link] == "switch" else 0
+
+    return gpu(
+        nvmlDeviceGetPciInfo=SimpleNamespace(
+            busId=f"00000000:0{number}:00.0", pciDeviceId=1, pciSubSystemId=1
+        ),
+        nvmlDeviceGetNvLinkState=state,
+        nvmlDeviceGetNvLinkRemoteDeviceType=kind,
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda _, link: SimpleNamespace(
+            busId=f"00000000:0{far[link]}:00.0"
+        ),
+        **{
+            "nvmlDeviceGetTopologyCommonAncestor": 50,
+            "nvmlDeviceGetP2PStatus": lambda *_: 0,
+            **answers,
+        },
+    )
+
+
+def paths(*gpus: dict[str, Any]) -> list[str | Unavailable]:
+    nvml = opened(FakeNvml(list(gpus)))
+    return [link.path for link in nvml.links(nvml.view())]
+
+
+def test_gpus_behind_a_switch_are_linked_by_as_many_links_as_both_have() -> None:
+    assert paths(linked(1, ["switch"] * 18), linked(2, ["switch"] * 17)) == ["NV17"]
+
+
+def test_gpus_that_are_wired_to_each_other_count_their_own_links_only() -> None:
+    assert paths(linked(1, [2, 2, 3]), linked(2, [1, 1]), linked(3, [1])) == ["NV2", "NV1", "SYS"]
+
+
+def test_without_nvlink_the_way_over_pcie_is_named_as_nvidia_smi_does() -> None:
+    assert paths(linked(1, []), linked(2, [])) == ["SYS"]
+
+
+def test_links_that_do_not_work_do_not_count() -> None:
+    def status(_: object, __: object, capability: int) -> int:
+        return 4 if capability == 2 else 0
+
+    down = {"nvmlDeviceGetP2PStatus": status}
+    assert paths(linked(1, [2], **down), linked(2, [1], **down)) == ["SYS"]
+
+
+def test_why_there_is_no_peer_access_is_told() -> None:
+    refused = {"nvmlDeviceGetP2PStatus": lambda *_: 1}
+    nvml = opened(FakeNvml([linked(1, [], **refused), linked(2, [], **refused)]))
+
+    (link,) = nvml.links(nvml.view())
+    assert link.p2p_read == "the chipset does not support it"
+    assert link.nvlinks == 0
+
+
+def test_every_pair_is_described_once() -> None:
+    nvml = opened(FakeNvml([linked(number, []) for number in range(4)]))
+
+    pairs = {(link.first, link.second) for link in nvml.links(nvml.view())}
+    assert pairs == {(a, b) for a, b in permutations(range(4), 2) if a < b}
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+def test_processes_carry_their_command_and_owner(tmp_path: Path) -> None:
+    (tmp_path / "41").mkdir()
+    (tmp_path / "41" / "cmdline").write_bytes(b"python\0train.py\0")
+    found = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
+    nvml = opened(FakeNvml([gpu(nvmlDeviceGetComputeRunningProcesses_v3=found)]))
+    nvml.view()
+
+    reader = nvml._reader(nvml.view().devices[0])
+    assert not isinstance(reader, Unavailable)
+    listed = processes(reader, proc=tmp_path)
+    assert isinstance(listed, tuple)
+    assert [(p.pid, p.kind, p.used_bytes, p.name) for p in listed] == [
+        (41, "compute", 1000, "python train.py")
+    ]
+    assert isinstance(listed[0].user, str)
+
+
+def test_a_process_of_another_namespace_keeps_its_row(tmp_path: Path) -> None:
+    found = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    nvml = opened(FakeNvml([gpu(nvmlDeviceGetGraphicsRunningProcesses_v3=found)]))
+    reader = nvml._reader(nvml.view().devices[0])
+    assert not isinstance(reader, Unavailable)
+
+    (process,) = processes(reader, proc=tmp_path) or ()
+    assert process.kind == "graphics"
+    assert "not in this namespace" in str(process.name)
+    assert "does not count memory" in str(process.used_bytes)
+
+
+def test_an_old_driver_lists_processes_in_its_old_form() -> None:
+    missing = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    old = [SimpleNamespace(pid=1, usedGpuMemory=5)]
+    nvml = opened(
+        FakeNvml(
+            [
+                gpu(
+                    nvmlDeviceGetComputeRunningProcesses_v3=missing,
+                    nvmlDeviceGetComputeRunningProcesses_v2=old,
+                )
+            ]
+        )
+    )
+
+    listed = nvml.processes(nvml.view().devices[0])
+    assert isinstance(listed, tuple)
+    assert [process.pid for process in listed] == [1]
+
+
+def test_processes_are_unavailable_where_nvml_refuses_every_kind() -> None:
+    nvml = opened(FakeNvml([gpu()]))
+
+    found = nvml.processes(nvml.view().devices[0])
+    assert found == Unavailable("not supported by this device")
+    assert NOT_SUPPORTED == 3
+
+
+def test_a_question_is_its_function_and_its_arguments() -> None:
+    assert Question("f", ("A",)) == Question("f", ("A",)) != Question("f", ("B",))

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from gpu.kernels import Desk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from cudakit.errors import CudaError
+from cudakit.gpu.api import LEGACY, Backing, Ptr
+from cudakit.gpu.sim import Sim
+from cudakit.gpu.sim.space import round_up
+
+KIB, MIB = 1 << 10, 1 << 20
+CAPACITY = 16 * MIB
+PAGE = 2 * MIB
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+class Accounts(RuleBasedStateMachine):
+    """The memory of a device against a book that is kept beside it."""
+
+    pointers: Bundle[Ptr] = Bundle("pointers")
+    backings: Bundle[Backing] = Bundle("backings")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpu = Sim(capacity_bytes=CAPACITY, seed=3)
+        self.stream = self.gpu.stream()
+        self.live: dict[Ptr, int] = {}
+        self.created: dict[Backing, int] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(round_up(size, 512) for size in self.live.values()) + sum(self.created.values())
+
+    @rule(target=pointers, size=st.integers(1, 5 * MIB), ordered=st.booleans())
+    def malloc(self, size: int, *, ordered: bool) -> Ptr:
+        if self.used + round_up(size, 512) > CAPACITY:
+            with pytest.raises(CudaError, match=OUT_OF_MEMORY):
+                self.gpu.malloc(size, self.stream if ordered else None)
+            return Ptr(0)
+        ptr = self.gpu.malloc(size, self.stream if ordered else None)
+        self.live[ptr] = size
+        return ptr
+
+    @rule(ptr=consumes(pointers), ordered=st.booleans())
+    def free(self, ptr: Ptr, *, ordered: bool) -> None:
+        stream = self.stream if ordered else None
+        if self.live.pop(ptr, None):
+            self.gpu.free(ptr, stream)
+        with pytest.raises(CudaError, match="INVALID_VALUE"):
+            self.gpu.free(ptr, stream)
+
+    @rule(target=backings, pages=st.integers(1, 3))
+    def create(self, pages: int) -> Backing:
+        if self.used + pages * PAGE > CAPACITY:
+            with pytest.raises(CudaError, match=OUT_OF_MEMORY):
+                self.gpu.create(pages * PAGE)
+            return Backing(0)
+        backing = self.gpu.create(pages * PAGE)
+        self.created[backing] = pages * PAGE
+        return backing
+
+    @rule(backing=backings, times=st.integers(1, 2))
+    def map_and_unmap(self, backing: Backing, times: int) -> None:
+        size = self.created.get(backing)
+        if size is None:
+            return
+        base = self.gpu.reserve(times * size)
+        for index in range(times):
+            self.gpu.map(Ptr(base + index * size), backing, size)
+        self.gpu.unmap(base, times * size)
+        self.gpu.unreserve(base, times * size)
+
+    @rule(backing=consumes(backings))
+    def release(self, backing: Backing) -> None:
+        if self.created.pop(backing, None):
+            self.gpu.release(backing)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.gpu.sync()
+        info = self.gpu.memory_info()
+        assert info.total_bytes == CAPACITY
+        assert info.free_bytes == CAPACITY - self.used
+
+    @invariant()
+    def nothing_overlaps(self) -> None:
+        placed = sorted(self.live.items())
+        assert all(ptr + size <= after for (ptr, size), (after, _) in pairwise(placed))
+
+    def teardown(self) -> None:
+        self.gpu.close()
+
+
+TestAccounts = Accounts.TestCase
+TestAccounts.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_what_is_freed_in_a_stream_makes_room_before_memory_runs_out() -> None:
+    gpu = Sim(capacity_bytes=MIB)
+    stream = gpu.stream()
+    for _ in range(20):
+        gpu.free(gpu.malloc(MIB, stream), stream)
+
+
+def test_a_device_may_have_more_memory_than_the_host() -> None:
+    gpu = Sim("h200")
+    ptr = gpu.malloc(100 << 30)
+    last = Ptr(ptr + (100 << 30) - 4096)
+    gpu.fill(last, 0x5A, 4096, LEGACY)
+    pinned = gpu.host_malloc(1)
+    gpu.copy(pinned, Ptr(last + 4095), 1, LEGACY)
+    gpu.sync()
+
+    assert gpu.host_view(pinned, 1)[0] == 0x5A
+
+
+def test_new_memory_is_not_zero() -> None:
+    desk = Desk()
+
+    assert desk.read(desk.gpu.malloc(4)) != [0]
+
+
+@given(
+    pages=st.integers(2, 4),
+    begin=st.integers(0, PAGE // 4),
+    writes=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=4),
+)
+@settings(max_examples=20, deadline=None)
+def test_kernels_work_across_the_pages_of_a_range(
+    pages: int, begin: int, writes: list[int]
+) -> None:
+    desk = Desk(capacity_bytes=CAPACITY)
+    base = desk.gpu.reserve(pages * PAGE)
+    for index in range(pages):
+        desk.gpu.map(Ptr(base + index * PAGE), desk.gpu.create(PAGE), PAGE)
+    desk.gpu.fill(base, 0, pages * PAGE, LEGACY)
+    # A column whose elements lie in the first two pages.
+    step = PAGE // 4 // len(writes)
+    first = Ptr(base + 4 * begin)
+    for value in writes:
+        args = (np.int32(len(writes) + 1), np.int32(step), np.int32(value))
+        desk.launch("column", first, *args)
+
+    found = desk.read(first, step * len(writes) + 1)
+
+    assert found[::step] == [writes[-1]] * (len(writes) + 1)
+    assert sum(map(bool, found)) == (len(writes) + 1) * bool(writes[-1])
+
+
+def test_memory_that_is_released_while_it_is_mapped_stays() -> None:
+    desk = Desk()
+    backing, base = desk.gpu.create(PAGE), desk.gpu.reserve(PAGE)
+    desk.gpu.map(base, backing, PAGE)
+    desk.gpu.release(backing)
+    desk.store(base, 5)
+
+    assert desk.read(base) == [5]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(0, 2 * PAGE), (4096, PAGE), (2 * PAGE, PAGE), (0, PAGE + 1), (-PAGE, PAGE)],
+    ids=["more than there is", "not aligned", "not reserved", "no multiple", "before"],
+)
+def test_what_cannot_be_mapped_is_refused(offset: int, size: int) -> None:
+    gpu = Sim()
+    base = gpu.reserve(2 * PAGE)
+
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+        gpu.map(Ptr(base + offset), gpu.create(PAGE), size)
+
+
+def test_a_part_of_a_mapping_cannot_be_unmapped() -> None:
+    gpu = Sim()
+    base = gpu.reserve(2 * PAGE)
+    gpu.map(base, gpu.create(2 * PAGE), 2 * PAGE)
+
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+        gpu.unmap(base, PAGE)
+    gpu.unmap(base, 2 * PAGE)
+
+
+def test_a_reservation_goes_whole_and_empty_or_not_at_all() -> None:
+    gpu = Sim()
+    base = gpu.reserve(2 * PAGE)
+    gpu.map(base, gpu.create(PAGE), PAGE)
+
+    for size in (PAGE, 2 * PAGE):
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+            gpu.unreserve(base, size)
+    gpu.unmap(base, PAGE)
+    gpu.unreserve(base, 2 * PAGE)
+
+
+def test_a_captured_allocation_is_not_simulated_and_says_so() -> None:
+    gpu = Sim()
+    stream = gpu.stream()
+    gpu.capture_begin(stream)
+
+    with pytest.raises(CudaError, match=r"CUDA_ERROR_NOT_SUPPORTED: .*simulated graph"):
+        gpu.malloc(4, stream)
