@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu.api.facts import CudaView
+from cudakit.gpu.probe import ask, child
+from cudakit.gpu.probe.answer import cuda_view
+from cudakit.units import Unavailable
+
+FIRST = "11111111222233334444555555555555"
+SECOND = "66666666777788889999aaaaaaaaaaaa"
+
+
+def device(uuid: str = FIRST, **changes: Any) -> dict[str, Any]:
+    return {
+        "gpu_uuid": uuid,
+        "uuid": uuid,
+        "pci_bus_id": "0000:65:00.0",
+        "name": "NVIDIA H200",
+        "memory": 150109880320,
+        "attributes": {"8": 49152, "16": 132, "18": 0, "20": 3, "75": 9, "76": 0, "148": None},
+        **changes,
+    }
+
+
+def found(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "version": 13000,
+        "devices": list(devices),
+        "peers": [],
+        "libcuda": "/usr/lib/libcuda.so.580.159.04",
+        **changes,
+    }
+
+
+def view(
+    visible: dict[str, Any] | str,
+    everything: dict[str, Any] | str | None = None,
+    *,
+    visible_devices: str | None = None,
+) -> CudaView:
+    made = cuda_view(visible, everything, visible_devices=visible_devices, device_order=None)
+    assert isinstance(made, CudaView)
+    return made
+
+
+def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
+    """Ask a child that runs a script of the test instead of asking a driver."""
+    return ask(
+        environment=environment, command=[sys.executable, "-c", script], seconds=seconds
+    ).answer()
+
+
+# --- the answer ------------------------------------------------------------------------------------
+
+
+def test_attributes_become_fields_in_their_units() -> None:
+    (facts,) = view(found(device())).devices
+
+    assert facts.uuid == "GPU-11111111-2222-3333-4444-555555555555"
+    assert facts.pci_bus_id == "0000:65:00.0"
+    assert facts.fields["compute_capability"] == "9.0"
+    assert facts.fields["architecture"] == "Hopper"
+    assert facts.fields["usable_memory_bytes"] == 150109880320
+    assert facts.fields["max_shared_memory_per_block_bytes"] == 49152
+    assert facts.fields["multiprocessor_count"] == 132
+    assert facts.fields["integrated"] is False
+    assert facts.fields["compute_mode"] == "exclusive process"
+
+
+def test_an_attribute_that_the_driver_does_not_know_is_unavailable() -> None:
+    (facts,) = view(found(device())).devices
+
+    reason = Unavailable("this driver does not know the attribute")
+    assert facts.fields["atomic_reduction_supported"] == reason
+    assert {attribute.name for attribute in attributes()} <= facts.fields.keys()
+
+
+def test_an_error_of_one_call_is_the_reason_of_its_field() -> None:
+    refused = {"error": [999, "CUDA_ERROR_UNKNOWN", "unknown error"]}
+    (facts,) = view(found(device(memory=refused, uuid=refused))).devices
+
+    assert facts.fields["usable_memory_bytes"] == Unavailable("CUDA_ERROR_UNKNOWN: unknown error")
+    assert facts.uuid == Unavailable("CUDA_ERROR_UNKNOWN: unknown error")
+    assert facts.fields["name"] == "NVIDIA H200"
+
+
+def test_a_mig_instance_is_told_by_a_uuid_of_its_own() -> None:
+    (facts,) = view(found(device(uuid=SECOND, gpu_uuid=FIRST))).devices
+
+    assert facts.uuid == "MIG-66666666-7777-8888-9999-aaaaaaaaaaaa"
+
+
+def test_hidden_devices_are_those_that_only_the_other_child_sees() -> None:
+    both = found(device(FIRST), device(SECOND))
+    made = view(found(device(SECOND)), both, visible_devices="1")
+
+    assert [(each.index, each.uuid) for each in made.hidden] == [
+        (-1, "GPU-11111111-2222-3333-4444-555555555555")
+    ]
+    assert made.devices[0].index == 0
+    assert made.order == (
+        "GPU-11111111-2222-3333-4444-555555555555",
+        "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa",
+    )
+
+
+def test_where_every_device_is_hidden_cuda_does_not_start_and_all_are_known_all_the_same() -> None:
+    error = {
+        "version": 13000,
+        "libcuda": None,
+        "error": [100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"],
+    }
+    made = view(error, found(device()), visible_devices="")
+
+    assert made.error == (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
+    assert (len(made.devices), len(made.hidden)) == (0, 1)
+    assert isinstance(made.libcuda, Unavailable)
+
+
+def test_what_the_second_child_cannot_say_harms_nothing() -> None:
+    made = view(found(device()), "the CUDA driver did not answer in time", visible_devices="0")
+
+    assert (len(made.devices), made.hidden) == (1, ())
+
+
+def test_peers_are_pairs_in_one_direction_each() -> None:
+    made = view(found(device(FIRST), device(SECOND), peers=[[0, 1, 1], [1, 0, 0]]))
+
+    assert made.peer_access == ((0, 1), (1, 0))
+    assert made.peer_atomics == ((0, 1),)
+
+
+@pytest.mark.parametrize(("number", "version"), [(13000, (13, 0)), (12090, (12, 9))])
+def test_the_version_is_read_as_cuda_writes_it(number: int, version: tuple[int, int]) -> None:
+    assert view(found(version=number)).driver_version == version
+
+
+# --- children that do not answer -------------------------------------------------------------------
+
+
+def test_a_child_that_answers_is_believed() -> None:
+    made = answered(f"print({json.dumps(json.dumps(found(device())))})")
+
+    assert isinstance(made, CudaView)
+    assert made.devices[0].fields["name"] == "NVIDIA H200"
+
+
+def test_a_driver_that_hangs_is_given_up() -> None:
+    made = answered("import time; time.sleep(60)", seconds=0.3)
+
+    assert made == Unavailable("the CUDA driver did not answer within 0.3 s")
+
+
+def test_a_driver_that_crashes_takes_only_the_child_with_it() -> None:
+    made = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+
+    assert made == Unavailable("the CUDA driver crashed when it was asked (SIGSEGV)")
+
+
+def test_a_child_that_cannot_work_says_its_last_word() -> None:
+    made = answered("raise SystemExit('no ctypes here')")
+
+    assert isinstance(made, Unavailable)
+    assert made.reason == "the process that asks the CUDA driver ended with 1: no ctypes here"
+
+
+def test_without_an_interpreter_to_ask_in_the_reason_is_told() -> None:
+    made = ask(environment={}, command=["/nowhere/python"]).answer()
+
+    assert isinstance(made, Unavailable)
+    assert "no process can be started" in made.reason
+
+
+def test_the_second_child_is_asked_without_the_variable_and_only_where_it_is_set() -> None:
+    script = (
+        "import json, os;"
+        "seen = os.environ.get('CUDA_VISIBLE_DEVICES', 'unset');"
+        "device = {'gpu_uuid': 'ab' * 16 if seen == 'unset' else 'cd' * 16, 'pci_bus_id': seen,"
+        " 'name': '', 'memory': 0, 'attributes': {}};"
+        "device['uuid'] = device['gpu_uuid'];"
+        "print(json.dumps({'version': 1, 'devices': [device], 'libcuda': ''}))"
+    )
+    plain, hidden = answered(script), answered(script, CUDA_VISIBLE_DEVICES="7")
+
+    assert isinstance(plain, CudaView)
+    assert isinstance(hidden, CudaView)
+    assert [each.pci_bus_id for each in (*plain.devices, *plain.hidden)] == ["unset"]
+    assert [each.pci_bus_id for each in (*hidden.devices, *hidden.hidden)] == ["7", "unset"]
+    assert (plain.visible_devices, hidden.visible_devices) == (None, "7")
+
+
+def test_a_profiler_that_enters_every_cuda_process_does_not_enter_the_child() -> None:
+    script = "import os; raise SystemExit(str('CUDA_INJECTION64_PATH' in os.environ))"
+
+    assert str(answered(script, CUDA_INJECTION64_PATH="/opt/tool.so")).count("False") == 1
+
+
+# --- the child -------------------------------------------------------------------------------------
+
+
+def run_child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-I", "-S", str(child.__file__), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_child_says_which_library_it_misses() -> None:
+    if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
+        pytest.skip("there is a driver")
+
+    done = run_child("10", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "libcuda.so.1" in json.loads(done.stdout)["missing"]
+
+
+def test_the_child_is_of_the_standard_library_only() -> None:
+    code = f"import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; exec(open({str(child.__file__)!r}).read().replace('__main__', ''))"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"{code}; print(sorted(m for m in sys.modules if m.startswith(('cudakit', 'numpy'))))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+FAKE_DRIVER = """
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
+int cuInit(unsigned flags) { printf("a driver that talks\\n"); fflush(stdout); HANG return INIT; }
+int cuGetErrorName(int code, const char **text) { *text = "CUDA_ERROR_NO_DEVICE"; return 0; }
+int cuGetErrorString(int code, const char **text) { *text = "no device"; return 0; }
+int cuDeviceGetCount(int *n) { *n = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, 17 + device, 16); return 0; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 17 + device, 16); return 0; }
+int cuDeviceGetPCIBusId(char *text, int size, int device) { snprintf(text, size, "0000:0%d:00.0", device); return 0; }
+int cuDeviceGetName(char *text, int size, int device) { snprintf(text, size, "Fake %d", device); return 0; }
+int cuDeviceTotalMem_v2(size_t *size, int device) { *size = 1ul << 40; return 0; }
+int cuDeviceGetAttribute(int *value, int number, int device) { *value = number; return number > 140 ? 1 : 0; }
+int cuDeviceCanAccessPeer(int *can, int one, int other) { *can = one == 0; return 0; }
+int cuDeviceGetP2PAttribute(int *value, int what, int one, int other) { *value = what == 3; return 0; }
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Any:
+    """Build a library that says it is libcuda, and ask it."""
+    if not any(os.access(f"{place}/cc", os.X_OK) for place in os.environ["PATH"].split(":")):
+        pytest.skip("needs a C compiler")
+
+    def build(*, init: int = 0, hang: str = "") -> CudaView | Unavailable:
+        source = tmp_path / "cuda.c"
+        source.write_text(FAKE_DRIVER)
+        library = tmp_path / "libcuda.so.1"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", f"-DINIT={init}", f"-DHANG={hang}", "-o", library, source],  # noqa: S607
+            check=True,
+        )
+        return ask(environment={"LD_LIBRARY_PATH": str(tmp_path)}, seconds=2).answer()
+
+    return build
+
+
+def test_a_driver_is_asked_for_all_that_there_is(driver: Any, tmp_path: Path) -> None:
+    made = driver()
+
+    assert isinstance(made, CudaView)
+    assert (made.driver_version, made.error) == ((13, 0), None)
+    assert [each.fields["name"] for each in made.devices] == ["Fake 0", "Fake 1"]
+    assert made.devices[1].uuid == "GPU-12121212-1212-1212-1212-121212121212"
+    assert made.devices[0].fields["usable_memory_bytes"] == 1 << 40
+    assert made.devices[0].fields["multiprocessor_count"] == 16
+    assert isinstance(made.devices[0].fields["atomic_reduction_supported"], Unavailable)
+    assert made.peer_access == made.peer_atomics == ((0, 1),)
+    assert made.libcuda == str(tmp_path / "libcuda.so.1")
+
+
+def test_a_driver_that_refuses_to_start_gives_code_name_and_explanation(driver: Any) -> None:
+    made = driver(init=100)
+
+    assert isinstance(made, CudaView)
+    assert made.error == (100, "CUDA_ERROR_NO_DEVICE", "no device")
+    assert made.devices == ()
+
+
+def test_a_driver_that_hangs_inside_its_own_code_is_ended(driver: Any) -> None:
+    made = driver(hang="sleep(60);")
+
+    assert isinstance(made, Unavailable)
+    assert "did not answer" in made.reason
+
+
+def test_a_driver_that_dies_inside_its_own_code_is_a_crash(driver: Any) -> None:
+    made = driver(hang="*(volatile int*)0=1;")
+
+    assert made == Unavailable("the CUDA driver crashed when it was asked (SIGSEGV)")
