@@ -230,7 +230,7 @@ def function_section(function: types.FunctionType) -> str:
     head = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
     return sections(
         f"## cudakit.{function.__name__}",
-        f"```python\n{head.rstrip().removesuffix(':')}\n```",
+        f"```\n{head.rstrip().removesuffix(':')}\n```",
         *blocks(function.__doc__ or ""),
     )
 

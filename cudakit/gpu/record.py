@@ -111,7 +111,7 @@ def typed(hint: Any, value: Any) -> Any:
     Raises TypeError or ValueError where the value does not have the form of the type.
     """
     if hint is Unavailable:
-        return Unavailable(value["unavailable"])
+        return Unavailable(typed(str, value["unavailable"]))
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _one_of(inner, value)

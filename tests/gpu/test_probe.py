@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -222,20 +223,13 @@ def test_the_child_says_which_library_it_misses() -> None:
 
 
 def test_the_child_is_of_the_standard_library_only() -> None:
-    code = f"import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; exec(open({str(child.__file__)!r}).read().replace('__main__', ''))"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"{code}; print(sorted(m for m in sys.modules if m.startswith(('cudakit', 'numpy'))))",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    tree = ast.parse(Path(str(child.__file__)).read_text(encoding="utf-8"))
+
+    plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name for node in plain for alias in node.names}
+    modules |= {str(node.module).partition(".")[0] for node in named}
+    assert "ctypes" in modules <= sys.stdlib_module_names
 
 
 FAKE_DRIVER = """
@@ -250,7 +244,10 @@ int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, 17 + device, 16); return 0; }
 int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 17 + device, 16); return 0; }
-int cuDeviceGetPCIBusId(char *text, int size, int device) { snprintf(text, size, "0000:0%d:00.0", device); return 0; }
+int cuDeviceGetPCIBusId(char *text, int size, int device) {
+  snprintf(text, size, "0000:0%d:00.0", device);
+  return 0;
+}
 int cuDeviceGetName(char *text, int size, int device) { snprintf(text, size, "Fake %d", device); return 0; }
 int cuDeviceTotalMem_v2(size_t *size, int device) { *size = 1ul << 40; return 0; }
 int cuDeviceGetAttribute(int *value, int number, int device) { *value = number; return number > 140 ? 1 : 0; }
@@ -310,4 +307,5 @@ def test_a_driver_that_hangs_inside_its_own_code_is_ended(driver: Any) -> None:
 def test_a_driver_that_dies_inside_its_own_code_is_a_crash(driver: Any) -> None:
     made = driver(hang="*(volatile int*)0=1;")
 
-    assert made == Unavailable("the CUDA driver crashed when it was asked (SIGSEGV)")
+    assert isinstance(made, Unavailable)
+    assert made.reason.startswith("the CUDA driver crashed when it was asked (SIGSEGV)")
