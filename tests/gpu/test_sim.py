@@ -263,8 +263,13 @@ def misuses() -> dict[str, Callable[[Desk], object]]:
         desk.gpu.free(value, stream)
         desk.store(value, 1, stream)
 
+    def before_its_turn(desk: Desk) -> None:
+        stream, other = desk.gpu.stream(), desk.gpu.stream()
+        desk.spin(1_000_000, stream)
+        desk.store(desk.gpu.malloc(4, stream), 1, other)
+
     return {use.__name__.replace("_", " "): use for use in (
-        freed, beyond, straddling, null, unmapped, freed_in_its_stream
+        freed, beyond, straddling, null, unmapped, freed_in_its_stream, before_its_turn
     )}  # fmt: skip
 
 

@@ -34,9 +34,10 @@ class Redraw:
     def _back(self) -> str:
         if not self._above:
             return ""
-        # What has scrolled out of sight cannot be written over.
-        tall = self._above >= os.get_terminal_size(self.output.stream.fileno()).lines
-        return (_HOME if tall else f"\x1b[{self._above}F") + _TO_END
+        height = os.get_terminal_size(self.output.stream.fileno()).lines
+        # What has scrolled out of sight cannot be written over; a height of 0 is unknown.
+        hidden = 0 < height <= self._above
+        return (_HOME if hidden else f"\x1b[{self._above}F") + _TO_END
 
 
 def ticks(seconds: float, *, twice: bool) -> Iterator[int]:

@@ -92,7 +92,7 @@ _TABLE = """
 79 global_l1_cache_supported bool Whether global loads can be cached in L1
 80 local_l1_cache_supported bool Whether local loads can be cached in L1
 81 max_shared_memory_per_multiprocessor_bytes bytes Shared memory of an SM
-82 max_registers_per_multiprocessor - 32-bit registers of an SM
+82 max_registers_per_multiprocessor - Most 32-bit registers of an SM
 83 managed_memory bool Whether managed memory works
 84 multi_gpu_board bool Whether the board carries several GPUs
 85 multi_gpu_board_group_id - Number of the board, equal on GPUs of one

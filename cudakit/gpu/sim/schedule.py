@@ -35,7 +35,7 @@ class Schedule:
         self._count += 1
         task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
         for other in after:
-            task.earliest_ns = task.earliest_ns
+            task.earliest_ns = max(task.earliest_ns, other.end_ns)
             if not other.done:
                 other.followers.append(task)
                 task.waiting += 1

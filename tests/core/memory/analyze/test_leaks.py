@@ -134,12 +134,12 @@ def optimizer_state(allocator: Allocator, number: int) -> None:
 
 
 def a_cache_that_fills(allocator: Allocator, number: int) -> None:
-    if number < 4:
+    if number < 7:
         allocator.alloc(MIB, stack=KEPT)
 
 
-def a_list_that_is_emptied(allocator: Allocator, number: int) -> None:
-    if number % 4 == 3:
+def a_list_that_is_emptied_now_and_then(allocator: Allocator, number: int) -> None:
+    if number % 4 == 1:
         for address in allocator.live():
             allocator.free(address)
     else:
@@ -166,7 +166,7 @@ def a_buffer_that_is_replaced(allocator: Allocator, _: int) -> None:
     [
         optimizer_state,
         a_cache_that_fills,
-        a_list_that_is_emptied,
+        a_list_that_is_emptied_now_and_then,
         a_list_that_is_given_up_at_the_end,
         a_buffer_that_is_replaced,
     ],

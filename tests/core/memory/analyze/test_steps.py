@@ -121,6 +121,7 @@ def test_the_length_of_a_repetition_is_found(sequence: list[int], times: int) ->
 
 def test_one_stack_over_and_over_is_no_step() -> None:
     assert moments(QUIET) == ("none", [])
+    assert moments(allocations([2, *[1] * 40])) == ("none", [])
 
 
 def test_a_trace_without_allocations_has_no_steps() -> None:

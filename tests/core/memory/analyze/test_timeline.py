@@ -53,6 +53,10 @@ def test_no_peak_is_lost_and_the_end_is_kept(length: int, data: st.DataObject) -
     assert max(found.reserved_bytes) == max(values)
 
 
+def test_the_end_is_not_drowned_by_a_peak_just_before_it() -> None:
+    assert thinned([*[0] * 20_000, 5, 1]).requested_bytes[-2:] == (5, 1)
+
+
 def test_a_long_trace_becomes_at_most_about_two_thousand_spans() -> None:
     assert len(thinned([0] * 30_000).event) <= 2001
 

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core.devices.machines import (
+    GIB,
+    NO_CUDA,
+    NO_NVML,
+    MadeMachine,
+    crossed,
+    cuda,
+    gpu,
+    looked,
+    moving,
+    nvml,
+    seen,
+)
+
+from cudakit.core.devices.fields import named, registry
+from cudakit.core.devices.present import report
+from cudakit.core.devices.present.overview import FIELDS
+from cudakit.core.devices.present.rows import columns, listing, table
+from cudakit.core.devices.present.values import shown
+from cudakit.core.devices.query import open_query
+from cudakit.core.devices.result import DevicesResult
+from cudakit.document import (
+    Bytes,
+    Columns,
+    Count,
+    Document,
+    Facts,
+    Note,
+    Rate,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.gpu.api.facts import Link, Process, Telemetry
+from cudakit.units import Unavailable
+
+
+def overview(document: Document) -> list[dict[str, Any]]:
+    """Return the rows of the first table by the names of its columns."""
+    first = next(node for node in document.nodes if isinstance(node, Table))
+    names = [column.name for column in first.columns]
+    return [dict(zip(names, map(words, row), strict=True)) for row in first.rows]
+
+
+def words(value: Value) -> str:
+    return "n/a" if isinstance(value, Unavailable) else str(getattr(value, "value", value))
+
+
+def notes(document: Document) -> list[Note]:
+    return [node for node in document.nodes if isinstance(node, Note)]
+
+
+def section(document: Document, title: str) -> Section:
+    return next(n for n in document.nodes if isinstance(n, Section) and n.title == title)
+
+
+def alone(*, telemetry: Telemetry | None = None, **fields: Any) -> DevicesResult:
+    looks = {0: [telemetry or moving()]}
+    return looked(MadeMachine(nvml(gpu(0, **fields)), cuda(seen(0, 0)), looks))
+
+
+# --- the table -------------------------------------------------------------------------------------
+
+
+def test_a_row_tells_which_is_which_and_how_it_fares() -> None:
+    (row,) = overview(report(alone()))
+
+    assert row == {
+        "CUDA": "0",
+        "NVML": "0",
+        "PCI": "05:00.0",
+        "name": "Card 0",
+        "memory": "10.0 / 80.0 GiB",
+        "util": "30 %",
+        "temp": "50 °C",
+        "power": "300 / 700 W",
+        "cc": "9.0",
+    }
+
+
+def test_all_three_numbers_stand_side_by_side() -> None:
+    rows = overview(report(looked(crossed())))
+
+    assert [(row["CUDA"], row["NVML"], row["PCI"]) for row in rows] == [
+        ("2", "0", "05:00.0"),
+        ("0", "1", "15:00.0"),
+        ("1", "2", "25:00.0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "memory"),
+    [
+        ({"memory_used_bytes": 0}, "0.0 / 80.0 GiB"),
+        ({"memory_used_bytes": 1}, "<0.1 / 80.0 GiB"),
+        ({"memory_used_bytes": 80 * GIB}, "80.0 / 80.0 GiB"),
+        ({"memory_used_bytes": Unavailable("no")}, "n/a / 80.0 GiB"),
+    ],
+)
+def test_memory_is_a_part_of_the_whole_in_the_unit_of_the_whole(
+    fields: dict[str, Any], memory: str
+) -> None:
+    (row,) = overview(report(alone(telemetry=moving(**fields))))
+
+    assert row["memory"] == memory
+
+
+def test_memory_that_nvml_does_not_know_is_what_cuda_can_use() -> None:
+    view = cuda(seen(0, 0, usable_memory_bytes=60 * GIB))
+    unknown = Unavailable("not supported by this device")
+    machine = MadeMachine(
+        nvml(gpu(0, memory_total_bytes=unknown)), view, {0: [moving(memory_used_bytes=unknown)]}
+    )
+
+    assert overview(report(looked(machine)))[0]["memory"] == "n/a / 60.0 GiB"
+
+
+def test_what_is_unknown_is_never_zero() -> None:
+    unknown = {name: Unavailable("no permission") for name in moving().fields}
+    (row,) = overview(report(alone(telemetry=Telemetry(1, unknown))))
+
+    assert (row["util"], row["temp"], row["power"]) == ("n/a", "n/a", "n/a")
+
+
+def test_a_mig_instance_is_numbered_behind_its_gpu() -> None:
+    part = replace(gpu(0), index=3, uuid="MIG-3", parent=0)
+    rows = overview(report(looked(MadeMachine(nvml(gpu(0), part), NO_CUDA))))
+
+    assert [row["NVML"] for row in rows] == ["0", "0/3"]
+
+
+def test_a_hidden_device_stands_back_and_its_reason_is_told() -> None:
+    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
+    document = report(looked(MadeMachine(nvml(gpu(0), gpu(1)), view)))
+
+    first = document.nodes[0]
+    assert isinstance(first, Table)
+    assert first.faint == {0}
+    assert notes(document) == [Note("info", "nvml:0: hidden by CUDA_VISIBLE_DEVICES=1")]
+
+
+def test_a_note_that_is_true_of_several_is_told_once() -> None:
+    hot = moving(clock_event_reasons=("software power cap",))
+    machine = crossed(looks={0: [hot], 2: [hot]})
+
+    assert notes(report(looked(machine))) == [
+        Note("warn", "cuda:2, cuda:1: slowed: software power cap")
+    ]
+
+
+def test_the_title_says_first_whether_the_machine_is_real() -> None:
+    assert report(alone()).title == "GPUs of this machine, driver 580.159.04, CUDA 13.0"
+    simulated = report(looked(crossed(simulated=True)))
+    assert simulated.title.startswith("Simulated GPUs")
+
+
+def test_a_title_leaves_out_what_is_unknown() -> None:
+    assert report(looked(MadeMachine(NO_NVML, cuda(seen(0, 0))))).title == (
+        "GPUs of this machine, CUDA 13.0"
+    )
+    assert report(looked(MadeMachine(nvml(gpu(0)), NO_CUDA))).title == (
+        "GPUs of this machine, driver 580.159.04"
+    )
+
+
+# --- watching --------------------------------------------------------------------------------------
+
+
+def watched(doing: Telemetry | Unavailable) -> Document:
+    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), doing=doing)
+    return report(open_query(machine).read(names=FIELDS, activity=True), activity=True)
+
+
+def test_activity_is_what_sms_tensor_cores_and_memory_did() -> None:
+    doing = {
+        "sm_activity_percent": 77.04,
+        "sm_occupancy_percent": 11.4,
+        "tensor_activity_percent": 74.8,
+        "dram_bandwidth_percent": 13.6,
+    }
+    (row,) = overview(watched(Telemetry(1, doing)))
+
+    assert (row["SMs"], row["warps"], row["tensor"], row["DRAM"]) == (
+        "77 %",
+        "11 %",
+        "75 %",
+        "14 %",
+    )
+
+
+def test_a_gpu_that_does_not_count_activity_has_the_coarse_figure_marked_as_such() -> None:
+    document = watched(Unavailable("the GPU does not count it"))
+    (row,) = overview(document)
+
+    assert (row["SMs"], row["tensor"]) == ("~30 %", "n/a")
+    first = document.nodes[0]
+    assert isinstance(first, Table)
+    assert first.caption.startswith("~ is coarse")
+
+
+# --- more ------------------------------------------------------------------------------------------
+
+
+def test_processes_are_a_row_each_and_those_of_other_namespaces_are_named() -> None:
+    elsewhere = Unavailable("the pid is not in this namespace")
+    users = (
+        Process(41, "compute", GIB, "python train.py", "ada"),
+        Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere),
+    )
+    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=users)
+    found = section(report(looked(machine, processes=True)), "Processes")
+
+    rows, note = found.nodes
+    assert isinstance(rows, Table)
+    assert [tuple(map(words, row)) for row in rows.rows] == [
+        ("0", "0", "41", "compute", "ada", str(GIB), "python train.py"),
+        ("0", "0", "7", "graphics", "n/a", "n/a", "n/a"),
+    ]
+    assert isinstance(note, Note)
+    assert note.text.startswith("pid 7: not in this namespace")
+
+
+def test_a_device_that_does_not_tell_its_processes_says_why() -> None:
+    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=Unavailable("no permission"))
+
+    found = section(report(looked(machine, processes=True)), "Processes")
+    assert found.nodes[1] == Note("info", "cuda:0: no permission")
+
+
+def matrices(view: Any, *links: Link) -> tuple[Any, ...]:
+    machine = MadeMachine(nvml(gpu(0), gpu(1), links=links), view)
+    return section(report(looked(machine, topology=True)), "Topology").nodes
+
+
+def test_the_topology_is_a_matrix_of_links_and_one_of_access() -> None:
+    view = cuda(seen(0, 1), seen(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0)))
+    links, access = matrices(view, Link(0, 1, "NV18", 18, "ok", "ok", "ok"))
+
+    assert [column.name for column in links.columns][:3] == [
+        "link",
+        "cuda:1 nvml:0",
+        "cuda:0 nvml:1",
+    ]
+    assert [words(cell) for cell in links.rows[0][:3]] == ["cuda:1 nvml:0", "-", "NV18"]
+    assert links.caption == "NV18: 18 NVLinks"
+    assert [words(cell) for cell in access.rows[1]] == ["cuda:0 nvml:1", "yes + atomics", "-"]
+
+
+def test_a_disagreement_is_pointed_out_in_the_matrix_and_below_it() -> None:
+    view = cuda(seen(0, 0), seen(1, 1))
+    _, access, note = matrices(view, Link(0, 1, "SYS", 0, "ok", "ok", "ok"))
+
+    assert words(access.rows[0][2]) == "NVML yes, CUDA no"
+    assert note.level == "warn"
+    assert "IOMMU" in note.remedies[0]
+
+
+def test_what_only_one_of_both_knows_says_who() -> None:
+    _, access = matrices(NO_CUDA, Link(0, 1, "SYS", 0, "ok", "ok", "ok"))
+
+    assert words(access.rows[0][2]) == "yes (NVML)"
+
+
+def test_one_gpu_has_no_topology() -> None:
+    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
+
+    (note,) = section(report(looked(machine, topology=True)), "Topology").nodes
+    assert isinstance(note, Note)
+    assert "only one GPU" in note.text
+
+
+def test_long_shows_every_field_under_its_subject_and_the_driver_first() -> None:
+    document = report(alone(), long=True)
+    driver, properties = (node for node in document.nodes if isinstance(node, Section))
+
+    assert driver.title == "Driver"
+    labels = {
+        label
+        for part in properties.nodes
+        if isinstance(part, Section)
+        for facts in part.nodes
+        if isinstance(facts, Facts)
+        for label, _ in facts.rows
+    }
+    expected = {
+        name
+        for name, field in registry().items()
+        if field.kind != "activity" and field.group != "MIG instance"
+    }
+    assert labels == expected
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("memory_used_bytes", 5, Bytes(5)),
+        ("slowed_by_power_cap_ns", 1_500_000_000, Seconds(1.5)),
+        ("pcie_sent_bytes_per_s", 2.0, Rate(2.0, "B")),
+        ("power_draw_w", 692.454, Text("692.5 W")),
+        ("clock_sm_mhz", 1980, Text("1980 MHz")),
+        ("ecc_mode", True, Text("yes")),
+        ("ecc_mode", False, Text("no")),
+        ("clock_event_reasons", ("idle", "sync boost"), Text("idle, sync boost")),
+        ("clock_event_reasons", (), Text("none")),
+        ("clocks_memory_supported_mhz", (3201, 2201), Text("3201 MHz, 2201 MHz")),
+        ("cuda_cores", 16896, Count(16896)),
+        ("pci_device_id", "0x233510de", Text("0x233510de")),
+        ("serial", Unavailable("no permission"), Unavailable("no permission")),
+    ],
+)
+def test_a_field_is_shown_in_the_form_of_its_unit(name: str, value: Any, expected: Value) -> None:
+    assert shown(value, registry()[name]) == expected
+
+
+# --- chosen fields ---------------------------------------------------------------------------------
+
+
+def arrays(result: DevicesResult, *names: str) -> dict[str, list[Any]]:
+    (node,) = columns(named(names), result).nodes
+    assert isinstance(node, Columns)
+    return {name: np.asarray(array).tolist() for name, array in node.arrays.items()}
+
+
+def test_chosen_fields_are_columns_of_their_own_kind() -> None:
+    found = arrays(alone(), "name", "temperature_gpu_c", "power_draw_w", "mig_mode")
+
+    assert found == {
+        "name": ["NVIDIA Card 0"],
+        "temperature_gpu_c": [50],
+        "power_draw_w": [300.0],
+        "mig_mode": ["false"],
+    }
+
+
+def test_a_value_that_one_device_lacks_leaves_the_others_numbers() -> None:
+    unknown = moving(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
+    result = looked(crossed(looks={1: [unknown]}))
+
+    (node,) = columns(named(["temperature_gpu_c", "power_draw_w"]), result).nodes
+    assert isinstance(node, Columns)
+    assert node.arrays["temperature_gpu_c"].tolist() == [50, None, 50]
+    assert np.isnan(node.arrays["power_draw_w"][1])
+
+
+def test_chosen_fields_as_a_table_keep_reasons_and_hidden_rows() -> None:
+    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
+    result = looked(MadeMachine(nvml(gpu(0), gpu(1)), view))
+    (node,) = table(named(["cuda_index", "temperature_gpu_c"]), result).nodes
+
+    assert isinstance(node, Table)
+    assert [column.kind for column in node.columns] == ["text", "number"]
+    assert isinstance(node.rows[0][0], Unavailable)
+    assert node.faint == {0}
+
+
+def test_the_list_of_fields_has_a_row_for_each() -> None:
+    (node,) = listing(registry().values()).nodes
+
+    assert isinstance(node, Table)
+    assert len(node.rows) == len(registry())

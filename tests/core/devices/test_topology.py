@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.devices.machines import NO_CUDA, NO_NVML, MadeMachine, cuda, gpu, looked, nvml, seen
+
+from cudakit.core.devices.result import Pair
+from cudakit.gpu.api.facts import CudaView, Link
+from cudakit.units import Unavailable
+
+
+def link(first: int, second: int, *, path: str = "NV18", access: str = "ok") -> Link:
+    return Link(first, second, path, 18, access, access, access)
+
+
+def pairs(view: CudaView | Unavailable, *links: Link, gpus: int = 2) -> tuple[Pair, ...]:
+    known = nvml(*map(gpu, range(gpus)), links=links)
+    return looked(MadeMachine(known, view), topology=True).pairs or ()
+
+
+def test_a_pair_has_the_link_of_nvml_and_the_access_of_cuda() -> None:
+    # CUDA numbers them the other way round.
+    view = cuda(seen(0, 1), seen(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0)))
+    (pair,) = pairs(view, link(0, 1))
+
+    assert (pair.first, pair.second, pair.path, pair.nvlinks) == (0, 1, "NV18", 18)
+    assert (pair.cuda_access, pair.cuda_atomics, pair.disagreement) == (True, True, None)
+
+
+def test_access_in_one_direction_is_not_access() -> None:
+    (pair,) = pairs(cuda(seen(0, 0), seen(1, 1), peer_access=((0, 1),)), link(0, 1))
+
+    assert pair.cuda_access is False
+
+
+def test_nvml_that_promises_what_cuda_denies_is_pointed_out() -> None:
+    (pair,) = pairs(cuda(seen(0, 0), seen(1, 1)), link(0, 1))
+
+    assert pair.disagreement == (
+        "NVML 0 and 1: NVML says that peer access works, CUDA that it does not"
+    )
+
+
+def test_cuda_that_promises_what_nvml_denies_is_pointed_out() -> None:
+    view = cuda(seen(0, 0), seen(1, 1), peer_access=((0, 1), (1, 0)))
+    (pair,) = pairs(view, link(0, 1, access="the chipset does not support it"))
+
+    assert pair.disagreement is not None
+    assert "CUDA says that peer access works" in pair.disagreement
+
+
+def test_who_cannot_say_does_not_disagree() -> None:
+    for view in (NO_CUDA, cuda(seen(0, 0))):
+        (pair,) = pairs(view, link(0, 1))
+
+        assert isinstance(pair.cuda_access, Unavailable)
+        assert pair.disagreement is None
+
+
+def test_a_hidden_gpu_is_one_that_cuda_cannot_speak_of() -> None:
+    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
+    (pair,) = pairs(view, link(0, 1))
+
+    assert pair.cuda_access == Unavailable("CUDA does not show both")
+
+
+def test_a_pair_that_nvml_is_silent_about_is_still_a_pair() -> None:
+    first, second, third = pairs(NO_CUDA, link(0, 1), gpus=3)
+
+    assert first.path == "NV18"
+    assert second.path == third.path == Unavailable("NVML does not say")
+
+
+def test_mig_instances_have_no_links_of_their_own() -> None:
+    part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
+    view = nvml(gpu(0), part, gpu(1), links=(link(0, 1),))
+
+    result = looked(MadeMachine(view, NO_CUDA), topology=True)
+    assert result.pairs is not None
+    assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1)]
+
+
+def test_without_nvml_there_is_no_matrix_and_without_asking_none_either() -> None:
+    assert looked(MadeMachine(NO_NVML, cuda(seen(0, 0))), topology=True).pairs == ()
+    assert looked(MadeMachine(nvml(gpu(0)), NO_CUDA)).pairs is None
