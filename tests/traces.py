@@ -28,7 +28,7 @@ def _made(made: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Text:
-        return st.text(max_size=8)
+        return st.text("aZ0 é漢\n", max_size=8)
     if get_origin(hint) is Annotated:
         return _numbers(np.dtype(hint.__metadata__[0]))
     if hint is Mode:
