@@ -103,6 +103,31 @@ def test_streams_work_at_the_same_time_and_one_stream_does_not(desk: Desk) -> No
     assert took_ns(0, 0) > 2_000_000
 
 
+def test_work_follows_what_is_under_way_in_its_stream(desk: Desk) -> None:
+    gpu = desk.gpu
+    begin = gpu.clock.now_ns
+    desk.spin(1_000_000)
+    for _ in range(20):
+        gpu.memory_info()
+    desk.spin(1_000_000)
+    gpu.sync()
+
+    assert gpu.clock.now_ns - begin > 2_000_000
+
+
+def test_to_synchronize_waits_for_what_is_under_way(desk: Desk) -> None:
+    gpu = desk.gpu
+    for wait in (gpu.sync, lambda: gpu.sync_stream(LEGACY), lambda: gpu.free(value)):
+        value = desk.ints()
+        begin = gpu.clock.now_ns
+        desk.spin(1_000_000)
+        for _ in range(20):
+            gpu.memory_info()
+        wait()
+
+        assert gpu.clock.now_ns - begin > 1_000_000
+
+
 def test_copies_of_one_direction_share_the_link_and_of_two_do_not(desk: Desk) -> None:
     gpu, size = desk.gpu, 8 << 20
     streams = [gpu.stream(blocking=False) for _ in range(2)]

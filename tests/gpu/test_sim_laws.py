@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 from gpu.happens_before import races
+from gpu.kernels import Desk
 from gpu.programs import Run, Step, certain, ordered, programs
 from hypothesis import given, settings
 
@@ -98,6 +99,17 @@ ORDERS: dict[str, list[Step]] = {
 def test_what_cuda_orders_needs_no_more(program: list[Step]) -> None:
     assert races(Run(program).trace) == []
     assert len({tuple(Run(program, seed=seed).result) for seed in range(12)}) == 1
+
+
+def test_the_legacy_stream_waits_for_what_a_destroyed_stream_left() -> None:
+    for seed in range(24):
+        desk = Desk(seed=seed)
+        stream, value = desk.gpu.stream(), desk.ints()
+        desk.store(value, 1, stream)
+        desk.gpu.destroy_stream(stream)
+        desk.store(value, 2)
+
+        assert desk.read(value) == [2]
 
 
 def test_memory_that_is_returned_without_order_is_missed_under_some_seed() -> None:

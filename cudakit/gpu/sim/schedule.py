@@ -26,7 +26,8 @@ class Schedule:
         self._clock = clock
         self._ready: Policy = InTime() if seed is None else Shuffled(seed)
         self._count = 0
-        self._front_ns = 0
+        self._front_ns = 0  # nothing begins before what ran last
+        self._end_ns = 0  # of all that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
 
@@ -63,6 +64,7 @@ class Schedule:
     def wait_for_all(self) -> None:
         """Run until nothing is left."""
         self.wait(list(self._unfinished.values()))
+        self._clock.reach(self._end_ns)
 
     def _run_next(self) -> None:
         task = self._next()
@@ -88,6 +90,7 @@ class Schedule:
         task.end_ns = task.begin_ns + outcome.cost_ns
         task.accesses = outcome.accesses
         task.done = True
+        self._end_ns = max(self._end_ns, task.end_ns)
         if task.job.engine:
             self._engines[task.job.engine] = task.end_ns
         del self._unfinished[task.number]

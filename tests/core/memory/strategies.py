@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
 
 # For laws: enough programs, and no limit on the time of one.
-LAW = settings(max_examples=60, deadline=None)
+LAW = settings(max_examples=40, deadline=None)
 
 # Sizes at both sides of every rule: rounding, the two pools, segments of one's own, splitting.
 SIZES = st.one_of(
