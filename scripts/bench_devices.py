@@ -9,15 +9,16 @@ of the limits is passed.
 
 from __future__ import annotations
 
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 ROUNDS = 9
-SECONDS = (3.0, 13.0)
+SETTLING_SECONDS = 3
+WATCHED_SECONDS = 20
 DEVICES = [sys.executable, "-m", "cudakit", "devices"]
 COMMANDS = {
     "cudakit devices": DEVICES,
@@ -40,22 +41,22 @@ def medians() -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in COMMANDS}
 
 
-def processor_seconds(command: list[str], seconds: float) -> float:
-    """Let a command run for a while, stop it with Ctrl-C, and return the processor time it took."""
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    time.sleep(seconds)
-    child.send_signal(signal.SIGINT)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
-    return usage.ru_utime + usage.ru_stime
-
-
 def watch_share() -> float:
-    """Return the share of a core that each further second of watching takes."""
-    short, long = (processor_seconds([*DEVICES, "--watch", "1"], seconds) for seconds in SECONDS)
-    return (long - short) / (SECONDS[1] - SECONDS[0])
+    """Return the share of a core that watching takes, once it has started."""
+    child = subprocess.Popen([*DEVICES, "--watch", "1"], stdout=subprocess.DEVNULL)
+    time.sleep(SETTLING_SECONDS)
+    before, start = processor_seconds(child.pid), time.perf_counter()
+    time.sleep(WATCHED_SECONDS)
+    spent, passed = processor_seconds(child.pid) - before, time.perf_counter() - start
+    child.send_signal(signal.SIGINT)
+    if child.wait(timeout=10):
+        raise SystemExit(f"--watch ended with {child.returncode}")
+    return spent / passed
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken, as the kernel counts it in nanoseconds."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def main() -> int:

@@ -115,17 +115,27 @@ def test_work_follows_what_is_under_way_in_its_stream(desk: Desk) -> None:
     assert gpu.clock.now_ns - begin > 2_000_000
 
 
-def test_to_synchronize_waits_for_what_is_under_way(desk: Desk) -> None:
-    gpu = desk.gpu
-    for wait in (gpu.sync, lambda: gpu.sync_stream(LEGACY), lambda: gpu.free(value)):
-        value = desk.ints()
-        begin = gpu.clock.now_ns
-        desk.spin(1_000_000)
-        for _ in range(20):
-            gpu.memory_info()
-        wait()
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda gpu, _: gpu.sync(),
+        lambda gpu, _: gpu.sync_stream(LEGACY),
+        lambda gpu, ptr: gpu.free(ptr),
+    ],
+    ids=["sync", "sync_stream", "free"],
+)
+def test_the_host_waits_for_what_is_under_way(
+    desk: Desk, wait: Callable[[Sim, Ptr], object]
+) -> None:
+    gpu, ptr = desk.gpu, desk.ints()
+    begin = gpu.clock.now_ns
+    desk.spin(1_000_000)
+    for _ in range(20):
+        gpu.memory_info()
 
-        assert gpu.clock.now_ns - begin > 1_000_000
+    wait(gpu, ptr)
+
+    assert gpu.clock.now_ns - begin > 1_000_000
 
 
 def test_copies_of_one_direction_share_the_link_and_of_two_do_not(desk: Desk) -> None:

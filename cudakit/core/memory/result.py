@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cudakit.core.memory.layout import Layout
 from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame
 

@@ -9,8 +9,8 @@ from core.memory import builders
 from core.memory.areas import Truth
 from core.memory.builders import Entry
 
-from cudakit.core.memory.lifetimes import BEFORE
 from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 
 

@@ -10,9 +10,9 @@ from core.memory.history import History
 from core.memory.strategies import LAW, recordings
 from hypothesis import assume, given
 
-from cudakit.core.memory.layout import layout_at
 from cudakit.core.memory.narrow import narrow
 from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.layout import layout_at
 from cudakit.core.memory.snapshot import Action, DeviceTrace
 from cudakit.errors import UsageError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudakit.core.memory.layout import layout_at
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, Replay, replay
+from cudakit.core.memory.replay.layout import layout_at
 from cudakit.core.memory.snapshot import BlockState, DeviceTrace
 
 DATA = Path(__file__).parents[2] / "data"

@@ -16,9 +16,9 @@ from cudakit.core.memory.analyze.oom import find_ooms
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.analyze.timeline import timeline
-from cudakit.core.memory.layout import Layouts, live_at
 from cudakit.core.memory.narrow import narrow
 from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.layout import Layouts, live_at
 from cudakit.core.memory.result import (
     SCHEMA,
     DeviceMemory,

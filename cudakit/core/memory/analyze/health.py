@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.lifetimes import BEFORE
 from cudakit.core.memory.replay import Inconsistencies, Replay
+from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.result import Contradictions, Health
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 

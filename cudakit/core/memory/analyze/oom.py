@@ -8,9 +8,9 @@ import numpy.typing as npt
 from cudakit.core.memory.analyze import verdict
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
-from cudakit.core.memory.block_sizes import SMALL_REQUEST, segment_size
-from cudakit.core.memory.layout import Layout, Layouts
 from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.block_sizes import SMALL_REQUEST, segment_size
+from cudakit.core.memory.replay.layout import Layout, Layouts
 from cudakit.core.memory.result import Fit, Oom
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind, Snapshot
 

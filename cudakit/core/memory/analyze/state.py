@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.core.memory.layout import Layout
-from cudakit.core.memory.lifetimes import BEFORE
 from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.layout import Layout
+from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.result import State
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory import block_sizes
-from cudakit.core.memory.mapped import mapped_ranges, runs_at
-from cudakit.core.memory.replay import Allocations
-from cudakit.core.memory.reserved import Reserved, whole_segments
+from cudakit.core.memory.replay import Allocations, block_sizes
+from cudakit.core.memory.replay.mapped import mapped_ranges, runs_at
+from cudakit.core.memory.replay.reserved import Reserved, whole_segments
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 
 _Ints = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from core.memory.history import History
 from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import given
 
-from cudakit.core.memory.mapped import mapped_at, mapped_ranges
+from cudakit.core.memory.replay.mapped import mapped_at, mapped_ranges
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
 
 BASE = 0x7F00_0000_0000

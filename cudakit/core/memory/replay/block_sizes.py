@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE
 
 _Ints = npt.NDArray[np.int64]
 

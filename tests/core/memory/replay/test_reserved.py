@@ -8,8 +8,8 @@ from core.memory.history import History
 from core.memory.strategies import LAW, recordings
 from hypothesis import given
 
-from cudakit.core.memory.lifetimes import BEFORE
-from cudakit.core.memory.reserved import final_begins, segment_contradictions, whole_segments
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.reserved import final_begins, segment_contradictions, whole_segments
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
 
 BASE = 0x7F00_0000_0000

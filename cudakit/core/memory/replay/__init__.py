@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory import block_sizes
-from cudakit.core.memory.lifetimes import (
+from cudakit.core.memory.replay import block_sizes
+from cudakit.core.memory.replay.lifetimes import (
     BEFORE,
     BEGIN,
     COMPLETE,
@@ -26,8 +26,8 @@ from cudakit.core.memory.lifetimes import (
     cut,
     order,
 )
-from cudakit.core.memory.mapped import mapped_ranges
-from cudakit.core.memory.reserved import (
+from cudakit.core.memory.replay.mapped import mapped_ranges
+from cudakit.core.memory.replay.reserved import (
     Reserved,
     final_begins,
     segment_contradictions,

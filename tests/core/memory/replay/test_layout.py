@@ -9,8 +9,8 @@ from core.memory.history import History
 from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import assume, given
 
-from cudakit.core.memory.layout import Layout, layout_at, live_at
 from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.layout import Layout, layout_at, live_at
 from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
 
 BASE = 0x7F00_0000_0000

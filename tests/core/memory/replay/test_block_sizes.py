@@ -11,9 +11,9 @@ from core.memory.strategies import LAW, recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.block_sizes import max_split, rounded, segment_size
-from cudakit.core.memory.lifetimes import BEFORE
 from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.block_sizes import max_split, rounded, segment_size
+from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.snapshot import DeviceTrace
 
 BASE = 0x7F00_0000_0000

@@ -25,8 +25,8 @@ from core.memory.strategies import LAW, garbage, histories, recordings
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cudakit.core.memory.lifetimes import BEFORE
 from cudakit.core.memory.replay import Allocations, Inconsistencies, Replay, replay
+from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.snapshot import HOST, Action, BlockState, DeviceTrace
 
 CURVES = ("requested", "allocated", "active", "reserved")

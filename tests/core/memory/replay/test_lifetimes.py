@@ -7,7 +7,15 @@ from core.memory.strategies import LAW
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.lifetimes import BEGIN, COMPLETE, REQUEST, Lifetimes, Rows, cut, order
+from cudakit.core.memory.replay.lifetimes import (
+    BEGIN,
+    COMPLETE,
+    REQUEST,
+    Lifetimes,
+    Rows,
+    cut,
+    order,
+)
 
 Step = tuple[int, int]  # address and step
 

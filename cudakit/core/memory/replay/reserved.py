@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.lifetimes import (
+from cudakit.core.memory.replay.lifetimes import (
     BEFORE,
     BEGIN,
     COMPLETE,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudakit.core.memory.lifetimes import BEFORE
-from cudakit.core.memory.reserved import Reserved, final_segments
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.reserved import Reserved, final_segments
 from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
 
 # The pages of expandable segments (c10/cuda/CUDACachingAllocator.cpp: kSmallBuffer, kLargeBuffer). A
