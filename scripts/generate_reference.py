@@ -35,6 +35,15 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # A page, the command line that prints such JSON, and the dataclass behind it.
 RESULTS = {
+    "devices-json.md": ("devices --json", "cudakit.core.devices.result:DevicesResult"),
+    "devices-fields-json.md": (
+        "devices --fields A,B --json",
+        "cudakit.core.devices.result:FieldsResult",
+    ),
+    "devices-select-json.md": (
+        "devices --select --json",
+        "cudakit.core.devices.result:SelectResult",
+    ),
     "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.result:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",

@@ -78,8 +78,8 @@ class DevicesResult:
     simulated: bool  # whether this is a recorded machine and not the one here
     time_ns: int  # since 1970
     driver_version: str | Unavailable  # of the kernel driver
-    nvml_version: str | Unavailable
-    cuda: Cuda | Unavailable
+    nvml_version: str | Unavailable  # of the management library
+    cuda: Cuda | Unavailable  # the driver; null where it cannot be asked
     devices: tuple[Device, ...]  # in NVML's order, a GPU before its MIG instances
     pairs: tuple[Pair, ...] | None  # the topology; null where not asked for
     notes: tuple[str, ...]  # of the machine as a whole

@@ -108,14 +108,15 @@ _COARSE = (
 _WHICH: list[tuple[Column, _Cell]] = [
     (Column("CUDA", "number"), lambda device: index(device.cuda_index)),
     (Column("NVML", "number"), nvml_number),
-    (Column("PCI", "text"), _pci),
-    (Column("name", "text"), _name),
 ]
 _IDLE: list[tuple[Column, _Cell]] = [
+    (Column("PCI", "text"), _pci),
+    (Column("name", "text"), _name),
     (Column("memory", "text"), _memory),
     (Column("util", "number"), _number("utilization_gpu_percent", "%")),
 ]
 _BUSY: list[tuple[Column, _Cell]] = [
+    (Column("name", "text"), _name),
     (Column("memory", "text"), _memory),
     (Column("SMs", "number"), _utilization),
     (Column("warps", "number"), _number("sm_occupancy_percent", "%")),
