@@ -11,16 +11,12 @@ import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions, gpu_option, output_options
-from cudakit.cli.output import Output, open_output
+from cudakit.cli.output import open_output
 from cudakit.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cudakit.core.devices.circumstances import Circumstances, Trial
     from cudakit.core.devices.diagnose.redact import Identity
-    from cudakit.core.devices.diagnose.result import DoctorResult, Explanation
-    from cudakit.document import Document
     from cudakit.gpu.api.facts import Machine
     from cudakit.units import Unavailable
 
@@ -88,7 +84,7 @@ def doctor(
         if for_others:
             result = redacted(result, _identity(seen))
         layout = present.paste if for_others else present.report
-        _write(target, result, lambda: layout(result), as_json=output.json)
+        target.answer(result, lambda: layout(result), as_json=output.json)
     wrong = result.failures or (strict and result.warnings)
     return ExitCode.FINDINGS if wrong else ExitCode.OK
 
@@ -98,7 +94,7 @@ def _explain(name: str, options: OutputOptions) -> int:
 
     explained = explain(name)
     with open_output(options.path, force=options.force) as target:
-        _write(target, explained, lambda: present.explanation(explained), as_json=options.json)
+        target.answer(explained, lambda: present.explanation(explained), as_json=options.json)
     return ExitCode.OK
 
 
@@ -141,20 +137,3 @@ def _identity(seen: Circumstances) -> Identity:
         home=str(Path.home()),
         serials=tuple(serial for serial in serials if isinstance(serial, str)),
     )
-
-
-def _write(
-    target: Output,
-    result: DoctorResult | Explanation,
-    document: Callable[[], Document],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        from cudakit.render import json
-
-        target.write(json.render(result))
-    else:
-        from cudakit.render import console
-
-        target.write(console.render(document(), width=target.width, color=target.color))

@@ -15,7 +15,7 @@ from cudakit.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from cudakit.core.memory.analyze import MemorySpec
-    from cudakit.core.memory.result import DiffResult, MemoryResult
+    from cudakit.core.memory.result import MemoryResult
     from cudakit.core.memory.snapshot import Snapshot
     from cudakit.document import Document
 
@@ -154,7 +154,7 @@ def _show(
         from cudakit.core.memory.present import report
 
         result = analyze(_load(files, quiet=options.quiet), spec)
-        _write(main, result, lambda: report(result, top=top), as_json=options.json)
+        main.answer(result, lambda: report(result, top=top), as_json=options.json)
         for name, target in opened.items():
             target.write(_export(name, result, top))
     return ExitCode.OK
@@ -183,7 +183,7 @@ def _compare(
 
         old, new = _load((before, files[0]), quiet=options.quiet)
         result = diff(old, new, spec)
-        _write(main, result, lambda: report(result, top=top), as_json=options.json)
+        main.answer(result, lambda: report(result, top=top), as_json=options.json)
         for target in opened.values():
             target.write(_page(report(result, top=top)))
     grew = limit is not None and result.grew_beyond(limit)
@@ -212,23 +212,6 @@ def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
             progress(f"reading {file}", number / len(files))
             snapshots.append(load(file))
     return snapshots
-
-
-def _write(
-    target: Output,
-    result: MemoryResult | DiffResult,
-    document: Callable[[], Document],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        from cudakit.render import json
-
-        target.write(json.render(result))
-    else:
-        from cudakit.render import console
-
-        target.write(console.render(document(), width=target.width, color=target.color))
 
 
 def _export(name: str, result: MemoryResult, top: int) -> str | Iterable[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from cudakit.errors import EnvironmentUnusable, UsageError
+
+if TYPE_CHECKING:
+    from cudakit.document import Document
 
 # Of a pipe or a file: stacks need more than 80 columns, a mail or a ticket bears no more than this.
 DEFAULT_WIDTH = 100
@@ -37,6 +40,17 @@ class Output:
         for piece in (text,) if isinstance(text, str) else text:
             with _explained(self.name):
                 self._write(piece)
+
+    def answer(self, result: object, document: Callable[[], Document], *, as_json: bool) -> None:
+        """Write a Result as JSON, or the Document made of it as a report."""
+        if as_json:
+            from cudakit.render import json
+
+            self.write(json.render(result))
+        else:
+            from cudakit.render import console
+
+            self.write(console.render(document(), width=self.width, color=self.color))
 
     def _write(self, piece: str) -> None:
         try:
