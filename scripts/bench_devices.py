@@ -19,7 +19,7 @@ from pathlib import Path
 ROUNDS = 9
 SETTLING_SECONDS = 3
 WATCHED_SECONDS = 20
-DEVICES = [sys.executable, "-m", "cudakit", "devices"]
+DEVICES = [sys.executable, "-P", "-m", "cudakit", "devices"]
 COMMANDS = {
     "cudakit devices": DEVICES,
     "nvidia-smi": ["nvidia-smi"],

@@ -22,6 +22,9 @@ from pathlib import Path
 
 _RUNS = 5
 
+# With -P the installed package runs, wherever this is started: a source tree has no compiled reader.
+_CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+
 _BARE = """
 import gc, pickle, sys, time
 gc.disable()
@@ -63,7 +66,7 @@ def bare_load(file: str) -> Run:
 
 def memviz(file: str) -> Run:
     """Time the whole command."""
-    return run([sys.executable, "-m", "cudakit", "memviz", file])[0]
+    return run([*_CUDAKIT, "memviz", file])[0]
 
 
 def compare(file: str) -> None:
@@ -93,7 +96,7 @@ def _median(runs: tuple[Run, ...], of: Callable[[Run], float]) -> float:
 
 def time_help() -> None:
     """Print how long ``cudakit --help`` takes, and a Python that does nothing."""
-    helps = [run([sys.executable, "-m", "cudakit", "--help"])[0].seconds for _ in range(9)]
+    helps = [run([*_CUDAKIT, "--help"])[0].seconds for _ in range(9)]
     nothing = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
     print(
         f"cudakit --help {statistics.median(helps) * 1e3:.0f} ms, "
