@@ -1,0 +1,115 @@
+"""What the engine finds: two operations that touch the same bytes, and nothing orders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cudakit.trace.kinds import How, Kind, Known, Mode
+
+
+class RaceKind(StrEnum):
+    """What went wrong, by what each side does."""
+
+    READ_AFTER_WRITE = "read-after-write"  # the later one reads what may not be written yet
+    WRITE_AFTER_READ = "write-after-read"  # the later one overwrites what may still be read
+    WRITE_AFTER_WRITE = "write-after-write"
+    USE_BEFORE_ALLOCATION = "use-before-allocation"  # of stream-ordered memory
+    USE_AFTER_FREE = "use-after-free"
+    REUSE = "reuse"  # of a caching allocator's block, while its last owner's work may still run
+    HOST = "host"  # the host's side of a call against a copy in flight
+
+
+class Confidence(StrEnum):
+    """How sure a race is: as sure as the side that is known less well."""
+
+    CERTAIN = "certain"  # both sides are exact
+    LIKELY = (
+        "likely"  # one side is exact, the other a kernel that was given a pointer into its bytes
+    )
+    POSSIBLE = (
+        "possible"  # two kernels that were given the same memory, or one given memory near it
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One side of a race. Numbers are the trace's: ``name`` is a string, ``site`` the number of a stack."""
+
+    seq: int  # of the call; 0 where it is not known
+    kind: Kind  # LAUNCH, COPY, FILL, ALLOC, FREE
+    name: str  # of the kernel as the driver has it (mangled), else ""
+    stream: int  # 0: the host
+    context: int
+    device: int
+    thread: int
+    site: int
+    mode: Mode
+    known: Known
+    lo: int  # the bytes that it touches: from ``lo`` up to ``hi``
+    hi: int
+    graph: int = 0  # the graph that it is a node of
+    node: int = 0
+
+
+class SyncKind(StrEnum):
+    """By which call one stream came to be ordered after part of another."""
+
+    EVENT = "event"  # recorded in the one, waited for by the other
+    HOST = "host"  # the host waited, then enqueued
+    DEFAULT_STREAM = "default-stream"  # by the rules of the legacy default stream
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """The last synchronisation that ordered the stream of ``current`` after that of ``previous``.
+
+    It does not cover the access: what it waited for was enqueued before it.
+    """
+
+    kind: SyncKind
+    recorded_seq: int  # of the event's record, or of the host's wait
+    recorded_site: int
+    waited_seq: int  # of the wait; equal to ``recorded_seq`` for the host's
+    waited_site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The memory that a race is about."""
+
+    address: int
+    size_bytes: int
+    how: How
+    site: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two operations in conflict; ``current`` was enqueued later."""
+
+    kind: RaceKind
+    confidence: Confidence
+    lo: int  # the bytes that both touch, as far as known
+    hi: int
+    current: Operation
+    previous: Operation
+    allocation: Allocation | None = None
+    last_sync: Sync | None = None
+    approximate: bool = False  # the map of this allocation was coarsened: the bytes may be fewer
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How much of what happened was understood. Counts."""
+
+    launches: int = 0
+    launches_unknown: int = 0  # without any access: their arguments were not seen
+    copies: int = 0
+    fills: int = 0
+    accesses_exact: int = 0
+    accesses_summary: int = 0
+    accesses_assumed: int = 0
+    graph_launches: int = 0
+    suspected: int = 0  # races that are only possible, and were not reported

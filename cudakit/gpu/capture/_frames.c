@@ -1,0 +1,335 @@
+/* Reads the Python frames of the calling thread without the GIL.
+ *
+ * While a thread is inside a call into C, its frames stand still: only the thread itself pushes, pops
+ * and runs them. So it may read them from there whoever holds the GIL. They keep their code objects
+ * alive, whose names, files and location tables never change once they run.
+ *
+ * What is read lies in the interpreter's internal structs, whose layout each version of CPython has
+ * anew: Include/internal/pycore_frame.h, from 3.14 on pycore_interpframe.h and its _structs.h.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_BUILD_CORE_MODULE 1 /* opens the internal headers to a module that is not part of CPython */
+#include <Python.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
+#error "the frames of this version of CPython are not known"
+#endif
+#ifdef Py_GIL_DISABLED
+#error "without a GIL the copies of the bytecode of each thread may move while they are read"
+#endif
+
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#else
+#include <internal/pycore_frame.h>
+#endif
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "walker.h"
+
+typedef struct _PyInterpreterFrame Frame;
+
+/* ---- what differs between the versions -------------------------------------------------------- */
+
+static inline Frame *newest(const PyThreadState *thread) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return thread->current_frame;
+#else
+    return thread->cframe->current_frame;
+#endif
+}
+
+static inline PyCodeObject *executed(const Frame *frame) {
+#if PY_VERSION_HEX >= 0x030E0000
+    PyObject *executable = PyStackRef_AsPyObjectBorrow(frame->f_executable);
+#elif PY_VERSION_HEX >= 0x030D0000
+    PyObject *executable = frame->f_executable;
+#else
+    PyObject *executable = (PyObject *)frame->f_code;
+#endif
+    return executable && PyCode_Check(executable) ? (PyCodeObject *)executable : NULL;
+}
+
+static inline const _Py_CODEUNIT *instruction(const Frame *frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return frame->instr_ptr;
+#else
+    return frame->prev_instr;
+#endif
+}
+
+/* Such frames only link the stack of C to that of Python: nothing of the program runs in them. */
+static inline bool is_trampoline(const Frame *frame) {
+#if PY_VERSION_HEX >= 0x030E0000
+    return frame->owner >= FRAME_OWNED_BY_INTERPRETER;
+#elif PY_VERSION_HEX >= 0x030C0000
+    return frame->owner == FRAME_OWNED_BY_CSTACK;
+#else
+    (void)frame;
+    return false;
+#endif
+}
+
+static inline bool is_finalizing(void) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+/* ---- walking ---------------------------------------------------------------------------------- */
+
+/* A frame counts once it is past its prologue, which makes cells or a generator: the rule of
+ * _PyFrame_IsIncomplete. */
+static inline bool is_complete(const Frame *frame) {
+    if (is_trampoline(frame))
+        return false;
+    PyCodeObject *code = executed(frame);
+    if (!code)
+        return false;
+    return frame->owner == FRAME_OWNED_BY_GENERATOR ||
+           instruction(frame) >= _PyCode_CODE(code) + code->_co_firsttraceable;
+}
+
+static inline const Frame *complete(const Frame *frame) {
+    while (frame && !is_complete(frame))
+        frame = frame->previous;
+    return frame;
+}
+
+static inline uint64_t offset_bytes(const Frame *frame, PyCodeObject *code) {
+    return (uint64_t)((const char *)instruction(frame) - (const char *)_PyCode_CODE(code));
+}
+
+static inline uint64_t address(const void *object) {
+    return (uint64_t)(uintptr_t)object;
+}
+
+/* The address of a code object that is gone, and those of its parts, may all come back with the next
+ * one: what else tells the two apart. */
+static inline uint64_t birth(PyCodeObject *code) {
+#if PY_VERSION_HEX >= 0x030C0000
+    return code->co_version; /* counts the code objects */
+#else
+    /* Programs that write programs number their files, at the end: <ipython-input-7>, kernel_7.py. */
+    uint64_t file = 0, lines = 0;
+    size_t length = (size_t)PyUnicode_GET_LENGTH(code->co_filename);
+    size_t tail = length < sizeof file ? length : sizeof file;
+    if (PyUnicode_IS_COMPACT_ASCII(code->co_filename))
+        memcpy(&file, (const char *)PyUnicode_DATA(code->co_filename) + length - tail, tail);
+    size_t table = (size_t)PyBytes_GET_SIZE(code->co_linetable);
+    memcpy(&lines, PyBytes_AS_STRING(code->co_linetable), table < sizeof lines ? table : sizeof lines);
+    return (address(code->co_filename) ^ file) * 0xff51afd7ed558ccdu + lines + table;
+#endif
+}
+
+/* Odd numbers with no pattern in their bits, so that the sum of the products has none either. */
+static inline uint64_t key_of(PyCodeObject *code, uint64_t offset) {
+    uint64_t key = address(code) * 0x9e3779b97f4a7c15u + offset * 0xbf58476d1ce4e5b9u +
+                   (uint64_t)code->co_firstlineno * 0x94d049bb133111ebu +
+                   address(code->co_linetable) * 0xd6e8feb86659fd93u +
+                   address(code->co_qualname) * 0xa0761d6478bd642fu +
+                   birth(code) * 0xe7037ed1a0b428dbu;
+    key = (key ^ (key >> 32)) * 0xd6e8feb86659fd93u;
+    key ^= key >> 32;
+    return key ? key : 1;
+}
+
+static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit) {
+    PyThreadState *thread = PyGILState_GetThisThreadState();
+    /* The states of threads that outlive the interpreter are freed under their feet. */
+    if (!thread || is_finalizing())
+        return 0;
+    int depth = 0;
+    for (const Frame *frame = complete(newest(thread)); frame && depth < limit;
+         frame = complete(frame->previous)) {
+        PyCodeObject *code = executed(frame);
+        uint64_t offset = offset_bytes(frame, code);
+        keys[depth] = key_of(code, offset);
+        codes[depth] = address(code);
+        offsets[depth] = offset;
+        depth++;
+    }
+    return depth;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------ */
+
+/* PyCode_Addr2Line as a pure read: CPython's own looks first into a table that a tracer may be about
+ * to fill. The format is that of Objects/locations.md (3.11: locations in Objects/codeobject.c). */
+
+enum { ENTRY = 0x80, MORE = 0x40, LONG = 14, NO_COLUMNS = 13, ONE_LINE_0 = 10, NO_LOCATION = 15 };
+
+static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end) {
+    uint32_t value = 0;
+    for (int shift = 0; bytes < end && shift < 32; shift += 6) {
+        value |= (uint32_t)(*bytes & 0x3f) << shift;
+        if (!(*bytes++ & MORE))
+            break;
+    }
+    int32_t magnitude = (int32_t)(value >> 1);
+    return value & 1 ? -magnitude : magnitude;
+}
+
+static int32_t line_delta(const uint8_t *entry, const uint8_t *end) {
+    int form = (*entry >> 3) & 15;
+    if (form == NO_COLUMNS || form == LONG)
+        return signed_varint(entry + 1, end);
+    return form >= ONE_LINE_0 && form < NO_COLUMNS ? form - ONE_LINE_0 : 0;
+}
+
+static int32_t line_of(PyCodeObject *code, uint64_t offset) {
+    const uint8_t *entry = (const uint8_t *)PyBytes_AS_STRING(code->co_linetable);
+    const uint8_t *end = entry + PyBytes_GET_SIZE(code->co_linetable);
+    int32_t line = code->co_firstlineno;
+    uint64_t reached = 0;
+    while (entry < end) {
+        line += line_delta(entry, end);
+        reached += ((*entry & 7) + 1) * sizeof(_Py_CODEUNIT);
+        if (offset < reached)
+            return ((*entry >> 3) & 15) == NO_LOCATION ? 0 : line;
+        do
+            entry++;
+        while (entry < end && !(*entry & ENTRY));
+    }
+    return 0;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------ */
+
+static const Py_UCS4 REPLACEMENT = 0xfffd;
+
+static size_t encode(Py_UCS4 letter, char *bytes) {
+    if (letter < 0x80) {
+        bytes[0] = (char)letter;
+        return 1;
+    }
+    size_t count = letter < 0x800 ? 2 : letter < 0x10000 ? 3 : 4;
+    static const uint8_t lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t index = count - 1; index; index--, letter >>= 6)
+        bytes[index] = (char)(0x80 | (letter & 0x3f));
+    bytes[0] = (char)(lead[count] | letter);
+    return count;
+}
+
+static void copy_text(PyObject *text, char *out, size_t capacity) {
+    size_t used = 0;
+    bool readable = text && PyUnicode_Check(text);
+#if PY_VERSION_HEX < 0x030C0000
+    readable = readable && PyUnicode_IS_READY(text);
+#endif
+    Py_ssize_t length = readable ? PyUnicode_GET_LENGTH(text) : 0;
+    for (Py_ssize_t index = 0; index < length; index++) {
+        Py_UCS4 letter = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
+        char bytes[4];
+        size_t count = encode(!letter || Py_UNICODE_IS_SURROGATE(letter) ? REPLACEMENT : letter, bytes);
+        if (used + count >= capacity)
+            break;
+        memcpy(out + used, bytes, count);
+        used += count;
+    }
+    out[used] = 0;
+}
+
+static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out) {
+    if (!code)
+        return -1;
+    PyCodeObject *object = (PyCodeObject *)(uintptr_t)code;
+    copy_text(object->co_qualname, out->function, sizeof out->function);
+    copy_text(object->co_filename, out->file, sizeof out->file);
+    out->line = line_of(object, offset);
+    return 0;
+}
+
+static const struct ck_walker WALKER = {walk, resolve};
+
+/* ---- the module ------------------------------------------------------------------------------- */
+
+enum { STACK_LIMIT = 1024 };
+
+static PyObject *as_tuple(uint64_t code, uint64_t offset) {
+    struct ck_frame frame;
+    resolve(code, offset, &frame);
+    return Py_BuildValue("(ssi)", frame.function, frame.file, (int)frame.line);
+}
+
+static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int depth) {
+    PyObject *list = PyList_New(depth);
+    for (int index = 0; list && index < depth; index++) {
+        PyObject *tuple = as_tuple(codes[index], offsets[index]);
+        if (tuple)
+            PyList_SET_ITEM(list, index, tuple);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *names) {
+    (void)module;
+    static char *keywords[] = {"limit", NULL};
+    int limit = 64;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "|i", keywords, &limit))
+        return NULL;
+    uint64_t keys[STACK_LIMIT], codes[STACK_LIMIT], offsets[STACK_LIMIT];
+    int depth = walk(keys, codes, offsets, limit < STACK_LIMIT ? limit : STACK_LIMIT);
+    return as_list(codes, offsets, depth);
+}
+
+/* Whether the frames read here are those that the interpreter itself shows: a later release of the
+ * same version might lay them out anew. */
+static bool agrees(PyThreadState *thread) {
+    const Frame *read = complete(newest(thread));
+    PyFrameObject *shown = PyThreadState_GetFrame(thread);
+    bool same = true;
+    while (same && shown) {
+        PyCodeObject *code = PyFrame_GetCode(shown);
+        same = read && executed(read) == code &&
+               offset_bytes(read, code) == (uint64_t)PyFrame_GetLasti(shown);
+        Py_DECREF(code);
+        PyFrameObject *caller = same ? PyFrame_GetBack(shown) : NULL;
+        Py_SETREF(shown, caller);
+        read = same ? complete(read->previous) : read;
+    }
+    Py_XDECREF(shown);
+    return same;
+}
+
+static int prepare(PyObject *module) {
+    if (Py_Version >> 16 != PY_VERSION_HEX >> 16 || !agrees(PyThreadState_Get())) {
+        PyErr_SetString(PyExc_ImportError, "built for another version of CPython than this one");
+        return -1;
+    }
+    PyObject *walker = PyLong_FromVoidPtr((void *)&WALKER);
+    int status = walker ? PyModule_AddObjectRef(module, "walker", walker) : -1;
+    Py_XDECREF(walker);
+    return status;
+}
+
+PyDoc_STRVAR(stack_doc, "stack(limit=64)\n--\n\n"
+                        "List (function, file, line) of the caller's frames, innermost first, at most\n"
+                        "1,024: what the recorder sees of this thread. Line 0 is unknown.");
+
+static PyMethodDef METHODS[] = {
+    {"stack", (PyCFunction)(void (*)(void))stack, METH_VARARGS | METH_KEYWORDS, stack_doc},
+    {0},
+};
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, prepare}, {0}};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "cudakit.gpu.capture._frames",
+    .m_doc = "Reads the Python frames of the calling thread without the GIL.",
+    .m_methods = METHODS,
+    .m_slots = SLOTS,
+};
+
+PyMODINIT_FUNC PyInit__frames(void) {
+    return PyModuleDef_Init(&MODULE);
+}

@@ -1,0 +1,73 @@
+#include "allocations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static allocation *sorted; /* by address; they do not overlap */
+static size_t count, capacity;
+
+/* The first that ends behind an address. */
+static size_t first_behind(uint64_t address)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (sorted[middle].hi <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void cut(size_t at, size_t n)
+{
+    memmove(sorted + at, sorted + at + n, (count - at - n) * sizeof *sorted);
+    count -= n;
+}
+
+int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how)
+{
+    uint64_t end = address + size_bytes;
+    size_t at = first_behind(address), stale = 0;
+    while (at + stale < count && sorted[at + stale].lo < end)
+        stale++;
+    cut(at, stale);
+    if (count == capacity) {
+        size_t larger = capacity ? capacity * 2 : 1024;
+        allocation *moved = realloc(sorted, larger * sizeof *moved);
+        if (!moved)
+            return -1;
+        sorted = moved;
+        capacity = larger;
+    }
+    memmove(sorted + at + 1, sorted + at, (count - at) * sizeof *sorted);
+    sorted[at] = (allocation){address, end, how};
+    count++;
+    return 0;
+}
+
+int allocations_remove(uint64_t address, allocation *was)
+{
+    size_t at = first_behind(address);
+    if (at == count || sorted[at].lo != address)
+        return 0;
+    *was = sorted[at];
+    cut(at, 1);
+    return 1;
+}
+
+const allocation *allocations_find(uint64_t address)
+{
+    if (!count || address < sorted[0].lo || address >= sorted[count - 1].hi)
+        return NULL; /* most words of a parameter buffer are no pointers */
+    const allocation *found = sorted + first_behind(address);
+    return found->lo <= address ? found : NULL;
+}
+
+void allocations_clear(void)
+{
+    free(sorted);
+    sorted = NULL;
+    count = capacity = 0;
+}

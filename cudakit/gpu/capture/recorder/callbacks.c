@@ -1,0 +1,405 @@
+/* What happens in CUDA, as the Sanitizer API tells it, as records. */
+#include <string.h>
+
+#include "allocations.h"
+#include "kernels.h"
+#include "recorder.h"
+#include "sites.h"
+#include "spool.h"
+
+/* Take the lock, and begin a record of what this thread is doing. */
+static record locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
+{
+    site here;
+    sites_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t number = number_of_context(context), of_stream = number_of_stream(stream, context);
+    return record_begin(kind, number, of_stream, sites_number(&here));
+}
+
+static void unlocked(const record *made)
+{
+    record_one(made);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- memory -------------------------------------------------------------------------------------- */
+
+static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    switch (cbid) {
+    case RESOURCE_ALLOC_ASYNC:
+        return HOW_STREAM_ORDERED;
+    case RESOURCE_HOST_ALLOC:
+        return HOW_PINNED;
+    case RESOURCE_POOL_IMPORT:
+        return HOW_VIRTUAL;
+    }
+    if (memory->flags & MEMORY_MANAGED)
+        return HOW_MANAGED;
+    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* what is mapped belongs to no context */
+}
+
+static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    record made = locked(KIND_ALLOC, memory->context, memory->hStream);
+    made.memory.address = memory->address;
+    made.memory.size_bytes = memory->size;
+    made.memory.how = how_allocated(cbid, memory);
+    made.memory.layer = LAYER_DRIVER;
+    made.device = (int16_t)memory->device;
+    allocations_add(memory->address, memory->size, made.memory.how);
+    unlocked(&made);
+}
+
+static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    allocation was = {memory->address, memory->address + memory->size, HOW_SYNC};
+    record made = locked(KIND_FREE, memory->context, memory->hStream);
+    allocations_remove(memory->address, &was);
+    made.memory.address = memory->address;
+    made.memory.size_bytes = was.hi - was.lo;
+    made.memory.layer = LAYER_DRIVER;
+    made.device = (int16_t)memory->device;
+    if (cbid == RESOURCE_FREE_ASYNC)
+        made.memory.how = HOW_STREAM_ORDERED;
+    else /* what cuMemFree frees waits, also where it was allocated in the order of a stream */
+        made.memory.how = was.how == HOW_PINNED || was.how == HOW_VIRTUAL ? was.how : HOW_SYNC;
+    unlocked(&made);
+}
+
+/* --- contexts and streams ------------------------------------------------------------------------ */
+
+static void on_context_created(const Sanitizer_ResourceContextData *data)
+{
+    Sanitizer_StreamHandle legacy = NULL;
+    if (sanitizer.stream_handle(data->context, NULL, &legacy))
+        legacy = NULL;
+    pthread_mutex_lock(&recorder_lock);
+    context_created(data->context, data->device);
+    if (legacy)
+        stream_created(legacy, data->context, STREAM_LEGACY, 0, 0);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_context_destroying(const Sanitizer_ResourceContextData *data)
+{
+    record made = locked(KIND_CONTEXT_SYNC, data->context, NULL);
+    context_forget(data->context);
+    unlocked(&made);
+}
+
+static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
+{
+    switch (this_thread.function) {
+    case CBID_cuStreamCreate:
+    case CBID_cuStreamCreateWithPriority:
+        return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
+    case CBID_cuGreenCtxStreamCreate:
+        return STREAM_NONBLOCKING;
+    }
+    /* The default stream of a thread is made at its first use. The driver has streams of its own, for a
+     * context that is being created and for graphs. */
+    bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
+    return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
+}
+
+static void on_stream_created(const Sanitizer_ResourceStreamData *data)
+{
+    site here;
+    sites_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    stream_created(data->hStream, data->context, flag_of_new_stream(data),
+                   (int16_t)this_thread.stream_priority, sites_number(&here));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
+{
+    record made = locked(KIND_STREAM_DESTROY, data->context, data->hStream);
+    stream_forget(data->hStream);
+    unlocked(&made);
+}
+
+static void on_resource(uint32_t cbid, const void *data)
+{
+    switch (cbid) {
+    case RESOURCE_CONTEXT_CREATED:
+        on_context_created(data);
+        break;
+    case RESOURCE_CONTEXT_DESTROYING:
+        on_context_destroying(data);
+        break;
+    case RESOURCE_STREAM_CREATED:
+        on_stream_created(data);
+        break;
+    case RESOURCE_STREAM_DESTROYING:
+        on_stream_destroying(data);
+        break;
+    case RESOURCE_MODULE_UNLOADING:
+        pthread_mutex_lock(&recorder_lock);
+        kernels_clear();
+        pthread_mutex_unlock(&recorder_lock);
+        break;
+    case RESOURCE_DEVICE_ALLOC:
+    case RESOURCE_HOST_ALLOC:
+    case RESOURCE_ALLOC_ASYNC:
+    case RESOURCE_POOL_IMPORT:
+        on_alloc(cbid, data);
+        break;
+    case RESOURCE_DEVICE_FREE:
+    case RESOURCE_HOST_FREE:
+    case RESOURCE_FREE_ASYNC:
+        on_free(cbid, data);
+        break;
+    }
+}
+
+/* --- work ---------------------------------------------------------------------------------------- */
+
+static void on_launch(const Sanitizer_LaunchData *launch)
+{
+    static record group[1 + MAX_ACCESSES]; /* used under the lock */
+    if (launch->splitLaunchPart > 1)
+        return; /* one launch that the driver cuts into several */
+    record made = locked(KIND_LAUNCH, launch->context, launch->hStream);
+    made.device = (int16_t)launch->device;
+    size_t count = kernels_scan(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
+                                group + 1, MAX_ACCESSES);
+    made.launch.name = kernels_number_of_name(launch->function, launch->functionName);
+    memcpy(made.launch.grid, &launch->gridDim_x, sizeof made.launch.grid);
+    memcpy(made.launch.block, &launch->blockDim_x, sizeof made.launch.block);
+    group[0] = made;
+    spool_records(group, 1 + count);
+    if (count == MAX_ACCESSES)
+        record_gap("more pointers among the arguments of a kernel than are looked at");
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static const uint8_t DIRECTION_OF[] = {
+    [0] = DEVICE_TO_DEVICE, /* unknown: between managed memories */
+    [MEMCPY_HOST_TO_HOST] = HOST_TO_HOST,
+    [MEMCPY_HOST_TO_DEVICE] = HOST_TO_DEVICE,
+    [MEMCPY_DEVICE_TO_HOST] = DEVICE_TO_HOST,
+    [MEMCPY_DEVICE_TO_DEVICE] = DEVICE_TO_DEVICE,
+};
+
+static bool is_pinned(uint64_t address)
+{
+    const allocation *found = allocations_find(address);
+    return found && (found->how == HOW_PINNED || found->how == HOW_MANAGED);
+}
+
+static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
+{
+    switch (direction) {
+    case HOST_TO_DEVICE:
+        return is_pinned(copy->srcAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case DEVICE_TO_HOST:
+        return is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case HOST_TO_HOST:
+        return is_pinned(copy->srcAddress) && is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    }
+    return HOST_NONE;
+}
+
+static uint64_t or_else(uint64_t value, uint64_t otherwise)
+{
+    return value ? value : otherwise;
+}
+
+static void on_copy(const Sanitizer_MemcpyData *copy)
+{
+    CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
+    Sanitizer_StreamHandle stream = copy->hApiStream ? copy->hApiStream : copy->hDstStream;
+    if (this_thread.in_graph || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
+        return;
+    uint64_t rows = or_else(copy->height, 1), slices = or_else(copy->depth, 1);
+    uint64_t source_slice = copy->srcPitch * or_else(this_thread.source_height, rows);
+    uint64_t destination_slice = copy->dstPitch * or_else(this_thread.destination_height, rows);
+    record made = locked(KIND_COPY, context, stream);
+    made.copy.size_bytes = or_else(copy->width, copy->size);
+    made.copy.rows = rows;
+    made.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
+    made.copy.destination_pitch_bytes = rows > 1 ? copy->dstPitch : 0;
+    made.copy.direction = DIRECTION_OF[copy->direction];
+    made.copy.host = host_side(made.copy.direction, copy);
+    made.copy.asynchronous = copy->isAsync != 0;
+    for (uint64_t i = 0; i < slices; i++) {
+        made.copy.source = copy->srcAddress + i * source_slice;
+        made.copy.destination = copy->dstAddress + i * destination_slice;
+        record_one(&made);
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_fill(const Sanitizer_MemsetData *fill)
+{
+    if (this_thread.in_graph)
+        return;
+    record made = locked(KIND_FILL, fill->context, fill->hStream);
+    made.fill.address = fill->address;
+    made.fill.size_bytes = fill->width * fill->elementSize;
+    made.fill.rows = or_else(fill->height, 1);
+    made.fill.pitch_bytes = made.fill.rows > 1 ? fill->pitch : 0;
+    made.fill.asynchronous = fill->isAsync != 0;
+    unlocked(&made);
+}
+
+static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
+{
+    if (this_thread.in_graph)
+        return;
+    record made = locked(KIND_MEMOP, memop->context, memop->hStream);
+    made.memop.address = memop->address;
+    made.memop.flag = cbid == MEMOP_WAIT ? FLAG_WAIT : FLAG_WRITE;
+    unlocked(&made);
+}
+
+/* --- order --------------------------------------------------------------------------------------- */
+
+static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
+{
+    if (cbid != SYNC_STREAM && cbid != SYNC_CONTEXT) {
+        pthread_mutex_lock(&recorder_lock);
+        record_gap("the synchronisation of a green context");
+        pthread_mutex_unlock(&recorder_lock);
+        return;
+    }
+    bool stream = cbid == SYNC_STREAM;
+    record made = locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
+                         stream ? sync->hStream : NULL);
+    unlocked(&made);
+}
+
+static void on_event_lifetime(uint32_t cbid, CUevent event)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (cbid == EVENTS_CREATED)
+        event_created(event);
+    else
+        event_forget(event);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
+{
+    static const uint16_t KIND_OF[] = {
+        [EVENTS_RECORD] = KIND_EVENT_RECORD,
+        [EVENTS_STREAM_WAIT] = KIND_STREAM_WAIT,
+        [EVENTS_SYNCHRONIZE] = KIND_EVENT_SYNC,
+    };
+    if (cbid == EVENTS_CREATED || cbid == EVENTS_DESTROYED) {
+        on_event_lifetime(cbid, data->event);
+        return;
+    }
+    bool known = cbid <= EVENTS_SYNCHRONIZE;
+    record made = locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
+                         cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
+    if (known) {
+        made.event.event = number_of_event(data->event);
+        record_one(&made);
+    } else {
+        record_gap("an event of a whole context");
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- graphs -------------------------------------------------------------------------------------- */
+
+static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (cbid == GRAPHS_EXEC_DESTROYING) {
+        executable_forget(data->graphExec);
+    } else {
+        executable_made(data->graphExec, this_thread.graph, this_thread.graph_kernels);
+        if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
+            record_gap("a graph that is launched from the device");
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
+{
+    if (data->isGraphUpload)
+        return;
+    record made = locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    made.graph_launch.graph = graph_of_executable(
+        data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
+    if (made.graph_launch.graph)
+        record_one(&made);
+    else
+        record_gap("the launch of a graph that was made unseen");
+    this_thread.in_graph = true;
+    this_thread.seen_kernels = 0;
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_graph_launched(void)
+{
+    if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
+        pthread_mutex_lock(&recorder_lock);
+        record_gap("the launch of a graph with other nodes than it was made with");
+        pthread_mutex_unlock(&recorder_lock);
+    }
+    this_thread.in_graph = false;
+}
+
+static void on_graphs(uint32_t cbid, const void *data)
+{
+    const Sanitizer_GraphNodeLaunchData *node = data;
+    switch (cbid) {
+    case GRAPHS_EXEC_CREATED:
+    case GRAPHS_EXEC_DESTROYING:
+        on_executable(cbid, data);
+        break;
+    case GRAPHS_NODE_BEGIN:
+        this_thread.seen_kernels += node->nodeType == NODE_KERNEL;
+        break;
+    case GRAPHS_LAUNCH_BEGIN:
+        on_graph_launch(data);
+        break;
+    case GRAPHS_LAUNCH_END:
+        on_graph_launched();
+        break;
+    }
+}
+
+void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
+{
+    (void)unused;
+    if (this_thread.own_query)
+        return;
+    switch (domain) {
+    case DOMAIN_DRIVER_API:
+        on_driver_call(cbid, data);
+        break;
+    case DOMAIN_RESOURCE:
+        on_resource(cbid, data);
+        break;
+    case DOMAIN_SYNCHRONIZE:
+        on_synchronize(cbid, data);
+        break;
+    case DOMAIN_LAUNCH:
+        if (cbid == LAUNCH_BEGIN)
+            on_launch(data);
+        break;
+    case DOMAIN_MEMCPY:
+        if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)
+            on_copy(data);
+        break;
+    case DOMAIN_MEMSET:
+        on_fill(data);
+        break;
+    case DOMAIN_BATCH_MEMOP:
+        on_memop(cbid, data);
+        break;
+    case DOMAIN_GRAPHS:
+        on_graphs(cbid, data);
+        break;
+    case DOMAIN_EVENTS:
+        on_event(cbid, data);
+        break;
+    }
+}

@@ -1,0 +1,194 @@
+/* Calls of the driver API: what is known only on their way in or out. */
+#include "allocations.h"
+#include "graphs.h"
+#include "kernels.h"
+#include "recorder.h"
+#include "sites.h"
+
+static void enter_launch(CUfunction function, void **parameters, void **extra)
+{
+    this_thread.parameters = parameters;
+    this_thread.extra = extra;
+    this_thread.layout = kernels_layout(function);
+}
+
+static void enter_box(const box_copy *copy)
+{
+    this_thread.source_height = copy->src.height;
+    this_thread.destination_height = copy->dst.height;
+}
+
+static void enter_graph(CUgraph graph)
+{
+    site here;
+    sites_here(&here);
+    this_thread.graph = graphs_describe(graph, &here, &this_thread.graph_kernels);
+}
+
+static void enter(uint32_t cbid, const void *parameters)
+{
+    const launch_params *launch = parameters;
+    const launch_ex_params *launch_ex = parameters;
+    const stream_create_params *stream = parameters;
+    const green_stream_create_params *green = parameters;
+    this_thread.function = cbid;
+    switch (cbid) {
+    case CBID_cuLaunchKernel:
+    case CBID_cuLaunchKernel_ptsz:
+        enter_launch(launch->f, launch->kernelParams, launch->extra);
+        break;
+    case CBID_cuLaunchCooperativeKernel:
+    case CBID_cuLaunchCooperativeKernel_ptsz:
+        enter_launch(launch->f, launch->kernelParams, NULL);
+        break;
+    case CBID_cuLaunchKernelEx:
+    case CBID_cuLaunchKernelEx_ptsz:
+        enter_launch(launch_ex->f, launch_ex->kernelParams, launch_ex->extra);
+        break;
+    case CBID_cuStreamCreate:
+        this_thread.stream_flags = stream->flags;
+        this_thread.stream_priority = 0;
+        break;
+    case CBID_cuStreamCreateWithPriority:
+        this_thread.stream_flags = stream->flags;
+        this_thread.stream_priority = stream->priority;
+        break;
+    case CBID_cuGreenCtxStreamCreate:
+        this_thread.stream_flags = green->flags;
+        this_thread.stream_priority = green->priority;
+        break;
+    case CBID_cuMemcpy3D_v2:
+    case CBID_cuMemcpy3D_v2_ptds:
+    case CBID_cuMemcpy3DAsync_v2:
+    case CBID_cuMemcpy3DAsync_v2_ptsz:
+        enter_box(*(const box_copy *const *)parameters);
+        break;
+    case CBID_cuGraphInstantiate:
+    case CBID_cuGraphInstantiate_v2:
+    case CBID_cuGraphInstantiateWithFlags:
+    case CBID_cuGraphInstantiateWithParams:
+    case CBID_cuGraphInstantiateWithParams_ptsz:
+        enter_graph(((const instantiate_params *)parameters)->hGraph);
+        break;
+    case CBID_cuGraphExecUpdate:
+    case CBID_cuGraphExecUpdate_v2:
+        enter_graph(((const exec_params *)parameters)->second);
+        break;
+    }
+}
+
+static void reached(CUevent event)
+{
+    site here;
+    sites_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    record made = record_begin(KIND_EVENT_QUERY_OK, 0, 0, sites_number(&here));
+    made.event.event = number_of_event(event);
+    record_one(&made);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void gap(const char *what)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record_gap(what);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void exit_update(CUgraphExec executable)
+{
+    pthread_mutex_lock(&recorder_lock);
+    executable_made(executable, this_thread.graph, this_thread.graph_kernels);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void exit_successful(uint32_t cbid, const void *parameters)
+{
+    const elapsed_params *elapsed = parameters;
+    switch (cbid) {
+    case CBID_cuEventQuery:
+        reached(*(const CUevent *)parameters);
+        break;
+    case CBID_cuEventElapsedTime:
+    case CBID_cuEventElapsedTime_v2:
+        reached(elapsed->hStart);
+        reached(elapsed->hEnd);
+        break;
+    case CBID_cuLaunchKernel:
+    case CBID_cuLaunchKernel_ptsz:
+    case CBID_cuLaunchCooperativeKernel:
+    case CBID_cuLaunchCooperativeKernel_ptsz:
+        graphs_captured(((const launch_params *)parameters)->hStream);
+        break;
+    case CBID_cuLaunchKernelEx:
+    case CBID_cuLaunchKernelEx_ptsz:
+        graphs_captured(((const launch_ex_params *)parameters)->config->hStream);
+        break;
+    case CBID_cuMemcpyAsync:
+    case CBID_cuMemcpyAsync_ptsz:
+    case CBID_cuMemcpyHtoDAsync_v2:
+    case CBID_cuMemcpyHtoDAsync_v2_ptsz:
+    case CBID_cuMemcpyDtoHAsync_v2:
+    case CBID_cuMemcpyDtoHAsync_v2_ptsz:
+    case CBID_cuMemcpyDtoDAsync_v2:
+    case CBID_cuMemcpyDtoDAsync_v2_ptsz:
+    case CBID_cuMemsetD8Async:
+    case CBID_cuMemsetD8Async_ptsz:
+    case CBID_cuMemsetD16Async:
+    case CBID_cuMemsetD16Async_ptsz:
+    case CBID_cuMemsetD32Async:
+    case CBID_cuMemsetD32Async_ptsz:
+        graphs_captured(((const line_params *)parameters)->hStream);
+        break;
+    case CBID_cuStreamBeginCapture:
+    case CBID_cuStreamBeginCapture_ptsz:
+    case CBID_cuStreamBeginCapture_v2:
+    case CBID_cuStreamBeginCapture_v2_ptsz:
+    case CBID_cuStreamBeginCaptureToGraph:
+    case CBID_cuStreamBeginCaptureToGraph_ptsz:
+        graphs_capture(+1);
+        break;
+    case CBID_cuGraphExecUpdate:
+    case CBID_cuGraphExecUpdate_v2:
+        exit_update(((const exec_params *)parameters)->hGraphExec);
+        break;
+    case CBID_cuGraphExecKernelNodeSetParams:
+    case CBID_cuGraphExecKernelNodeSetParams_v2:
+    case CBID_cuGraphExecMemcpyNodeSetParams:
+    case CBID_cuGraphExecMemsetNodeSetParams:
+    case CBID_cuGraphExecChildGraphNodeSetParams:
+    case CBID_cuGraphExecNodeSetParams:
+    case CBID_cuGraphNodeSetEnabled:
+        gap("a node of an executable graph that was changed");
+        break;
+    case CBID_cuGraphLaunchWithArguments:
+        gap("a graph launched with arguments of its own");
+        break;
+    case CBID_cuIpcOpenEventHandle:
+        gap("an event of another process");
+        break;
+    case CBID_cuSignalExternalSemaphoresAsync:
+    case CBID_cuSignalExternalSemaphoresAsync_ptsz:
+    case CBID_cuWaitExternalSemaphoresAsync:
+    case CBID_cuWaitExternalSemaphoresAsync_ptsz:
+        gap("an external semaphore");
+        break;
+    }
+}
+
+void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
+{
+    if (data->callbackSite == 0) {
+        enter(cbid, data->functionParams);
+        return;
+    }
+    if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
+        exit_successful(cbid, data->functionParams);
+    if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
+        graphs_capture(-1); /* also one that failed has ended */
+    this_thread.function = 0;
+    this_thread.parameters = this_thread.extra = NULL;
+    this_thread.layout = NULL;
+    this_thread.source_height = this_thread.destination_height = 0;
+    this_thread.graph = this_thread.graph_kernels = 0;
+}

@@ -1,0 +1,219 @@
+/* The recorder as a Python module, by the stable interface: one build serves every CPython. */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stddef.h>
+
+#include "record.h"
+#include "sanitizer_api.h"
+#include "sites.h"
+#include "spool.h"
+#include "subscription.h"
+
+#define WHY_BYTES 1024
+
+static PyObject *refuse(const char *why)
+{
+    PyErr_SetString(PyExc_RuntimeError, why);
+    return NULL;
+}
+
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0)\n--\n\n"
+                        "Record what CUDA does into a directory, until stop().\n\n"
+                        "library is the path of libsanitizer-public.so, walker the address that\n"
+                        "_frames.walker tells. Call it before CUDA is used. Raises RuntimeError.");
+
+static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"spool", "library", "walker", NULL};
+    const char *spool, *library;
+    unsigned long long walker = 0;
+    char why[WHY_BYTES];
+    (void)self;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|K", names, &spool, &library, &walker))
+        return NULL;
+    spool_open(spool);
+    sites_use((const struct ck_walker *)(uintptr_t)walker);
+    if (!subscription_begin(library, why, sizeof why))
+        return refuse(why);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(stop_doc, "stop()\n--\n\nEnd the recording; nothing happens where there is none.");
+
+static PyObject *stop(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    subscription_end();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
+                        "Try whether a process can be recorded: subscribe, and end it at once.\n\n"
+                        "Raises RuntimeError.");
+
+static PyObject *check(PyObject *self, PyObject *args)
+{
+    const char *library;
+    char why[WHY_BYTES];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s", &library))
+        return NULL;
+    if (!subscription_begin(library, why, sizeof why))
+        return refuse(why);
+    subscription_end();
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(counts_doc, "counts()\n--\n\nCount the records written and lost, and say why (errno).");
+
+static PyObject *counts(PyObject *self, PyObject *unused)
+{
+    int why;
+    (void)self, (void)unused;
+    unsigned long long lost = spool_lost(&why), written = spool_written();
+    return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", why);
+}
+
+/* --- layouts ------------------------------------------------------------------------------------- */
+
+#define FIELDS(X) \
+    X(Sanitizer_CallbackData, callbackSite) \
+    X(Sanitizer_CallbackData, functionParams) \
+    X(Sanitizer_CallbackData, functionReturnValue) \
+    X(Sanitizer_ResourceContextData, context) \
+    X(Sanitizer_ResourceContextData, device) \
+    X(Sanitizer_ResourceStreamData, context) \
+    X(Sanitizer_ResourceStreamData, stream) \
+    X(Sanitizer_ResourceStreamData, hStream) \
+    X(Sanitizer_ResourceMemoryData, address) \
+    X(Sanitizer_ResourceMemoryData, size) \
+    X(Sanitizer_ResourceMemoryData, context) \
+    X(Sanitizer_ResourceMemoryData, device) \
+    X(Sanitizer_ResourceMemoryData, hStream) \
+    X(Sanitizer_ResourceMemoryData, flags) \
+    X(Sanitizer_SynchronizeData, context) \
+    X(Sanitizer_SynchronizeData, hStream) \
+    X(Sanitizer_LaunchData, context) \
+    X(Sanitizer_LaunchData, hStream) \
+    X(Sanitizer_LaunchData, function) \
+    X(Sanitizer_LaunchData, functionName) \
+    X(Sanitizer_LaunchData, gridDim_x) \
+    X(Sanitizer_LaunchData, blockDim_x) \
+    X(Sanitizer_LaunchData, device) \
+    X(Sanitizer_LaunchData, splitLaunchPart) \
+    X(Sanitizer_MemcpyData, dstContext) \
+    X(Sanitizer_MemcpyData, hDstStream) \
+    X(Sanitizer_MemcpyData, srcAddress) \
+    X(Sanitizer_MemcpyData, dstAddress) \
+    X(Sanitizer_MemcpyData, size) \
+    X(Sanitizer_MemcpyData, width) \
+    X(Sanitizer_MemcpyData, height) \
+    X(Sanitizer_MemcpyData, depth) \
+    X(Sanitizer_MemcpyData, srcPitch) \
+    X(Sanitizer_MemcpyData, dstPitch) \
+    X(Sanitizer_MemcpyData, isAsync) \
+    X(Sanitizer_MemcpyData, direction) \
+    X(Sanitizer_MemcpyData, apiContext) \
+    X(Sanitizer_MemcpyData, hApiStream) \
+    X(Sanitizer_MemsetData, context) \
+    X(Sanitizer_MemsetData, hStream) \
+    X(Sanitizer_MemsetData, address) \
+    X(Sanitizer_MemsetData, width) \
+    X(Sanitizer_MemsetData, height) \
+    X(Sanitizer_MemsetData, pitch) \
+    X(Sanitizer_MemsetData, elementSize) \
+    X(Sanitizer_MemsetData, isAsync) \
+    X(Sanitizer_BatchMemopData, context) \
+    X(Sanitizer_BatchMemopData, hStream) \
+    X(Sanitizer_BatchMemopData, address) \
+    X(Sanitizer_GraphExecData, graphExec) \
+    X(Sanitizer_GraphExecData, isDeviceLaunch) \
+    X(Sanitizer_GraphExecData, containsDeviceGraphLaunches) \
+    X(Sanitizer_GraphNodeLaunchData, nodeType) \
+    X(Sanitizer_GraphLaunchData, context) \
+    X(Sanitizer_GraphLaunchData, hStream) \
+    X(Sanitizer_GraphLaunchData, graphExec) \
+    X(Sanitizer_GraphLaunchData, isGraphUpload) \
+    X(Sanitizer_EventData, event) \
+    X(Sanitizer_EventData, context) \
+    X(Sanitizer_EventData, hStream)
+
+#define RECORD_FIELDS(X) \
+    X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) \
+    X(record, site) X(record, device) X(record, kind) \
+    X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) \
+    X(record, memory.layer) X(record, launch.name) X(record, launch.grid) X(record, launch.block) \
+    X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
+    X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
+    X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) \
+    X(record, copy.rows) X(record, copy.destination_pitch_bytes) \
+    X(record, copy.source_pitch_bytes) X(record, copy.direction) X(record, copy.host) \
+    X(record, copy.asynchronous) X(record, fill.address) X(record, fill.size_bytes) \
+    X(record, fill.rows) X(record, fill.pitch_bytes) X(record, fill.asynchronous) \
+    X(record, stream_create.flag) X(record, stream_create.priority) X(record, event.event) \
+    X(record, node.graph) X(record, node.node) X(record, node.work) X(record, node.name) \
+    X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
+    X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, memop.address) \
+    X(record, memop.flag) X(record, gap.what) X(record, gap.count)
+
+/* Set all[structure][field] = offset; -1 and an exception on failure. */
+static int tell(PyObject *all, const char *structure, const char *field, size_t offset)
+{
+    PyObject *fields = PyDict_GetItemString(all, structure); /* borrowed */
+    if (!fields) {
+        fields = PyDict_New();
+        if (!fields || PyDict_SetItemString(all, structure, fields)) {
+            Py_XDECREF(fields);
+            return -1;
+        }
+        Py_DECREF(fields);
+    }
+    PyObject *number = PyLong_FromSize_t(offset);
+    int failed = !number || PyDict_SetItemString(fields, field, number);
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
+                          "Tell where the fields lie that the recorder reads and writes.\n\n"
+                          "By structure of the Sanitizer API, and by kind under 'record'.");
+
+static PyObject *offsets(PyObject *self, PyObject *unused)
+{
+    PyObject *all = PyDict_New();
+    int failed = !all;
+    (void)self, (void)unused;
+#define X(structure, field) failed = failed || tell(all, #structure, #field, offsetof(structure, field));
+    FIELDS(X)
+    RECORD_FIELDS(X)
+#undef X
+    if (failed)
+        Py_CLEAR(all);
+    return all;
+}
+
+static PyMethodDef METHODS[] = {
+    {"start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS, start_doc},
+    {"stop", stop, METH_NOARGS, stop_doc},
+    {"check", check, METH_VARARGS, check_doc},
+    {"counts", counts, METH_NOARGS, counts_doc},
+    {"offsets", offsets, METH_NOARGS, offsets_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_recorder",
+    .m_doc = "Records what CUDA does in this process.",
+    .m_size = 0,
+    .m_methods = METHODS,
+};
+
+PyMODINIT_FUNC PyInit__recorder(void)
+{
+    return PyModuleDef_Init(&MODULE);
+}

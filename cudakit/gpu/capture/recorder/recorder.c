@@ -1,0 +1,48 @@
+/* The recorder's state, and the small things that every part of it does. */
+#define _GNU_SOURCE
+#include "recorder.h"
+
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "spool.h"
+
+__thread thread_state this_thread;
+pthread_mutex_t recorder_lock = PTHREAD_MUTEX_INITIALIZER;
+sanitizer_api sanitizer;
+
+static uint64_t last_seq;
+
+record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
+{
+    struct timespec now;
+    record made;
+    memset(&made, 0, sizeof made);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!this_thread.id)
+        this_thread.id = (uint64_t)syscall(SYS_gettid);
+    made.seq = ++last_seq;
+    made.time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    made.thread = this_thread.id;
+    made.kind = kind;
+    made.context = context;
+    made.stream = stream;
+    made.site = site;
+    made.device = device_of_context(context);
+    return made;
+}
+
+void record_one(const record *one)
+{
+    spool_records(one, 1);
+}
+
+void record_gap(const char *what)
+{
+    record made = record_begin(KIND_GAP, 0, 0, 0);
+    made.gap.what = spool_text(what);
+    made.gap.count = 1;
+    record_one(&made);
+}

@@ -1,0 +1,84 @@
+/* What the parts of the recorder share: its lock, its numbers, and what a thread is doing.
+ *
+ * Callbacks come on any thread, while frameworks and the driver hold locks of their own. So nothing here
+ * waits for Python, and nothing calls CUDA while the recorder's lock is held: the lock is held for short,
+ * bounded work only.
+ */
+#ifndef CK_RECORDER_H
+#define CK_RECORDER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver_api.h"
+#include "record.h"
+#include "sanitizer_api.h"
+
+struct kernel_layout;
+
+typedef struct {
+    uint64_t id;    /* of the operating system */
+    bool own_query; /* inside a call that the recorder itself makes */
+    bool in_graph;  /* inside the launch of a graph, whose nodes are known */
+    uint32_t function; /* the driver's function that is being called, 0: another one */
+
+    /* of a launch */
+    void **parameters, **extra;
+    const struct kernel_layout *layout;
+    /* of the creation of a stream */
+    uint32_t stream_flags;
+    int32_t stream_priority;
+    /* of a copy of a box: rows from one slice to the next */
+    uint64_t source_height, destination_height;
+    /* of an instantiation: the number of the graph, and how many kernels it has */
+    uint32_t graph, graph_kernels;
+    /* of the launch of a graph */
+    uint32_t expected_kernels, seen_kernels;
+} thread_state;
+
+extern __thread thread_state this_thread;
+extern pthread_mutex_t recorder_lock;
+extern sanitizer_api sanitizer;
+
+/* Number what the driver calls by handles; numbers are never given again. The lock is held. */
+uint32_t number_of_context(CUcontext context);
+uint32_t number_of_stream(Sanitizer_StreamHandle stream, CUcontext context);
+uint32_t number_of_event(CUevent event);
+
+/* Begin a record: its common part is filled in, with a new ``seq`` and the site given. */
+record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
+
+/* Append one record. */
+void record_one(const record *one);
+
+/* Append a GAP: something that could not be understood. */
+void record_gap(const char *what);
+
+/* The callback of the Sanitizer API. */
+void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
+
+/* Before and after a call of the driver API (``calls.c``); everything else is in ``callbacks.c``. */
+void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
+
+/* Handles and their numbers, and the live allocations, of which a fork keeps none. */
+void numbers_clear(void);
+
+/* --- numbers of handles (numbers.c) -------------------------------------------------------------- */
+
+void context_created(CUcontext context, CUdevice device);
+bool context_is_created(CUcontext context);
+void context_forget(CUcontext context);
+int16_t device_of_context(uint32_t context);
+uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
+                        uint32_t site);
+uint32_t stream_forget(Sanitizer_StreamHandle stream);
+void event_created(CUevent event);
+void event_forget(CUevent event);
+uint32_t new_graph(void);
+void executable_made(CUgraphExec executable, uint32_t graph, uint32_t kernels);
+void executable_forget(CUgraphExec executable);
+uint32_t graph_of_executable(CUgraphExec executable, uint32_t *number, uint32_t *kernels);
+
+#endif

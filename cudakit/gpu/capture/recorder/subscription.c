@@ -1,0 +1,160 @@
+#define _GNU_SOURCE
+#include "subscription.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graphs.h"
+#include "kernels.h"
+#include "recorder.h"
+#include "sites.h"
+#include "spool.h"
+
+static Sanitizer_SubscriberHandle subscriber;
+static bool subscribed;
+
+/* What is listened to besides the functions of the driver API; number 0: the whole domain. */
+static const struct {
+    int domain;
+    uint32_t cbid;
+} CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED},
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
+    {DOMAIN_SYNCHRONIZE, 0},
+    {DOMAIN_LAUNCH, LAUNCH_BEGIN},
+    {DOMAIN_MEMCPY, MEMCPY_STARTING},
+    {DOMAIN_MEMCPY, MEMCPY_BATCH_ITEM_STARTING},
+    {DOMAIN_MEMSET, 0},
+    {DOMAIN_BATCH_MEMOP, 0},
+    {DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED},
+    {DOMAIN_GRAPHS, GRAPHS_EXEC_DESTROYING},
+    {DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN},
+    {DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN},
+    {DOMAIN_GRAPHS, GRAPHS_LAUNCH_END},
+    {DOMAIN_EVENTS, 0},
+};
+
+static const uint32_t FUNCTIONS[] = {
+#define X(name, number) number,
+    DRIVER_FUNCTIONS(X)
+#undef X
+};
+
+static bool load(const char *path, char *why, size_t why_bytes)
+{
+    static const char *const NAMES[] = {
+        "sanitizerSubscribe",      "sanitizerUnsubscribe",     "sanitizerEnableDomain",
+        "sanitizerEnableCallback", "sanitizerGetStreamHandle", "sanitizerGetResultString",
+    };
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(why, why_bytes, "%s", dlerror());
+        return false;
+    }
+    _Static_assert(sizeof sanitizer == sizeof NAMES, "a name for each function");
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        ((void **)&sanitizer)[i] = dlsym(library, NAMES[i]);
+        if (!((void **)&sanitizer)[i]) {
+            snprintf(why, why_bytes, "%s has no function %s", path, NAMES[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void explain(const char *what, int result, char *why, size_t why_bytes)
+{
+    const char *words = NULL;
+    sanitizer.result_string(result, &words);
+    snprintf(why, why_bytes, "%s: %s (%d)", what, words ? words : "unknown result", result);
+}
+
+static int listen_to_all(void)
+{
+    int failed = 0;
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
+        failed = CALLBACKS[i].cbid
+                     ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
+                     : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
+    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++)
+        failed = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
+    return failed;
+}
+
+/* --- forks and exits ----------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void after_fork_in_child(void)
+{
+    recorder_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(&this_thread, 0, sizeof this_thread);
+    spool_forked();
+    sites_clear();
+    graphs_clear();
+    kernels_clear();
+    numbers_clear();
+}
+
+static void watch_process(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    atexit(subscription_end);
+}
+
+bool subscription_begin(const char *library, char *why, size_t why_bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (subscribed) {
+        snprintf(why, why_bytes, "this process is being recorded already");
+        return false;
+    }
+    if (!load(library, why, why_bytes))
+        return false;
+    int failed = sanitizer.subscribe(&subscriber, on_callback, NULL);
+    if (failed) {
+        explain("another tool may be attached to CUDA; sanitizerSubscribe", failed, why, why_bytes);
+        return false;
+    }
+    subscribed = true;
+    failed = listen_to_all();
+    if (failed) {
+        explain("sanitizerEnableCallback", failed, why, why_bytes);
+        subscription_end();
+        return false;
+    }
+    pthread_once(&once, watch_process);
+    return true;
+}
+
+void subscription_end(void)
+{
+    if (!subscribed)
+        return;
+    subscribed = false;
+    sanitizer.unsubscribe(subscriber);
+    pthread_mutex_lock(&recorder_lock);
+    spool_close();
+    pthread_mutex_unlock(&recorder_lock);
+}

@@ -1,0 +1,92 @@
+"""Try to make a recorded program hang: two Python threads, one allocating, one dropping tensors.
+
+    python scripts/stress_recorder.py [--minutes 8]
+
+Needs a GPU and torch. torch's allocator holds its lock while it calls CUDA, and a tensor is dropped with
+the interpreter's lock held, which takes the allocator's: a recorder that waited for the interpreter would
+stop both for ever. Prints how far the threads came, the longest time in which one did not move, and ends
+with 1 where that is more than a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, queue, sys, threading, time
+import torch
+
+end = time.monotonic() + 60 * float(sys.argv[1])
+made = queue.Queue(maxsize=64)
+steps, stalls = [0, 0], [0.0, 0.0]
+
+def watched(number, step):
+    last = time.monotonic()
+    while (now := time.monotonic()) < end:
+        stalls[number] = max(stalls[number], now - last)
+        last = now
+        step()
+        steps[number] += 1
+
+def allocate():
+    tensor = torch.empty(1 << (10 + steps[0] % 17), device="cuda")
+    tensor.add_(1)
+    torch.cuda.Event().record()
+    if steps[0] % 97 == 0:
+        torch.cuda.empty_cache()
+    try:
+        made.put_nowait([tensor])
+    except queue.Full:
+        pass
+
+def drop():
+    side = torch.cuda.Stream()
+    try:
+        holder = made.get(timeout=0.1)
+    except queue.Empty:
+        return
+    holder[0].record_stream(side)
+    holder.append(holder)  # a cycle: the collector drops the tensor, wherever it runs
+    del holder
+    if steps[1] % 13 == 0:
+        gc.collect()
+
+dropper = threading.Thread(target=watched, args=(1, drop))
+dropper.start()
+watched(0, allocate)
+dropper.join()
+torch.cuda.synchronize()
+print(*steps, *(f"{stall:.3f}" for stall in stalls))
+"""
+
+# Far more than any step takes, far less than for ever.
+LONGEST_STALL_S = 20.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=8.0)
+    minutes = parser.parse_args().minutes
+    command = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "--"]
+    program = [sys.executable, "-c", PROGRAM, str(minutes)]
+    try:
+        ran = subprocess.run(
+            [*command, *program], stdout=subprocess.PIPE, text=True, timeout=60 * minutes + 120
+        )
+    except subprocess.TimeoutExpired:
+        print(f"hangs: it did not end within {minutes:g} minutes and two more")
+        return 1
+    allocated, dropped, *stalls = ran.stdout.split() or ("0", "0", "inf", "inf")
+    print(
+        f"{minutes:g} minutes: {allocated} allocations, {dropped} tensors dropped, exit {ran.returncode}"
+    )
+    print(f"longest time without a step: {stalls[0]} s allocating, {stalls[1]} s dropping")
+    return 0 if ran.returncode == 0 and max(map(float, stalls)) < LONGEST_STALL_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
