@@ -1,0 +1,135 @@
+"""Recording of the very process that asks for it, for blocks of code and for tests."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TypeAlias
+
+from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.trace.spool import Batch, Spool
+
+Consume: TypeAlias = Callable[[Batch], object]
+
+# Names the spool to which simulated devices attach themselves when they are opened.
+SPOOL = "CUDAKIT_SPOOL"
+
+# The trace of a long block must not fill the disk; a second of it is some megabytes at most.
+_SECONDS_BETWEEN_READS = 1.0
+
+
+class Recording:
+    """What this process enqueues on GPUs, from ``begin`` on until it ends, handed to a consumer.
+
+    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and what comes is
+    read every second, that neither a block nor what follows it fills the disk.
+    """
+
+    def __init__(self, consume: Consume, directory: Path, *, unwatched: str) -> None:
+        self.unwatched = unwatched  # why CUDA itself is not recorded; empty where it is
+        self._consume = consume
+        self._directory = directory
+        self._spool = Spool(directory, discard=True)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
+
+    @contextmanager
+    def drained(self) -> Iterator[None]:
+        """Hand over what came so far; nothing more comes within the block.
+
+        In a process that was forked off nothing is handed over: the recording is its parent's.
+        """
+        if os.getpid() != self._process:
+            yield
+            return
+        with self._lock:
+            for batch in self._spool.batches():
+                self._consume(batch)
+            yield
+
+    def watch_simulated(self, wanted: bool) -> None:  # noqa: FBT001 a switch
+        """Record the simulated devices that are opened from now on, or no more of them."""
+        if wanted:
+            os.environ[SPOOL] = str(self._directory)
+        else:
+            os.environ.pop(SPOOL, None)
+
+    def _read_always(self) -> None:
+        while True:
+            time.sleep(_SECONDS_BETWEEN_READS)
+            with self.drained():
+                pass
+
+
+def begin(consume: Consume, *, gpu: str = "auto", on_missing: str = "refuse") -> Recording:
+    """Record this process; call it before CUDA is used.
+
+    ``gpu`` "sim" leaves CUDA itself alone. So does "auto" where CUDA cannot be recorded and shows no device
+    either: nothing can be missed. ``on_missing`` "run" goes on where something can. Raises UsageError where
+    it is too late or the process is watched already, EnvironmentUnusable where the recorder cannot work.
+    """
+    if SPOOL in os.environ:
+        raise UsageError(
+            "this process is watched already: by cudakit run --sanitize, pytest --cuda-sanitize or a block",
+            hint="one of them is enough: it finds the races of all",
+        )
+    directory = Path(mkdtemp(prefix="cudakit-"))
+    atexit.register(partial(shutil.rmtree, directory, ignore_errors=True))
+    unwatched = ""
+    try:
+        if gpu == "auto":
+            _record_cuda(directory)
+    except CudakitError as error:
+        if on_missing == "refuse":
+            raise
+        unwatched = f"CUDA was not watched: {error.message}"
+    return Recording(consume, directory, unwatched=unwatched)
+
+
+def _record_cuda(directory: Path) -> None:
+    from cudakit.gpu.cuda.current import device_count
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    if is_initialized():
+        raise UsageError(
+            "CUDA is in use in this process already: what was enqueued before is not known",
+            hint="begin before CUDA is first used, or watch all of it: cudakit run --sanitize SCRIPT",
+        )
+    found = preflight(None)
+    if isinstance(found, Ready):
+        _subscribe(found, directory)
+    elif device_count():
+        raise found.error()
+
+
+def _subscribe(ready: Ready, directory: Path) -> None:
+    frames = ready.frames.get(sys.implementation.cache_tag)
+    walker = _load("_frames", frames).walker if frames else 0
+    try:
+        _load("_recorder", ready.recorder).start(str(directory), str(ready.library), walker)
+    except RuntimeError as error:
+        raise EnvironmentUnusable(
+            f"the recorder does not work in this process: {error}",
+            hint="try the whole program: cudakit run --sanitize SCRIPT",
+        ) from error
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EnvironmentUnusable(f"{path} is no extension module of this Python")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cmp_to_key
+from inspect import isfunction
+from types import FrameType
+from typing import Any
+
+import pytest
+
+_frames = pytest.importorskip(
+    "cudakit.gpu.capture._frames", reason="no compiler was there when cudakit was installed"
+)
+
+Stack = list[tuple[str, str, int]]
+
+
+class Frame(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_char * 256),
+        ("file", ctypes.c_char * 512),
+        ("line", ctypes.c_int32),
+    ]
+
+
+Words = ctypes.POINTER(ctypes.c_uint64)
+
+
+class Walker(ctypes.Structure):
+    """``struct ck_walker``. Functions called through ctypes run without the GIL."""
+
+    _fields_ = [
+        ("walk", ctypes.CFUNCTYPE(ctypes.c_int, Words, Words, Words, ctypes.c_int)),
+        (
+            "resolve",
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(Frame)),
+        ),
+    ]
+
+
+WALKER = Walker.from_address(_frames.walker)
+
+
+def walked(limit: int = 64) -> tuple[list[int], Stack]:
+    """Walk and resolve without the GIL, as the recorder does; return the keys too."""
+    keys, codes, offsets = ((ctypes.c_uint64 * limit)() for _ in range(3))
+    depth = WALKER.walk(keys, codes, offsets, limit)
+    frames = []
+    for code, offset in zip(codes[:depth], offsets[:depth], strict=True):
+        frame = Frame()
+        assert WALKER.resolve(code, offset, frame) == 0
+        frames.append((frame.function.decode(), frame.file.decode(), frame.line))
+    return keys[1:depth], frames[1:]  # without this function's own, which moved on
+
+
+def shown() -> Stack:
+    """Return what the interpreter itself says of its caller's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    stack = []
+    while frame:
+        code = frame.f_code
+        stack.append((code.co_qualname, code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return stack
+
+
+def both() -> tuple[Stack, Stack]:
+    return _frames.stack(1024), shown()
+
+
+def test_the_stack_is_the_one_that_the_interpreter_shows() -> None:
+    def outer() -> tuple[Stack, Stack]:
+        def inner() -> tuple[Stack, Stack]:
+            return both()
+
+        return inner()
+
+    seen, expected = outer()
+
+    assert seen == expected
+    assert [function.rpartition(".")[2] for function, *_ in seen[:3]] == ["both", "inner", "outer"]
+    assert seen[0][1] == __file__
+
+
+def test_generators_and_comprehensions_are_frames_like_any_other() -> None:
+    def generator() -> Iterator[tuple[Stack, Stack]]:
+        yield both()
+        yield from (both() for _ in range(2))
+
+    [chosen] = [[both() for _ in range(1)] for _ in range(1)]
+
+    for seen, expected in [*generator(), *chosen]:
+        assert seen == expected
+
+
+def test_coroutines_are_seen_where_they_run() -> None:
+    async def inner() -> tuple[Stack, Stack]:
+        await asyncio.sleep(0)
+        return both()
+
+    async def outer() -> tuple[Stack, Stack]:
+        return await inner()
+
+    seen, expected = asyncio.run(outer())
+
+    assert seen == expected
+    assert "inner" in seen[1][0]
+    assert "outer" in seen[2][0]
+
+
+def test_what_c_calls_back_is_linked_to_what_called_into_c() -> None:
+    stacks = []
+
+    def compared(left: int, right: int) -> int:
+        stacks.append(both())
+        return left - right
+
+    sorted([2, 1], key=cmp_to_key(compared))
+    ctypes.CFUNCTYPE(None)(lambda: stacks.append(both()))()
+
+    assert len(stacks) >= 2
+    assert all(seen == expected for seen, expected in stacks)
+
+
+class Made:
+    """Calls of a class run through a frame that links to ``__init__``, from Python 3.12 on."""
+
+    def __init__(self) -> None:
+        self.stacks = both()
+
+    @property
+    def member(self) -> tuple[Stack, Stack]:
+        return both()
+
+
+def test_a_frame_that_only_links_is_not_shown() -> None:
+    for _ in range(100):  # until the interpreter has specialized the calls
+        made = Made()
+        for seen, expected in (made.stacks, made.member):
+            assert seen == expected
+            assert seen[1][0].startswith("Made.")
+
+
+NAMES = ["plain", "größe", "速度", "𐍈速é"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_files_may_be_in_any_script(name: str) -> None:
+    space: dict[str, Any] = {"both": both}
+    exec(compile(f"def {name}():\n\n return both()\ncall = {name}", f"<{name} ½>", "exec"), space)  # noqa: S102
+
+    seen, expected = space["call"]()
+
+    assert seen == expected
+    assert seen[1][1:] == (f"<{name} ½>", 3)
+
+
+def run_in(source: str, file: str) -> tuple[list[int], Stack]:
+    space: dict[str, Any] = {"walked": walked}
+    exec(compile(source, file, "exec"), space)  # noqa: S102
+    result: tuple[list[int], Stack] = space["result"]
+    return result
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "速", "𐍈"])
+@pytest.mark.parametrize("shift", range(4))
+def test_long_texts_are_cut_at_a_character(letter: str, shift: int) -> None:
+    whole = "x" * shift + letter * 600
+
+    _, stack = run_in("result = walked()", whole)
+
+    assert stack[0][1] == whole.encode()[:511].decode(errors="ignore")
+
+
+def test_what_utf_8_cannot_say_is_replaced() -> None:
+    _, stack = run_in("result = walked()", "a\udcffb")
+
+    assert stack[0][1] == "a\ufffdb"
+
+
+# Every form of a location: lines far apart, backwards, and of no length, wide columns, none at all.
+SOURCE = (
+    """
+def run(values):
+    first = (
+        values[0]() +
+
+
+        values[1]()
+    ); second = values[0]() if \
+        values else None
+    try:
+        with values[2] as entered:
+            third = [value() for value in values[:2]]
+    finally:
+        fourth = values[
+            0
+        ]()
+"""
+    + "\n" * 300
+    + " " * 4
+    + "return ("
+    + " " * 300
+    + "values[0](), \n\n"
+    + "values[1]())"
+)
+
+
+def test_lines_are_those_of_the_interpreter_at_every_instruction() -> None:
+    space: dict[str, Any] = {}
+    exec(compile(SOURCE, "<locations>", "exec"), space)  # noqa: S102
+    large = [method.__code__ for method in vars(subprocess.Popen).values() if isfunction(method)]
+
+    for code in [space["run"].__code__, *large]:
+        for start, end, line in code.co_lines():
+            for offset in range(start, end, 2):
+                assert line_of(code, offset) == (line or 0)
+
+
+def line_of(code: Any, offset: int) -> int:
+    frame = Frame()
+    assert WALKER.resolve(id(code), offset, frame) == 0
+    return frame.line
+
+
+def test_an_offset_beyond_the_code_has_no_line() -> None:
+    assert line_of(shown.__code__, 2**40) == 0
+
+
+def test_no_code_cannot_be_resolved() -> None:
+    assert WALKER.resolve(0, 0, Frame()) == -1
+
+
+def test_a_deep_recursion_is_cut_at_its_outer_end() -> None:
+    def descend(depth: int) -> Stack:
+        stack: Stack = descend(depth - 1) if depth else _frames.stack(limit=500)
+        return stack
+
+    stack = descend(600)
+
+    assert len(stack) == 500
+    assert {function.rpartition(".")[2] for function, *_ in stack} == {"descend"}
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 1, 3])
+def test_a_stack_has_no_more_frames_than_asked_for(limit: int) -> None:
+    assert len(_frames.stack(limit)) == max(limit, 0)
+
+
+def test_the_same_place_has_the_same_key_and_each_place_its_own() -> None:
+    def places() -> list[int]:
+        return [walked()[0][0], walked()[0][0]]
+
+    first, again = (places() for _ in range(2))
+
+    assert first == again
+    assert len(set(first)) == 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda n: ("result = walked()", f"<cell-{n}>"), id="file"),
+        pytest.param(lambda n: ("\n" * n + "result = walked()", "<string>"), id="line"),
+    ],
+)
+def test_code_made_where_other_code_was_has_keys_of_its_own(
+    program: Callable[[int], tuple[str, str]],
+) -> None:
+    place_of = {}
+    for number in range(100, 300):
+        keys, stack = run_in(*program(number))
+        assert place_of.setdefault(keys[0], stack[0]) == stack[0]
+
+    assert len(place_of) == 200
+
+
+def descended(name: str, depth: int, failures: list[Stack]) -> None:
+    """Walk again and again at the inner end of a recursion, which must look the same every time."""
+    if depth:
+        return descended(name, depth - 1, failures)
+    for _ in range(300):
+        _, stack = walked()
+        if [function for function, *_ in stack[:13]] != [*["descended"] * 12, name]:
+            failures.append(stack)
+    return None
+
+
+def test_threads_see_their_own_frames_while_others_run() -> None:
+    failures: list[Stack] = []
+    done = threading.Event()
+
+    def left() -> None:
+        descended(f"{here}.left", 11, failures)
+
+    def right() -> None:
+        descended(f"{here}.right", 11, failures)
+
+    def busy() -> None:
+        while not done.is_set():
+            _ = [str(number) for number in range(100)]
+
+    here = left.__qualname__.rpartition(".")[0]
+    other = threading.Thread(target=busy)
+    walking = [threading.Thread(target=target) for target in (left, right, left)]
+    for thread in (other, *walking):
+        thread.start()
+    for thread in walking:
+        thread.join()
+    done.set()
+    other.join()
+
+    assert failures == []
+
+
+def test_a_thread_that_python_does_not_know_has_no_frames() -> None:
+    library = ctypes.CDLL(None)
+    thread, result = ctypes.c_ulong(), ctypes.c_void_p()
+
+    # Its one argument, a null pointer, is `keys`; nothing is written, since there is no frame.
+    assert library.pthread_create(ctypes.byref(thread), None, WALKER.walk, None) == 0
+    assert library.pthread_join(thread, ctypes.byref(result)) == 0
+
+    assert not (result.value or 0) & 0xFFFFFFFF

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudakit.gpu.capture.locate import Places
+from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+
+HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
+
+# A module that Python finds and loads as it would the native one.
+RECORDER = """
+import os
+def check(library):
+    {check}
+def offsets():
+    return {{"Sanitizer_LaunchData": {{"stream": {offset}}}}}
+"""
+DRIVER = "NVRM version: NVIDIA UNIX {kind}  {version}  Release Build  (x)\nGCC version: 12\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Places:
+    """A machine on which everything is there."""
+    packages = tmp_path / "site-packages"
+    install(packages, "13.5.25")
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "_frames.cpython-312-x86_64-linux-gnu.so").write_bytes(b"")
+    record(tmp_path)
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return Places(kept, [str(packages)], tmp_path, tmp_path / "native")
+
+
+def install(packages: Path, version: str) -> None:
+    (packages / f"nvidia_cuda_sanitizer_api-{version}.dist-info").mkdir(parents=True)
+    include = packages / "nvidia/cu13/compute-sanitizer/include"
+    include.mkdir(parents=True)
+    (include / "sanitizer_callbacks.h").write_text(HEADER)
+    (include.parent / "libsanitizer-public.so").write_bytes(b"")
+
+
+def record(root: Path, *, check: str = "assert os.path.isfile(library)", offset: int = 8) -> None:
+    text = RECORDER.format(check=check, offset=offset)
+    (root / "native" / "_recorder.py").write_text(text)
+
+
+def refused(machine: Places, python: str | None = None) -> Refusal:
+    outcome = preflight(python, places=machine)
+    assert isinstance(outcome, Refusal)
+    return outcome
+
+
+def under(machine: Places, **environment: str) -> Places:
+    return replace(machine, environment={**machine.environment, **environment})
+
+
+def test_a_machine_that_has_everything_is_ready(machine: Places) -> None:
+    outcome = preflight(None, places=machine)
+
+    assert isinstance(outcome, Ready)
+    assert outcome.version == (13, 5, 25)
+    assert json.loads(json.dumps(outcome.settings())) == {
+        "library": f"{machine.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
+        "recorder": f"{machine.native}/_recorder.py",
+        "frames": {"cpython-312": f"{machine.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
+    }
+
+
+def test_the_packages_of_the_programs_interpreter_are_looked_at_too(
+    machine: Places, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    install(program / "lib", "13.6.1")
+    python = program / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={program}/lib exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+    outcome = preflight(str(python), places=machine)
+
+    assert isinstance(outcome, Ready)
+    assert outcome.version == (13, 6, 1)
+
+
+def test_a_refusal_is_an_error_with_its_remedy(machine: Places) -> None:
+    error = refused(replace(machine, packages=[])).error()
+
+    assert error.exit_code == 3
+    assert error.message == "libsanitizer-public.so, NVIDIA's Sanitizer API, is not installed"
+    assert error.hint == "pip install 'cudakit[sanitize]'"
+
+
+def test_without_a_recorder_the_program_is_refused(machine: Places, tmp_path: Path) -> None:
+    (tmp_path / "native" / "_recorder.py").unlink()
+
+    assert "install a C compiler" in refused(machine).hint
+
+
+def test_a_recorder_that_does_not_work_is_refused_with_what_it_says(
+    machine: Places, tmp_path: Path
+) -> None:
+    record(tmp_path, check="raise RuntimeError('too many subscribers')")
+
+    refusal = refused(machine)
+
+    assert refusal.message.startswith("the recorder does not work with Sanitizer API 13.5.25 (")
+    assert refusal.message.endswith("): too many subscribers")
+
+
+def test_a_recorder_that_crashes_takes_only_its_own_process_with_it(
+    machine: Places, tmp_path: Path
+) -> None:
+    record(tmp_path, check="os.kill(os.getpid(), 9)")
+
+    refusal = refused(machine)
+
+    assert refusal.message.endswith(": it was killed by signal 9")
+    assert refusal.hint.startswith(f"see what this says: {sys.executable} -I -S ")
+
+
+def test_what_the_library_prints_is_not_taken_for_the_answer(
+    machine: Places, tmp_path: Path
+) -> None:
+    record(tmp_path, check="os.write(1, b'{}')")
+
+    assert isinstance(preflight(None, places=machine), Ready)
+
+
+def test_structures_that_moved_are_refused(machine: Places, tmp_path: Path) -> None:
+    record(tmp_path, offset=16)
+
+    assert "Sanitizer_LaunchData.stream is at byte 8" in refused(machine).message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CUDA_INJECTION64_PATH", "/x/anything.so"),
+        ("LD_PRELOAD", "/a.so:/opt/nsys/libToolsInjectionProxy64.so"),
+        ("LD_PRELOAD", "/x/libTreeLauncherTargetInjection.so"),
+        ("NVTX_INJECTION64_PATH", "/opt/nvidia/nsight-systems/libToolsInjection64.so"),
+        ("NSYS_PROFILING_SESSION_ID", "7"),
+        ("NV_SANITIZER_INJECTION_PORT_BASE", "49152"),
+    ],
+)
+def test_another_tool_in_the_process_is_refused_by_its_variable(
+    machine: Places, variable: str, value: str
+) -> None:
+    refusal = refused(under(machine, **{variable: value}))
+
+    assert refusal.message.startswith(f"{variable} ")
+    assert refusal.hint == f"run cudakit outside of that tool, or unset {variable}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CUDA_INJECTION64_PATH", ""),
+        ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
+        ("NVTX_INJECTION64_PATH", "/x/listener.so"),
+        ("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0"),
+    ],
+)
+def test_what_only_looks_like_another_tool_is_no_hindrance(
+    machine: Places, variable: str, value: str
+) -> None:
+    assert isinstance(preflight(None, places=under(machine, **{variable: value})), Ready)
+
+
+def driver(root: Path, kind: str, version: str) -> None:
+    (root / "proc/driver/nvidia").mkdir(parents=True)
+    text = DRIVER.format(kind=kind, version=version)
+    (root / "proc/driver/nvidia/version").write_text(text)
+
+
+@pytest.mark.parametrize("kind", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
+def test_a_driver_that_is_too_old_is_refused_with_its_version(
+    machine: Places, tmp_path: Path, kind: str
+) -> None:
+    driver(tmp_path, kind, "510.108.03")
+
+    assert refused(machine) == Refusal(
+        "the driver is 510.108.03, and events are reported from 515 on",
+        "install a driver of the 515 series or newer",
+    )
+
+
+@pytest.mark.parametrize("version", ["515.43.04", "580.159.03", "1000.1"])
+def test_a_newer_driver_will_do(machine: Places, tmp_path: Path, version: str) -> None:
+    driver(tmp_path, "Open Kernel Module for x86_64", version)
+
+    assert isinstance(preflight(None, places=machine), Ready)
+
+
+def test_an_interpreter_that_is_not_there_is_refused(machine: Places, tmp_path: Path) -> None:
+    python = str(tmp_path / "python")
+
+    refusal = refused(machine, python)
+
+    assert refusal.message.startswith(f"the recorder could not be tried with {python}: ")
+    assert "No such file" in refusal.message
+
+
+@pytest.mark.parametrize(("name", "version"), [("cpython", [3, 10, 4]), ("pypy", [3, 11, 2])])
+def test_an_interpreter_that_cannot_load_the_recorder_is_refused(
+    machine: Places, tmp_path: Path, name: str, version: list[int]
+) -> None:
+    python = tmp_path / "python"
+    answer = json.dumps({"name": name, "version": version, "packages": []})
+    python.write_text(f"#!/bin/sh\necho 'hello'\necho '{answer}'\n")
+    python.chmod(0o755)
+
+    refusal = refused(machine, str(python))
+
+    assert f"{python} is {name} 3.1" in refusal.message
+    assert refusal.hint == "name another interpreter with --python"
+
+
+def test_an_answer_that_is_none_is_refused(machine: Places, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'not a Python' >&2\nexit 3\n")
+    python.chmod(0o755)
+
+    assert refused(machine, str(python)).message.endswith(": it ended with 3: not a Python")
