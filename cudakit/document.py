@@ -171,12 +171,26 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with a program and where, for tools that read no sentences."""
+
+    rule: str  # its name, which stays the same: "read-after-write"
+    meaning: str  # of the rule, in a sentence
+    places: tuple[tuple[str, Stack], ...]  # what happened where, the first to look at first
+    count: int = 1  # how often it was found
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """One sentence that the reader must not miss, and what to do about it, most promising first."""
+    """One sentence that the reader must not miss, and what to do about it, most promising first.
+
+    The ``finding`` is for formats that other tools read; the nodes beside the note show the same.
+    """
 
     level: Literal["ok", "info", "warn", "error"]
     text: str
     remedies: tuple[str, ...] = ()
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
 """A trace on disk: appended to while the program runs, readable wherever it was cut off.
 
 The file begins with 32 bytes: ``cudakit\\n``, the version of the format, the bytes of a record, the clock
-(``Clock``) and zeros. Blocks follow, each with 16 bytes before it: a tag of four letters, the number of
-its items, the number of its bytes. All numbers are little-endian.
+(``Clock``), four zeros and, in eight bytes, where the readable part ends: a file that is mapped is larger
+than what was written into it; 0 is the end of the file. Blocks follow, each with 16 bytes before it: a
+tag of four letters, the number of its items, the number of its bytes. All numbers are little-endian.
 
 * ``text``: strings, each its length in bytes and UTF-8. The first string of a file has the number 1, 0 is
   the empty one.
 * ``stak``: Python stacks, innermost frame first: the number of frames, then function, file and line of
   each, the first two as numbers of strings. The first stack has the number 1, 0 is the unknown one.
 * ``rcds``: records (``layout.RECORD``). What they name stands before them.
+
+A trace may go on in another file: the numbers of its strings and stacks go on there as well.
 """
 
 from __future__ import annotations
@@ -29,13 +32,16 @@ from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, pack
 VERSION = 1
 MAGIC = b"cudakit\n"
 
-_HEADER = struct.Struct("<8s3I12x")
+_HEADER = struct.Struct("<8s3I4xQ")
+_END = struct.Struct("<Q")
+_END_AT = _HEADER.size - _END.size
 _BLOCK = struct.Struct("<4sIQ")
 _NUMBER = struct.Struct("<I")
 _FRAME = struct.Struct("<3I")
 
 # Enough to make the cost of a write small, few enough that a crash loses little.
 _RECORDS_PER_BLOCK = 512
+_WINDOW_BYTES = 1 << 20
 
 
 class Clock(IntEnum):
@@ -60,8 +66,8 @@ class Writer:
     """Appends to a new file; a sink of events: ``Sim(sink=writer.write)``."""
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
-        self._file: BinaryIO = path.open("xb", buffering=0)
-        self._file.write(_HEADER.pack(MAGIC, VERSION, RECORD_BYTES, clock))
+        self._clock = clock
+        self._file = self._new_file(path)
         self._events: list[Event] = []
         self._strings: dict[str, int] = {"": 0}
         self._stacks: dict[Stack, int] = {(): 0}
@@ -88,6 +94,27 @@ class Writer:
             self._new_stacks.append(self._packed(stack))
         return number
 
+    @property
+    def size_bytes(self) -> int:
+        """How much was written into the file that is open."""
+        return self._file.tell()
+
+    def go_on(self, path: Path) -> None:
+        """Continue the trace in another new file: numbers go on, and nothing is written twice."""
+        self.close()
+        self._file = self._new_file(path)
+
+    def start_over(self, path: Path) -> None:
+        """Begin another trace, in a process that was forked off: what is not on disk is the parent's.
+
+        Numbers that were given out stay valid: all strings and stacks are written again.
+        """
+        self._file.close()
+        self._events.clear()
+        self._new_strings = [_packed_text(text) for text in self._strings if text]
+        self._new_stacks = [self._packed(stack) for stack in self._stacks if stack]
+        self._file = self._new_file(path)
+
     def flush(self) -> None:
         """Write out what was appended so far."""
         records = pack(self._events, self._number)
@@ -103,12 +130,16 @@ class Writer:
             self.flush()
             self._file.close()
 
+    def _new_file(self, path: Path) -> BinaryIO:
+        file = path.open("xb", buffering=0)
+        file.write(_HEADER.pack(MAGIC, VERSION, RECORD_BYTES, self._clock, 0))
+        return file
+
     def _number(self, text: str) -> int:
         number = self._strings.get(text)
         if number is None:
             number = self._strings[text] = len(self._strings)
-            encoded = text.encode("utf-8", "surrogateescape")
-            self._new_strings.append(_NUMBER.pack(len(encoded)) + encoded)
+            self._new_strings.append(_packed_text(text))
         return number
 
     def _packed(self, stack: Stack) -> bytes:
@@ -127,44 +158,49 @@ class Writer:
 class Reader:
     """Reads a file, also one that is still being written, or was cut off.
 
-    Raises InputError for what is no trace, or one of another version.
+    ``after`` is the reader of the file that this one continues. Raises InputError for what is no trace, or
+    one of another version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, after: Reader | None = None) -> None:
         self._path = path
-        self._file = path.open("rb")
+        # Without a buffer: it would read ahead, beyond the end of what is written.
+        self._file = path.open("rb", buffering=0)
         try:
             self.clock = self._read_header()
         except InputError:
             self._file.close()
             raise
-        self.strings: list[str] = [""]
-        self.stacks: list[Stack] = [()]
+        self.strings: list[str] = after.strings if after else [""]
+        self.stacks: list[Stack] = after.stacks if after else [()]
         self._records_left = 0  # of a block whose end was not there yet
+        self._at = self._end = _HEADER.size
+        self._window = b""  # what was read of the file, and from where on
+        self._window_at = 0
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def batches(self, *, records: int = 65536) -> Iterator[Records]:
-        """Yield what is there, in batches of at most so many records; called again, what came since.
+        """Yield what is there now, in batches of at most so many records; called again, what came since.
 
         The strings and stacks that a batch names are in ``strings`` and ``stacks`` by then.
         """
-        while self._records_left or self._next_block():
-            count = min(records, self._records_left, self._remaining_bytes() // RECORD_BYTES)
-            if not count:
-                return
-            self._records_left -= count
-            yield np.frombuffer(self._file.read(count * RECORD_BYTES), RECORD)
+        self._end = self._readable_bytes()
+        while found := self._gather(records):
+            yield np.frombuffer(found, RECORD)
 
     def _read_header(self) -> Clock:
         header = self._file.read(_HEADER.size)
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
             raise InputError(f"{self._path} is not a trace of cudakit")
-        _, version, record_bytes, clock = _HEADER.unpack(header)
+        _, version, record_bytes, clock, _ = _HEADER.unpack(header)
         if (version, record_bytes) != (VERSION, RECORD_BYTES):
             raise InputError(
                 f"{self._path} is a trace of version {version}; this cudakit reads {VERSION}",
@@ -174,19 +210,40 @@ class Reader:
             raise InputError(f"{self._path} is damaged: there is no clock {clock}")
         return Clock(clock)
 
+    def _gather(self, records: int) -> bytes:
+        """Read on until so many records are together, or no more are there."""
+        found: list[bytes] = []
+        while records and (self._records_left or self._next_block()):
+            count = min(records, self._records_left, (self._end - self._at) // RECORD_BYTES)
+            if not count:
+                break
+            found.append(self._take(count * RECORD_BYTES))
+            self._records_left -= count
+            records -= count
+        return b"".join(found)
+
     def _next_block(self) -> bool:
         """Read up to the next block of records; False where none has begun."""
-        while self._remaining_bytes() >= _BLOCK.size:
-            begin = self._file.tell()
-            tag, count, size_bytes = _BLOCK.unpack(self._file.read(_BLOCK.size))
+        while self._end - self._at >= _BLOCK.size:
+            tag, count, size_bytes = _BLOCK.unpack(self._take(_BLOCK.size))
             if tag == b"rcds":
                 self._records_left = count
                 return True
-            if self._remaining_bytes() < size_bytes:  # it is still being written
-                self._file.seek(begin)
+            if self._end - self._at < size_bytes:  # it is still being written
+                self._at -= _BLOCK.size
                 return False
-            self._read_table(tag, count, self._file.read(size_bytes))
+            self._read_table(tag, count, self._take(size_bytes))
         return False
+
+    def _take(self, size_bytes: int) -> bytes:
+        """Return the next bytes, all of which are there."""
+        begin = self._at - self._window_at
+        if begin + size_bytes > len(self._window):
+            wanted = max(size_bytes, min(self._end - self._at, _WINDOW_BYTES))
+            self._window = os.pread(self._file.fileno(), wanted, self._at)
+            self._window_at, begin = self._at, 0
+        self._at += size_bytes
+        return self._window[begin : begin + size_bytes]
 
     def _read_table(self, tag: bytes, count: int, payload: bytes) -> None:
         try:
@@ -199,8 +256,16 @@ class Reader:
         except (struct.error, IndexError) as error:
             raise InputError(f"{self._path} is damaged: a table of it cannot be read") from error
 
-    def _remaining_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size - self._file.tell()
+    def _readable_bytes(self) -> int:
+        """Return where the readable part ends, which moves on while the file is written."""
+        size_bytes = os.fstat(self._file.fileno()).st_size
+        (end,) = _END.unpack(os.pread(self._file.fileno(), _END.size, _END_AT))
+        return min(end, size_bytes) if end else size_bytes
+
+
+def _packed_text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogateescape")
+    return _NUMBER.pack(len(encoded)) + encoded
 
 
 def _strings(payload: bytes, count: int) -> Iterator[str]:

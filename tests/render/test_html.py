@@ -188,7 +188,7 @@ def test_nothing_in_the_page_refers_to_the_outside() -> None:
     links = {node.attributes["href"] for node in nodes if "href" in node.attributes}
     assert all(link is not None and link.startswith(("#", "data:,")) for link in links)
     style = page.one("style").text
-    assert set(re.findall(r"url\([^)]*\)", style)) == {"url(#hatching)"}
+    assert all(url.startswith("url(#") for url in re.findall(r"url\([^)]*\)", style))
     assert "@import" not in style
     assert "http" not in style
 
@@ -289,7 +289,7 @@ def test_an_empty_table_says_so() -> None:
 
 
 def test_a_view_of_an_unknown_kind_shows_its_fallback() -> None:
-    assert "no picture here" in body(layout_view(kind="race")).words
+    assert "no picture here" in body(layout_view(kind="bench")).words
 
 
 def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:

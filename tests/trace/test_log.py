@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,48 @@ def test_a_damaged_table_is_refused(tmp_path: Path, block: bytes) -> None:
 
     with pytest.raises(InputError, match="is damaged"):
         read(path)
+
+
+def test_a_trace_goes_on_in_another_file_with_its_numbers(tmp_path: Path) -> None:
+    frame = Frame("step", "train.py", 12)
+    first, second = tmp_path / "0", tmp_path / "1"
+    with Writer(first, clock=Clock.VIRTUAL) as writer:
+        writer.write(Event(Launch(stream=1, name="k"), site=writer.stack((frame,))))
+        writer.go_on(second)
+        sites = [writer.stack((frame,)), writer.stack((frame, frame))]
+        for site in sites:
+            writer.write(Event(Launch(stream=1, name="k"), site=site))
+
+    with Reader(first) as reader, Reader(second, after=reader) as further:
+        everything(reader)
+        found = everything(further)
+
+        assert [event.fact for event in found] == [Launch(stream=1, name="k")] * 2
+        assert [further.stacks[event.site] for event in found] == [(frame,), (frame, frame)]
+
+
+def test_a_file_that_is_mapped_is_read_up_to_its_end(tmp_path: Path) -> None:
+    content = written(tmp_path / "log", marks(3)).read_bytes()
+    path = tmp_path / "mapped"
+    path.write_bytes(content[:32] + bytes(1 << 16))
+    found = []
+    with path.open("r+b") as file, Reader(path) as reader:
+        for begin, end in pairwise((32, len(content) - RECORD_BYTES, len(content))):
+            file.seek(begin)
+            file.write(content[begin:end])
+            file.seek(24)
+            file.write(struct.pack("<Q", end))
+            file.flush()
+            found.append(everything(reader))
+
+    assert found == [marks(2), marks(3)[2:]]
+
+
+def test_records_of_many_small_blocks_come_together(tmp_path: Path) -> None:
+    with Writer(tmp_path / "log", clock=Clock.VIRTUAL) as writer:
+        for event in marks(100):
+            writer.write(event)
+            writer.flush()
+
+    with Reader(tmp_path / "log") as reader:
+        assert [len(batch) for batch in reader.batches(records=64)] == [64, 36]

@@ -18,12 +18,10 @@ from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.gpu.sim.spool import VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]
-
-# Names the spool to which simulated devices attach themselves when they are opened.
-SPOOL = "CUDAKIT_SPOOL"
 
 # The trace of a long block must not fill the disk; a second of it is some megabytes at most.
 _SECONDS_BETWEEN_READS = 1.0
@@ -32,18 +30,21 @@ _SECONDS_BETWEEN_READS = 1.0
 class Recording:
     """What this process enqueues on GPUs, from ``begin`` on until it ends, handed to a consumer.
 
-    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and what comes is
-    read every second, that neither a block nor what follows it fills the disk.
+    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and with ``always``
+    what comes is read every second, that neither a block nor what follows it fills the disk.
     """
 
-    def __init__(self, consume: Consume, directory: Path, *, unwatched: str) -> None:
-        self.unwatched = unwatched  # why CUDA itself is not recorded; empty where it is
+    def __init__(
+        self, consume: Consume, directory: Path, *, always: bool, unwatched: str = ""
+    ) -> None:
+        self.unwatched = unwatched  # why CUDA itself is not recorded; empty where nothing is missed
         self._consume = consume
         self._directory = directory
         self._spool = Spool(directory, discard=True)
         self._process = os.getpid()
         self._lock = threading.Lock()
-        threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
+        if always:
+            threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
 
     @contextmanager
     def drained(self) -> Iterator[None]:
@@ -59,7 +60,7 @@ class Recording:
                 self._consume(batch)
             yield
 
-    def watch_simulated(self, wanted: bool) -> None:  # noqa: FBT001 a switch
+    def watch_simulated(self, *, wanted: bool) -> None:
         """Record the simulated devices that are opened from now on, or no more of them."""
         if wanted:
             os.environ[SPOOL] = str(self._directory)
@@ -73,12 +74,19 @@ class Recording:
                 pass
 
 
-def begin(consume: Consume, *, gpu: str = "auto", on_missing: str = "refuse") -> Recording:
+def begin(
+    consume: Consume,
+    *,
+    gpu: str = "auto",
+    on_missing: str = "refuse",
+    found: Ready | Refusal | None = None,
+) -> Recording:
     """Record this process; call it before CUDA is used.
 
     ``gpu`` "sim" leaves CUDA itself alone. So does "auto" where CUDA cannot be recorded and shows no device
-    either: nothing can be missed. ``on_missing`` "run" goes on where something can. Raises UsageError where
-    it is too late or the process is watched already, EnvironmentUnusable where the recorder cannot work.
+    either: nothing can be missed. ``on_missing`` "run" goes on where something can. ``found`` replaces the
+    preflight. Raises UsageError where it is too late or the process is watched already,
+    EnvironmentUnusable where the recorder cannot work.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -87,18 +95,18 @@ def begin(consume: Consume, *, gpu: str = "auto", on_missing: str = "refuse") ->
         )
     directory = Path(mkdtemp(prefix="cudakit-"))
     atexit.register(partial(shutil.rmtree, directory, ignore_errors=True))
-    unwatched = ""
+    recorded, unwatched = False, ""
     try:
-        if gpu == "auto":
-            _record_cuda(directory)
+        recorded = gpu == "auto" and _record_cuda(directory, found)
     except CudakitError as error:
         if on_missing == "refuse":
             raise
         unwatched = f"CUDA was not watched: {error.message}"
-    return Recording(consume, directory, unwatched=unwatched)
+    return Recording(consume, directory, always=recorded, unwatched=unwatched)
 
 
-def _record_cuda(directory: Path) -> None:
+def _record_cuda(directory: Path, found: Ready | Refusal | None) -> bool:
+    """Start the recorder; False where it does not work and nothing can be missed."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
@@ -107,11 +115,13 @@ def _record_cuda(directory: Path) -> None:
             "CUDA is in use in this process already: what was enqueued before is not known",
             hint="begin before CUDA is first used, or watch all of it: cudakit run --sanitize SCRIPT",
         )
-    found = preflight(None)
+    found = found or preflight(None)
     if isinstance(found, Ready):
         _subscribe(found, directory)
-    elif device_count():
+        return True
+    if device_count():
         raise found.error()
+    return False
 
 
 def _subscribe(ready: Ready, directory: Path) -> None:

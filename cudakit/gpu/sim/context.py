@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +19,7 @@ from cudakit.gpu.sim.clock import Clock
 from cudakit.gpu.sim.costs import costs_of
 from cudakit.gpu.sim.recorder import Recorder, Sink, Sources
 from cudakit.gpu.sim.schedule import Schedule
+from cudakit.gpu.sim.spool import attachment
 from cudakit.trace.events import Event, Fact
 
 _C = TypeVar("_C", bound="Context")
@@ -46,6 +50,7 @@ class Context:
     ``model`` names a recorded machine and ``ordinal`` a device of it. ``seed`` is what the schedule is
     picked by, None for the one in which everything runs as early as it can. ``sink`` is given an event for
     every call, ``site`` says where in the program the call comes from (see ``trace.log.Writer.stack``).
+    Without a sink, a device of a program that is watched writes to the spool that the environment names.
     """
 
     def __init__(
@@ -63,6 +68,10 @@ class Context:
         self.lock = threading.RLock()
         self.clock = Clock()
         self.schedule = Schedule(self.clock, seed=seed)
+        self._attached = None if sink else attachment(os.environ)
+        if self._attached:
+            sink, site = self._attached.sink, self._attached.site
+            atexit.register(self._tell_everything)
         self.recorder = Recorder(sink)
         self._view = _cuda_view(model)
         self._facts = self._device(ordinal)
@@ -121,8 +130,20 @@ class Context:
         """Finish all work, and refuse every call from then on. A second time does nothing."""
         with self.lock:
             self.schedule.wait_for_all()
-            self.recorder.flush(all_of_it=True)
+            self._end_recording()
             self.closed = True
+        atexit.unregister(self._tell_everything)
+
+    def _tell_everything(self) -> None:
+        """Tell at the end of the program what a device that was never closed has left to do."""
+        with suppress(Exception):  # what its kernels raise, nobody waits for any more
+            self.schedule.wait_for_all()
+        self._end_recording()
+
+    def _end_recording(self) -> None:
+        self.recorder.flush(all_of_it=True)
+        if self._attached:
+            self._attached.close()
 
     def _device(self, ordinal: int) -> DeviceFacts:
         devices = self._view.devices

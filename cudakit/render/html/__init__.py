@@ -57,7 +57,7 @@ def _body(document: Document) -> Markup:
     contents = _table_of_contents(document)
     return element(
         "body",
-        _hatching(),
+        _patterns(),
         contents,
         _NEWLINE,
         content,
@@ -77,10 +77,22 @@ def _table_of_contents(document: Document) -> Markup | None:
     return element("nav", element("ul", *links), aria_label="Contents")
 
 
+def _patterns() -> Markup:
+    """Define once what the stylesheet refers to: the pattern of free memory, and heads of arrows."""
+    heads = (_arrow_head(kind) for kind in ("order", "missing"))
+    return element(
+        "svg",
+        element("defs", _hatching(), *heads),
+        class_="hidden",
+        width=0,
+        height=0,
+        aria_hidden="true",
+    )
+
+
 def _hatching() -> Markup:
-    """Define the pattern of free memory once; the stylesheet refers to it."""
     line = element("path", class_="hatch", d="M-1 1l2-2M0 6l6-6M5 7l2-2")
-    pattern = element(
+    return element(
         "pattern",
         element("rect", class_="hatched", width=6, height=6),
         line,
@@ -89,6 +101,17 @@ def _hatching() -> Markup:
         height=6,
         patternUnits="userSpaceOnUse",
     )
+
+
+def _arrow_head(kind: str) -> Markup:
     return element(
-        "svg", element("defs", pattern), class_="hidden", width=0, height=0, aria_hidden="true"
+        "marker",
+        element("path", class_=f"head {kind}", d="M0 0l8 4l-8 4z"),
+        id=f"head-{kind}",
+        refX=8,
+        refY=4,
+        markerWidth=8,
+        markerHeight=8,
+        markerUnits="userSpaceOnUse",
+        orient="auto",
     )

@@ -8,8 +8,10 @@ from typing import Final
 from cudakit.document import Columns
 from cudakit.render.markup import Markup
 from cudakit.render.svg.layout import memory_layout
+from cudakit.render.svg.race import race
 
 # A kind that is not here shows the fallback of its View.
 VIEWS: Final[Mapping[str, Callable[[Sequence[Columns]], Markup]]] = {
     "memory-layout": memory_layout,
+    "race": race,
 }

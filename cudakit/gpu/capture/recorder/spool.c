@@ -29,7 +29,7 @@ typedef struct __attribute__((packed)) {
 static char directory[PATH_MAX - 64];
 static char *segment; /* NULL: none is open */
 static size_t used;
-static unsigned segments;
+static unsigned segments, chain; /* of this process: another chain for each program that it was */
 static uint32_t strings, stacks;
 static table known_strings; /* by their hash */
 static uint64_t lost, written;
@@ -56,7 +56,7 @@ void spool_forked(void)
 {
     drop_segment();
     table_clear(&known_strings);
-    segments = 0;
+    segments = chain = 0;
     strings = stacks = 0;
     lost = written = 0;
 }
@@ -81,10 +81,20 @@ static char *map_file(const char *path)
     return mapped;
 }
 
+/* The file of the next segment. A program that became another one has left files of the same number. */
+static void name_segment(char *path, size_t bytes)
+{
+    char name[32];
+    do {
+        snprintf(name, sizeof name, chain ? "%d.%u" : "%d", (int)getpid(), chain);
+        snprintf(path, bytes, "%s/%s-%06u.trace", directory, name, segments);
+    } while (!segments && !access(path, F_OK) && ++chain);
+}
+
 static int next_segment(void)
 {
     char path[PATH_MAX], partial[PATH_MAX + sizeof ".new"];
-    snprintf(path, sizeof path, "%s/%d-%06u.trace", directory, (int)getpid(), segments);
+    name_segment(path, sizeof path);
     snprintf(partial, sizeof partial, "%s.new", path);
     char *fresh = map_file(partial);
     if (!fresh)

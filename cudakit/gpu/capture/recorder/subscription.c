@@ -117,6 +117,8 @@ static void after_fork_in_child(void)
     numbers_clear();
 }
 
+/* Exit handlers run in the reverse order of their registration: ours, which comes after the library was
+ * loaded, before the library's own, which looks at what is still subscribed and finds contexts that are gone. */
 static void watch_process(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);

@@ -8,7 +8,7 @@
 /* Load the library and begin to record; on failure return false and say why. */
 bool subscription_begin(const char *library, char *why, size_t why_bytes);
 
-/* End it: before the interpreter goes, or the process dies at its exit. */
+/* End it. Done by itself when the process exits, after the program and before the driver's own handlers. */
 void subscription_end(void);
 
 #endif

@@ -1,0 +1,189 @@
+"""The engine: a trace goes in, batch by batch, and races come out.
+
+Pure and incremental: it knows no device, no clock and no file. The order of work is fixed when it is
+enqueued, so that a trace can be looked at at any time later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cudakit.core.sanitize.calls import Call
+from cudakit.core.sanitize.columns import AccessRow, Batch, in_order
+from cudakit.core.sanitize.conflicts import Conflict, Judge
+from cudakit.core.sanitize.memory import Memory
+from cudakit.core.sanitize.pruning import MOST_SEGMENTS, coarsen, prune
+from cudakit.core.sanitize.races import Confidence, Coverage, Race
+from cudakit.core.sanitize.replays import Replays
+from cudakit.core.sanitize.shadow import Shadow
+from cudakit.core.sanitize.streams import Order
+from cudakit.core.sanitize.verdicts import Verdicts
+from cudakit.core.sanitize.waits import Waits
+from cudakit.core.sanitize.work import Work
+from cudakit.trace.kinds import Kind, Known
+from cudakit.trace.layout import Records
+
+_LAUNCH: Final = int(Kind.LAUNCH)
+_Taker: TypeAlias = Callable[[Iterable[AccessRow]], None]
+
+# So many records are taken at once: what is made of them is gone before the next ones.
+_RECORDS_AT_ONCE: Final = 1 << 14
+STRAY_ACCESS: Final = "access without its launch"
+UNKNOWN_STREAM: Final = "stream that was not seen to be made"
+
+
+class Engine:
+    """Finds the races in the trace of one process.
+
+    The host is one timeline, in the order of its calls, unless ``strict_threads`` makes it one for each
+    thread: locks between threads are not seen. Pairs of which neither side is known exactly are counted,
+    and returned only with ``report_possible``. Where there are more than ``forgets_above`` things to
+    remember, those that no race can come of any more are looked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        strict_threads: bool = False,
+        report_possible: bool = False,
+        forgets_above: int = 1024,
+    ) -> None:
+        self.coverage = Coverage()
+        self.gaps: Counter[str] = Counter()
+        self._strict = strict_threads
+        self._report_possible = report_possible
+        self._races: list[Race] = []
+        self._strings: Sequence[str] = ()
+        self._order = order = Order()
+        self._shadow = shadow = Shadow(Judge(self._found), shows_near=report_possible)
+        self._memory = Memory(order, shadow)
+        self._verdicts = Verdicts(order, self._memory.driver, self._memory.pools)
+        self._waits = Waits(order, self.gaps)
+        self._replays = Replays(order, shadow, self.coverage, self.gaps)
+        self._work = Work(order, shadow, self._memory.driver, self.coverage, strict=strict_threads)
+        self._handlers = self._all_handlers()
+        self._takers: dict[int, _Taker] = {
+            Kind.GRAPH_NODE: self._replays.node_accesses,
+            Kind.GRAPH_LAUNCH: self._replays.launch_accesses,
+        }
+        self._take: _Taker = self._work.accesses  # accesses of the last call that has any
+        self._last_seq = 0
+        self._ends_bare = False  # the last record was a launch
+        self._forgets_above = self._enough = forgets_above
+
+    def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
+        """Take the next records of the trace, and return the races that they complete.
+
+        ``strings`` is the table of the trace as far as the records need it: it only grows.
+        """
+        self._strings = strings
+        records = in_order(records)
+        for begin in range(0, len(records), _RECORDS_AT_ONCE):
+            for some in self._of_one_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+                self._feed(Batch(some, self._last_seq))
+                self._last_seq = int(some["seq"][-1])
+            self._forget()
+        self._replays.finish()
+        found, self._races = self._races, []
+        return found
+
+    def _of_one_thread(self, records: Records) -> Iterator[Records]:
+        """Yield runs of records of one thread, whose clock is the host's meanwhile; else all at once."""
+        if not self._strict:
+            yield records
+            return
+        threads = records["thread"]
+        for run in np.split(records, np.flatnonzero(threads[1:] != threads[:-1]) + 1):
+            if len(run):
+                self._order.act_as(int(run["thread"][0]))
+            yield run
+
+    def _feed(self, batch: Batch) -> None:
+        handlers, takers, rows, accesses = self._handlers, self._takers, batch.rows, batch.accesses
+        replays, launch = self._replays, self._work.launch
+        self._count(batch)
+        if batch.leading:
+            self._take(islice(accesses, batch.leading))
+        for kind, following in zip(batch.kinds, batch.following, strict=True):
+            if replays.launched is not None:
+                replays.finish()
+            if kind == _LAUNCH:  # as nearly all are: the short way
+                self._take = launch(next(rows[_LAUNCH])[0], islice(accesses, following))
+                continue
+            handlers[kind](*next(rows[kind]))
+            if kind in takers:
+                self._take = takers[kind]
+            if following:
+                self._take(islice(accesses, following))
+
+    def _count(self, batch: Batch) -> None:
+        coverage, known = self.coverage, batch.known
+        if batch.strays:
+            self.gaps[STRAY_ACCESS] += batch.strays
+        if batch.leading and self._ends_bare:  # so the last launch has accesses after all
+            coverage.launches_unknown -= 1
+        self._ends_bare = batch.kinds[-1:] == [Kind.LAUNCH] and not batch.following[-1]
+        coverage.launches += batch.launches
+        coverage.launches_unknown += batch.bare_launches
+        coverage.accesses_exact += known[Known.EXACT]
+        coverage.accesses_summary += known[Known.SUMMARY]
+        coverage.accesses_assumed += known[Known.ASSUMED]
+
+    def _found(self, conflict: Conflict) -> None:
+        if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
+            self.coverage.suspected += 1
+        else:
+            self._races.append(self._verdicts.race(conflict, self._strings))
+
+    def _forget(self) -> None:
+        """Forget what no race can come of, when there is much to remember."""
+        self._order.forget_gone()
+        if self._order.made_up:
+            self.gaps[UNKNOWN_STREAM] = self._order.made_up
+        if self._remembered < self._enough:
+            return
+        prune(self._shadow, self._order.is_known)
+        self._waits.prune()
+        self._replays.prune()
+        if len(self._shadow.segments) > MOST_SEGMENTS:
+            coarsen(self._shadow, self._memory.driver.at)
+        self._enough = self._forgets_above + 2 * self._remembered
+
+    @property
+    def _remembered(self) -> int:
+        shadow = self._shadow
+        return len(shadow.segments) + len(shadow.pointers.known) + len(self._waits)
+
+    def _gap(self, _: Call, what: int, count: int) -> None:
+        self.gaps[self._strings[what]] += count
+
+    def _all_handlers(self) -> dict[int, Callable[..., Any]]:
+        work, memory, waits, replays = self._work, self._memory, self._waits, self._replays
+        return {
+            Kind.ALLOC: memory.alloc,
+            Kind.FREE: memory.free,
+            Kind.COPY: work.copy,
+            Kind.FILL: work.fill,
+            Kind.STREAM_CREATE: waits.create_stream,
+            Kind.STREAM_DESTROY: waits.destroy_stream,
+            Kind.EVENT_RECORD: waits.record,
+            Kind.STREAM_WAIT: waits.wait,
+            Kind.EVENT_SYNC: waits.host_waits_for_event,
+            Kind.EVENT_QUERY_OK: waits.host_waits_for_event,
+            Kind.STREAM_SYNC: waits.host_waits_for_stream,
+            Kind.STREAM_QUERY_OK: waits.host_waits_for_stream,
+            Kind.CONTEXT_SYNC: waits.host_waits_for_context,
+            Kind.HOST_CALL: waits.host_call,
+            Kind.CAPTURE_BEGIN: waits.capture_begin,
+            Kind.CAPTURE_END: waits.capture_end,
+            Kind.GRAPH_NODE: replays.add_node,
+            Kind.GRAPH_EDGE: replays.add_edge,
+            Kind.GRAPH_LAUNCH: replays.launch,
+            Kind.MEMOP: waits.memop,
+            Kind.GAP: self._gap,
+        }

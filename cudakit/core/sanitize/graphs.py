@@ -1,0 +1,111 @@
+"""Graphs: what their nodes touch, and which of them wait for which.
+
+To the outside a launch is one operation of its stream, so its nodes have one tick; inside, the edges order
+them. CUDA C++ Programming Guide, "CUDA Graphs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+
+from cudakit.core.sanitize.calls import Call
+from cudakit.core.sanitize.clocks import Clock
+from cudakit.core.sanitize.columns import AccessRow
+from cudakit.trace.kinds import Kind, Work
+
+_KINDS = {
+    Work.LAUNCH: Kind.LAUNCH,
+    Work.COPY: Kind.COPY,
+    Work.FILL: Kind.FILL,
+    Work.ALLOC: Kind.ALLOC,
+    Work.FREE: Kind.FREE,
+    Work.HOST_CALL: Kind.HOST_CALL,
+    Work.MEMOP: Kind.MEMOP,
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, as it was added to its graph."""
+
+    call: Call
+    accesses: list[AccessRow] = field(default_factory=list)
+
+
+class Graph:
+    """The nodes of a graph and their order."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Node] = {}
+        self._before: dict[int, list[int]] = {}
+        self._ancestors: dict[int, int] | None = None
+
+    def add(self, call: Call, node: int, work: int) -> None:
+        """Append a node; a number that was there is replaced."""
+        call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
+        call.node = node
+        self._nodes[node] = Node(call)
+        self._ancestors = None
+
+    def order(self, before: int, after: int) -> None:
+        """Let a node wait for another one."""
+        self._before.setdefault(after, []).append(before)
+        self._ancestors = None
+
+    def touches(self, row: AccessRow) -> None:
+        """Say what a node does in each launch."""
+        if row[-1] in self._nodes:
+            self._nodes[row[-1]].accesses.append(row)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def ancestors(self) -> Mapping[int, int]:
+        """For each node, the nodes before it as bits of a number; the mapping's order is one to work in."""
+        if self._ancestors is None:
+            self._ancestors = {}
+            for node in self._in_order():
+                bits = 0
+                for before in self._before.get(node, ()):
+                    bits |= self._ancestors.get(before, 0) | 1 << before
+                self._ancestors[node] = bits
+        return self._ancestors
+
+    def node(self, number: int) -> Node:
+        return self._nodes[number]
+
+    def _in_order(self) -> list[int]:
+        """List the nodes so that each stands behind those it waits for: as they were made, if they can."""
+        if all(before < node for node, some in self._before.items() for before in some):
+            return sorted(self._nodes)
+        try:
+            in_order = TopologicalSorter(self._before).static_order()
+            known = dict.fromkeys([*in_order, *self._nodes])
+        except CycleError:  # a damaged trace: CUDA refuses such a graph
+            return sorted(self._nodes)
+        return [node for node in known if node in self._nodes]
+
+
+@dataclass(slots=True)
+class GraphLaunch:
+    """A launch whose accesses are still coming in."""
+
+    call: Call
+    graph: Graph
+    slot: int
+    tick: int
+    past: Clock
+    accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
+
+    def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
+        """Yield what each node does, in an order that keeps to the edges."""
+        own = self.call
+        for number in self.graph.ancestors:
+            added = self.graph.node(number)
+            accesses = added.accesses + self.accesses.get(number, [])
+            if accesses:
+                site = added.call.site or own.site
+                yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses

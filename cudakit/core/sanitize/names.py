@@ -1,0 +1,146 @@
+"""What kernels and streams are called, in full for programs and short for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from cudakit.trace.kinds import StreamFlag
+
+# Gives a mangled name its readable form, and any other name back.
+Demangle: TypeAlias = Callable[[str], str]
+
+HOST = 0  # the number of no stream
+
+SHORT = 80
+
+# Ever less: levels of template arguments, types among the arguments of each, namespaces of the kernel.
+_DETAIL = (
+    (9, 99, True),
+    (2, 1, True),
+    (2, 1, False),
+    (1, 1, True),
+    (0, 0, True),
+    (0, 0, False),
+)
+
+_OPENING, _CLOSING = "<({[", ">)}]"
+_OPERATOR = re.compile(r"\boperator\s*(?:\(\)|\[\]|->\*?|<=>|<<=?|>>=?|[<>]=?)\s?")
+_ABI_TAG = re.compile(r"\[abi:[^\]]*\]")
+_NUMBER = re.compile(r"(-?\d+)u?l{0,2}")
+_CAST = re.compile(r"\([^()]*\)(?=\w)")  # of an enumerator: (Mode)2
+_AFTER_PARAMETERS = re.compile(r"\)( const| \[clone [^\]]*\])*$")
+
+
+def short_kernel(name: str, *, longest: int = SHORT) -> str:
+    """Shorten the readable name of a kernel: ``at::native::vectorized_kernel<4, add<float>, …>``.
+
+    Parameters and the namespaces of template arguments are left out, and so many template arguments
+    as have no room. What is local to a function (a lambda) is named by the function.
+    """
+    text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
+    if not _is_balanced(text):
+        return cut(text, longest)
+    *around, last = _scopes(_without_signature(text))
+    for levels, most, qualified in _DETAIL:
+        short = "::".join((*(around if qualified else ()), _template(last, levels, most)))
+        if len(short) <= longest:
+            return short
+    return cut(short, longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """Take the middle out of a text that is too long: kernels differ at both ends."""
+    if len(text) <= longest:
+        return text
+    head = (longest - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
+    """Name a stream as CUDA's documentation does; ``thread`` is who enqueued there."""
+    match flag:
+        case _ if number == HOST:
+            return "the host"
+        case StreamFlag.LEGACY:
+            return "the legacy default stream"
+        case StreamFlag.PER_THREAD:
+            return f"the per-thread default stream of thread {thread}"
+        case StreamFlag.NON_BLOCKING:
+            return f"stream {number} (non-blocking)"
+        case _:
+            return f"stream {number}"
+
+
+def _without_signature(text: str) -> str:
+    """Take the type of the result and the parameters away: ``void f<int>(int)`` is ``f<int>``."""
+    if _AFTER_PARAMETERS.search(text):
+        text = text[: _places(text, "(")[-1]]
+    return text[max(_places(text, " "), default=-1) + 1 :]
+
+
+def _scopes(text: str) -> list[str]:
+    """Divide a qualified name; all but the last lose their template arguments."""
+    *around, last = _split(text, "::")
+    named = (scope.partition("<")[0] for scope in around if not scope.startswith("("))
+    return [*named, last]
+
+
+def _template(text: str, levels: int, most: int) -> str:
+    """Write a name with its template arguments, of the types among them so many as ``most``."""
+    name, opening, rest = text.partition("<")
+    if not opening or ">" not in rest:
+        return text
+    inside, _, tail = rest.rpartition(">")
+    if levels == 0:
+        return f"{name}<…>{tail}"
+    arguments = [argument.strip() for argument in _split(inside, ",")]
+    types = [place for place, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
+    end = types[most] if len(types) > most else len(arguments)
+    shown = [_argument(argument, levels - 1, most) for argument in arguments[:end]]
+    more = ["…"] if end < len(arguments) else []
+    return f"{name}<{', '.join(shown + more)}>{tail}"
+
+
+def _argument(text: str, levels: int, most: int) -> str:
+    """Write a template argument without its namespaces."""
+    if number := _NUMBER.fullmatch(text):
+        return number[1]
+    scopes = _split(_CAST.sub("", text), "::")
+    local = next((scope for scope in scopes if _is_function(scope)), None)
+    if local is None:
+        return _template(scopes[-1], levels, most)
+    return _template(_without_signature(local), levels, most)
+
+
+def _is_function(scope: str) -> bool:
+    return not scope.startswith(("(", "{")) and bool(_AFTER_PARAMETERS.search(scope))
+
+
+def _split(text: str, separator: str) -> list[str]:
+    ends = [*_places(text, separator), len(text)]
+    begins = [0, *(end + len(separator) for end in ends[:-1])]
+    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def _places(text: str, wanted: str) -> list[int]:
+    """Find what stands outside of all brackets."""
+    depth, found = 0, []
+    for place, character in enumerate(text):
+        if depth == 0 and text.startswith(wanted, place):
+            found.append(place)
+        depth += (character in _OPENING) - (character in _CLOSING)
+    return found
+
+
+def _is_balanced(text: str) -> bool:
+    open_: list[str] = []
+    for character in text:
+        if character in _OPENING:
+            open_.append(character)
+        elif character in _CLOSING and (
+            not open_ or _OPENING.index(open_.pop()) != _CLOSING.index(character)
+        ):
+            return False
+    return not open_

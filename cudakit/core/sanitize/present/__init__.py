@@ -1,0 +1,45 @@
+"""The SanitizeResult as a Document: the verdict, each race, and how much was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cudakit.core.sanitize.present import coverage, races
+from cudakit.core.sanitize.races import RaceKind
+from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.document import Document, Node, Note, Section
+from cudakit.units import format_count
+
+
+def report(result: SanitizeResult, *, top: int = 20) -> Document:
+    """Lay out the report with the first ``top`` races, 0 for all."""
+    shown = result.races if top == 0 else result.races[:top]
+    nodes: list[Node] = [
+        races.race(found, number, several_processes=len(result.processes) > 1)
+        for number, found in enumerate(shown, start=1)
+    ]
+    left_out = len(result.races) - len(shown)
+    if left_out:
+        nodes.append(Note("info", f"{left_out:,} more races are not shown"))
+    seen = tuple(coverage.notes(result))
+    return Document(title(result), (*nodes, Section("Coverage", seen)) if nodes else seen)
+
+
+def title(result: SanitizeResult) -> str:
+    """Say the verdict: ``2 races between streams, found 1,204 times``."""
+    return ", ".join(_verdict(result))
+
+
+def _verdict(result: SanitizeResult) -> Iterator[str]:
+    races, times = len(result.races), sum(found.count for found in result.races)
+    where = "" if any(found.kind is RaceKind.HOST for found in result.races) else " between streams"
+    if races:
+        yield f"{races:,} race{'s' if races > 1 else ''}{where}"
+    else:
+        yield "no races found"
+    if times > races:
+        yield f"found {format_count(times)} times"
+    if result.simulated:
+        yield "on a simulated device"
+    if result.stopped:
+        yield "stopped at the first"

@@ -1,0 +1,190 @@
+"""The shadow of memory: for all bytes that calls touched, what a later touch may race with.
+
+Addresses of the host are addresses like others. What is known exactly is kept for ranges (``segments``)
+and for rows at equal distances (``strided``); what kernels were given, as points (``pointers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from cudakit.core.sanitize.calls import ASSUMED, WRITE, Call, Touch
+from cudakit.core.sanitize.clocks import NEVER, Clock, Release
+from cudakit.core.sanitize.columns import AccessRow
+from cudakit.core.sanitize.conflicts import Judge
+from cudakit.core.sanitize.pointers import Pointers
+from cudakit.core.sanitize.rows import Rows, rows_of
+from cudakit.core.sanitize.segments import Segments
+from cudakit.core.sanitize.strided import Strided
+
+# Up to so many rows are looked at one by one.
+_FEW_ROWS = 16
+
+
+class Actor(Protocol):
+    """A timeline, or a place in it."""
+
+    @property
+    def slot(self) -> int:
+        """Its place in clocks."""
+
+    @property
+    def tick(self) -> int:
+        """What its next operation is known by."""
+
+    @property
+    def past(self) -> Clock:
+        """What its next operation comes after."""
+
+
+class Shadow:
+    """The shadow of the memory of one process.
+
+    ``shows_near``: also tell of kernels whose pointer lies before the bytes, in the same allocation.
+    """
+
+    def __init__(self, judge: Judge, *, shows_near: bool = False) -> None:
+        self.judge = judge
+        self.segments = Segments()
+        self.strided = Strided()
+        self.pointers = Pointers()
+        self._shows_near = shows_near
+        self._rows = self.strided.cells
+        self._points = self.pointers.known
+
+    def add(self, touch: Touch, past: Clock, stride: int = 0, count: int = 0) -> None:
+        """Look at an access, with a stride or without, however well it is known, and keep it."""
+        if touch.known == ASSUMED:
+            self.point(touch, past)
+        elif count > 1:
+            self.touch_rows(touch, past, rows_of(touch.lo, touch.hi, stride, count))
+        elif touch.lo < touch.hi:
+            self.touch(touch, past)
+
+    def add_all(self, rows: Iterable[AccessRow], call: Call, actor: Actor) -> None:
+        """Look at the accesses of a launch, and keep them.
+
+        The two that nearly all accesses are, and that nothing else is near to, are dealt with here: an
+        access to just the bytes of one segment, and a pointer that was there before.
+        """
+        slot, tick, past = actor.slot, actor.tick, actor.past
+        segments, pointers = self.segments.beginning_at, self.pointers.known
+        strided, shows_near = self.strided.cells, self._shows_near
+        for lo, hi, mode, known, stride, count, _ in rows:
+            touch = Touch(slot, tick, call, lo, hi, mode, known)
+            if strided or count > 1 or shows_near:
+                self.add(touch, past, stride, count)
+            elif known == ASSUMED:
+                pointer = pointers.get(lo)
+                if pointer is None or (segments and self.segments.at(lo).hi > lo):
+                    self.point(touch, past)
+                elif not pointer.takes(touch, past):
+                    self.point(touch, past)
+            else:
+                segment = segments.get(lo)
+                if segment is None or segment.hi != hi or pointers:
+                    self.add(touch, past)
+                elif not segment.takes(touch, past):
+                    self.add(touch, past)
+
+    def touch(self, touch: Touch, past: Clock) -> None:
+        """Look at an access to all bytes of a range, and keep it."""
+        segment = self.segments.beginning_at.get(touch.lo)
+        if segment is None or segment.hi != touch.hi or not segment.takes(touch, past):
+            self._touch_tiles(touch, past)
+        if self._rows:
+            self._against_strided(touch, past)
+        if self._points:
+            self._against_pointers(touch, past)
+        if self.judge.open:
+            self.judge.close()
+
+    def touch_rows(self, touch: Touch, past: Clock, rows: Rows) -> None:
+        """Look at an access to rows, and keep it."""
+        if rows.count <= _FEW_ROWS:
+            for lo, hi in rows.ranges():
+                self.touch(_part(touch, lo, hi), past)
+            return
+        weigh, mode = self.judge.weigh, touch.mode
+        for segment in self.segments.within(rows.lo, rows.hi):
+            if shared := rows.shared_with_range(segment.lo, segment.hi):
+                weigh(segment, segment.unordered(mode, past), touch, past, shared)
+        for cell, shared in self.strided.sharing_rows(rows):
+            weigh(cell, cell.unordered(mode, past), touch, past, shared)
+        for pointer in self.pointers.within(rows.lo, rows.hi):
+            if shared := rows.shared_with_range(pointer.address, pointer.address + 1):
+                weigh(pointer, pointer.unordered(mode, past), touch, past, shared)
+        own = self.strided.cell(rows)
+        weigh(own, own.unordered(mode, past), touch, past, (rows.lo, rows.hi))
+        own.store(touch, past)
+        self.judge.close()
+
+    def point(self, touch: Touch, past: Clock) -> None:
+        """Look at a pointer that a kernel was given, and keep it."""
+        lo = touch.lo
+        pointer = self._points.get(lo) or self.pointers.at(lo)
+        if not pointer.takes(touch, past):
+            found = pointer.unordered(touch.mode, past)
+            self.judge.weigh(pointer, found, touch, past, (lo, lo + 1))
+            pointer.store(touch, past)
+        segment = self.segments.at(lo)
+        if segment.hi > lo and (found := segment.unordered(touch.mode, past)):
+            self.judge.weigh(segment, found, touch, past, (lo, min(segment.hi, touch.hi)))
+        if self._rows:
+            for cell, shared in self.strided.sharing_range(lo, lo + 1):
+                self.judge.weigh(cell, cell.unordered(touch.mode, past), touch, past, shared)
+        if self._shows_near:
+            self._against_ranges_behind(touch, past)
+        if self.judge.open:
+            self.judge.close()
+
+    def freed_before(self, lo: int, hi: int) -> list[Release]:
+        """List after which frees, in the order of streams, memory of a range can be had again."""
+        writes = (segment.write for segment in self.segments.within(lo, hi))
+        releases = (write.call.release for write in writes if write and write.tick == NEVER)
+        return [release for release in releases if release is not None]
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Forget all accesses to a range."""
+        self.segments.clear(lo, hi)
+        self.strided.clear(lo, hi)
+        self.pointers.clear(lo, hi)
+
+    def _touch_tiles(self, touch: Touch, past: Clock) -> None:
+        """Look at an access to bytes that are not alike, and join those that become alike by it."""
+        for tile in self.segments.cut(touch.lo, touch.hi):
+            if found := tile.unordered(touch.mode, past):
+                self.judge.weigh(tile, found, touch, past, (tile.lo, tile.hi))
+            tile.store(touch, past)
+        self.segments.join(touch.lo, touch.hi)
+
+    def _against_strided(self, touch: Touch, past: Clock) -> None:
+        for cell, shared in self.strided.sharing_range(touch.lo, touch.hi):
+            self.judge.weigh(cell, cell.unordered(touch.mode, past), touch, past, shared)
+        if touch.mode & WRITE:
+            self.strided.clear(touch.lo, touch.hi)
+
+    def _against_pointers(self, touch: Touch, past: Clock) -> None:
+        for pointer in self.pointers.within(touch.lo, touch.hi):
+            if found := pointer.unordered(touch.mode, past):
+                self.judge.weigh(pointer, found, touch, past, (pointer.address, touch.hi))
+            if touch.mode & WRITE:
+                pointer.clear()
+        if self._shows_near:
+            self._against_pointers_before(touch, past)
+
+    def _against_pointers_before(self, touch: Touch, past: Clock) -> None:
+        for pointer in self.pointers.within(0, touch.lo):
+            found = [one for one in pointer.unordered(touch.mode, past) if one.hi > touch.lo]
+            self.judge.weigh(pointer, found, touch, past, (touch.lo, touch.hi), near=True)
+
+    def _against_ranges_behind(self, touch: Touch, past: Clock) -> None:
+        for segment in self.segments.within(touch.lo + 1, touch.hi):
+            if segment.lo > touch.lo:
+                found = segment.unordered(touch.mode, past)
+                self.judge.weigh(segment, found, touch, past, (segment.lo, segment.hi), near=True)
+
+
+def _part(touch: Touch, lo: int, hi: int) -> Touch:
+    return Touch(touch.slot, touch.tick, touch.call, lo, hi, touch.mode, touch.known)

@@ -1,0 +1,137 @@
+"""A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
+
+Reads every kind of node; Columns are not shown, of a View its fallback, of a Chart its numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from cudakit.document import (
+    Chart,
+    Document,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Stack,
+    Table,
+    Tree,
+    Value,
+    View,
+)
+from cudakit.render.amounts import NO_STACK, frame_words, words
+from cudakit.render.svg.words import x_words, y_words
+
+_LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
+_ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
+_DEEPEST_HEADING = 6
+_MOST_POINTS = 40
+
+# What means something in CommonMark or GitHub's dialect of it, wherever it stands in a line; links too.
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
+# What means something at the beginning of a paragraph: lists, rules and underlined headings.
+_BEGINNING = re.compile(r"^(\d*)([-+=.)])")
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
+
+
+def render(document: Document) -> str:
+    """Write a Document; every word in it is escaped, so that it reads as it is."""
+    parts = (f"# {_escaped(document.title)}", *_nodes(document.nodes, level=2))
+    return "\n\n".join(parts) + "\n"
+
+
+def _nodes(nodes: Sequence[Node], level: int) -> Iterator[str]:
+    for node in nodes:
+        yield from _node(node, level)
+
+
+def _node(node: Node, level: int) -> Iterator[str]:
+    match node:
+        case Section(title, nodes):
+            yield from _section(title, nodes, level)
+        case Facts(rows) if rows:
+            yield "\n".join(f"* **{_escaped(label)}**: {_cell(value)}" for label, value in rows)
+        case Table():
+            yield _table(node)
+        case Tree():
+            yield "\n".join(_tree(node, 0))
+        case Chart():
+            yield _chart(node)
+        case Note():
+            yield _note(node)
+        case View():
+            yield from _node(node.fallback, level)
+
+
+def _section(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
+    """Write a heading and what stands under it; nothing where that is nothing."""
+    inner = list(_nodes(nodes, level + 1))
+    if inner:
+        yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escaped(title)}"
+        yield from inner
+
+
+def _table(table: Table) -> str:
+    rows = [*table.rows, *([table.total_row] if table.total_row else [])]
+    lines = [
+        _line(_escaped(column.name) for column in table.columns),
+        _line(_ALIGNED[column.kind] for column in table.columns),
+        *(_line(map(_cell, row)) for row in rows),
+    ]
+    text = "\n".join(lines)
+    return f"{text}\n\n{_paragraph(table.caption)}" if table.caption else text
+
+
+def _chart(chart: Chart) -> str:
+    """Write a chart as a table of its points, thinned out where there are many."""
+    title = f"**{_escaped(chart.title)}**"
+    if not len(chart.x) or not chart.series:
+        return f"{title}: no data"
+    places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
+    across = x_words(chart)
+    lines = [
+        _line((_escaped(chart.x_label), *(_escaped(series.name) for series in chart.series))),
+        _line("---:" for _ in range(len(chart.series) + 1)),
+        *(
+            _line(
+                _escaped(text)
+                for text in (across[i], *(y_words(chart, float(s.y[i])) for s in chart.series))
+            )
+            for i in places
+        ),
+    ]
+    return "\n".join((title, "", *lines))
+
+
+def _note(note: Note) -> str:
+    lines = [f"> **{_LEVELS[note.level]}**: {_escaped(note.text)}"]
+    lines += [f"> * {_paragraph(remedy)}" for remedy in note.remedies]
+    return "\n".join(lines)
+
+
+def _tree(tree: Tree, depth: int) -> Iterator[str]:
+    yield f"{'  ' * depth}* {_paragraph(tree.label)}: {_cell(tree.value)}"
+    for child in tree.children:
+        yield from _tree(child, depth + 1)
+
+
+def _line(cells: Iterator[str] | Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: Value) -> str:
+    if isinstance(value, Stack):
+        return " ← ".join(_escaped(frame_words(frame)) for frame in value.frames) or NO_STACK
+    return _escaped(words(value))
+
+
+def _paragraph(text: str) -> str:
+    return _BEGINNING.sub(r"\1\\\2", _escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """Make words that mean themselves, on one line."""
+    plain = _INVISIBLE.sub(" ", text).strip()
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", plain)

@@ -1,0 +1,157 @@
+"""The Findings of a Document as SARIF 2.1.0, which editors and code hosts show beside the source.
+
+Sections in comments are those of the OASIS standard, "Static Analysis Results Interchange Format (SARIF)
+Version 2.1.0".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote
+
+from cudakit.document import Document, Finding, Frame, Node, Note, Section, Stack, View
+from cudakit.render.amounts import site
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_ROOT = "SRCROOT"
+_LEVELS: Final = {"error": "error", "warn": "warning", "info": "note", "ok": "note"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_Object: TypeAlias = dict[str, Any]
+
+
+def render(document: Document, *, root: str = "") -> str:
+    """Write every Note that has a Finding as a result, and every other Note as a notification.
+
+    A result's location is where the first of its places is; all places are related locations, and their
+    stacks, outermost frame first, the threads of a code flow. ``root`` is an absolute directory: files in
+    it are named relative to it. The text is ASCII: names are escaped as JSON, files as URIs (RFC 3986).
+    """
+    notes = tuple(_notes(document.nodes))
+    results = [(note, note.finding) for note in notes if note.finding is not None]
+    rules = {finding.rule: finding for _, finding in results}
+    run = {
+        "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
+        # 3.20.14: whether the tool itself failed, not what it found.
+        "invocations": [
+            {
+                "executionSuccessful": True,
+                "toolExecutionNotifications": [
+                    _notification(note) for note in notes if note.finding is None
+                ],
+            }
+        ],
+        **({"originalUriBaseIds": {_ROOT: {"uri": _folder(root)}}} if root else {}),
+        "results": [
+            _result(note, finding, list(rules).index(finding.rule), root)
+            for note, finding in results
+        ],
+    }
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(_clean(log), indent=2) + "\n"
+
+
+def _notes(nodes: Sequence[Node]) -> Iterator[Note]:
+    for node in nodes:
+        match node:
+            case Note():
+                yield node
+            case Section():
+                yield from _notes(node.nodes)
+            case View():
+                yield from _notes((node.fallback,))
+
+
+def _rule(finding: Finding) -> _Object:
+    return {"id": finding.rule, "shortDescription": {"text": finding.meaning}}
+
+
+def _notification(note: Note) -> _Object:
+    return {"level": _LEVELS[note.level], "message": _message(note)}
+
+
+def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
+    places = [(label, stack) for label, stack in finding.places if stack.frames]
+    result: _Object = {
+        "ruleId": finding.rule,
+        "ruleIndex": rule,
+        "level": _LEVELS[note.level],
+        "message": _message(note),
+        "occurrenceCount": finding.count,
+    }
+    if places:
+        result["locations"] = [_location(site(places[0][1]), root)]
+        result["relatedLocations"] = [
+            {"id": number, **_location(site(stack), root), "message": {"text": label}}
+            for number, (label, stack) in enumerate(places, start=1)
+        ]
+        result["codeFlows"] = [
+            {"threadFlows": [_thread(label, stack, root) for label, stack in places]}
+        ]
+    return result
+
+
+def _message(note: Note) -> _Object:
+    return {"text": "\n".join((note.text, *note.remedies))}
+
+
+def _thread(label: str, stack: Stack, root: str) -> _Object:
+    """Write a stack as the calls that led to it (3.37)."""
+    steps = [{"location": _location(frame, root)} for frame in reversed(stack.frames)]
+    return {"message": {"text": label}, "locations": steps}
+
+
+def _location(frame: Frame, root: str) -> _Object:
+    """Write where a frame stands; generated code has a name only."""
+    location: _Object = {}
+    if frame.name:
+        location["logicalLocations"] = [{"fullyQualifiedName": frame.name, "kind": "function"}]
+    if frame.filename and not frame.filename.startswith("<"):
+        location["physicalLocation"] = _physical(frame, root)
+    return location
+
+
+def _physical(frame: Frame, root: str) -> _Object:
+    physical: _Object = {"artifactLocation": _artifact(frame.filename, root)}
+    if frame.line > 0:
+        physical["region"] = {"startLine": frame.line}
+    return physical
+
+
+def _artifact(filename: str, root: str) -> _Object:
+    path = PurePosixPath(filename)
+    if root and path.is_relative_to(root):
+        return {"uri": _escaped(str(path.relative_to(root))), "uriBaseId": _ROOT}
+    if path.is_absolute():
+        return {"uri": f"file://{_escaped(filename)}"}
+    return {"uri": _escaped(filename)}
+
+
+def _folder(root: str) -> str:
+    # 3.14.14: a base ends with a slash.
+    return f"file://{_escaped(root.rstrip('/'))}/"
+
+
+def _escaped(path: str) -> str:
+    try:
+        raw = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raw = path.encode("utf-8", "replace")
+    # A relative path that began with a word and a colon would be an address of its own.
+    return quote(raw, safe="/")
+
+
+def _clean(value: Any) -> Any:
+    """Take out what no text in UTF-8 can hold."""
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value)
+        case dict():
+            return {key: _clean(item) for key, item in value.items()}
+        case list():
+            return [_clean(item) for item in value]
+    return value

@@ -1,0 +1,44 @@
+"""Starts the agent in a Python program, then makes way for the sitecustomize that this one hides.
+
+Python imports it by itself at its start, because this directory is the first of PYTHONPATH; nothing else
+may be in here, where it would hide a module of the program. Nothing is imported that Python has not
+imported by then: the program may have modules of the same names. See ``site`` of the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _frozen_importlib import module_from_spec
+from _frozen_importlib_external import spec_from_file_location
+
+_HERE = os.path.dirname(__file__)
+
+
+def _start_agent() -> None:
+    path = os.path.join(os.path.dirname(_HERE), "start.py")
+    spec = spec_from_file_location("_cudakit_agent", path)
+    if spec and spec.loader:
+        agent = module_from_spec(spec)
+        spec.loader.exec_module(agent)
+        agent.start(_HERE)
+
+
+def _run_hidden() -> None:
+    """Run the program's own sitecustomize in the place of this one."""
+    found = (finder.find_spec("sitecustomize", None) for finder in sys.meta_path)
+    spec = next(filter(None, found), None)
+    if spec is None or spec.loader is None:
+        # As if there were none: site expects this error, and the import forgets this module.
+        raise ImportError("there is no other sitecustomize", name="sitecustomize")
+    module = sys.modules["sitecustomize"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+sys.path_importer_cache.pop(_HERE, None)
+try:  # noqa: SIM105 contextlib is a module that Python has not imported
+    _start_agent()
+except Exception:  # noqa: BLE001, S110 the program must not notice; start says what failed
+    pass
+_run_hidden()

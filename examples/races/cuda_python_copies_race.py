@@ -1,0 +1,22 @@
+"""What one stream copies to the device, another copies back without waiting for it.
+
+The second copy may run before the first, and returns what the memory held until then.
+"""
+
+from cuda.bindings import driver
+
+from cuda_driver import call, open_device, stream
+
+SIZE = 1 << 24
+
+open_device()
+upload, download = stream(), stream()
+host = call(driver.cuMemAllocHost(2 * SIZE))
+memory = call(driver.cuMemAlloc(SIZE))
+
+call(driver.cuMemcpyHtoDAsync(memory, host, SIZE, upload))
+# WRONG: no event says when the first copy is there.
+call(driver.cuMemcpyDtoHAsync(host + SIZE, memory, SIZE, download))
+
+call(driver.cuCtxSynchronize())
+print("copied there and back")

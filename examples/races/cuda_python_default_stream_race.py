@@ -1,0 +1,23 @@
+"""A fill on the default stream and a copy on a non-blocking stream, which are not ordered.
+
+The legacy default stream waits for all other streams of its context and they wait for it, unless they were
+made with CU_STREAM_NON_BLOCKING.
+"""
+
+from cuda.bindings import driver
+
+from cuda_driver import call, open_device, stream
+
+SIZE = 1 << 24
+
+open_device()
+download = stream(blocking=False)
+host = call(driver.cuMemAllocHost(SIZE))
+memory = call(driver.cuMemAlloc(SIZE))
+
+call(driver.cuMemsetD8Async(memory, 1, SIZE, 0))
+# WRONG: a non-blocking stream does not wait for the default stream.
+call(driver.cuMemcpyDtoHAsync(host, memory, SIZE, download))
+
+call(driver.cuCtxSynchronize())
+print("filled and copied")

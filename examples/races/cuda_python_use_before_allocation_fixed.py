@@ -1,0 +1,19 @@
+"""Memory is allocated in the order of one stream, and filled on another that waits for it."""
+
+from cuda.bindings import driver
+
+from cuda_driver import call, open_device, stream, wait
+
+SIZE = 1 << 24
+
+open_device()
+owner, user = stream(), stream()
+
+memory = call(driver.cuMemAllocAsync(SIZE, owner))
+wait(user, owner)
+call(driver.cuMemsetD8Async(memory, 0, SIZE, user))
+
+wait(owner, user)
+call(driver.cuMemFreeAsync(memory, owner))
+call(driver.cuCtxSynchronize())
+print("allocated, filled, freed")

@@ -1,0 +1,15 @@
+"""Counters are set back to zero on one stream after a kernel on another has added them up."""
+
+import cupy
+
+side = cupy.cuda.Stream(non_blocking=True)
+counters = cupy.arange(1 << 22, dtype="i8")
+cupy.cuda.get_current_stream().synchronize()
+
+total = counters.sum()
+side.wait_event(cupy.cuda.get_current_stream().record())
+with side:
+    counters.fill(0)
+
+print(f"sum: {int(total)}")
+side.synchronize()

@@ -1,0 +1,20 @@
+"""An array is copied to the GPU on a non-blocking stream, and summed on the default stream.
+
+The default stream waits for ordinary streams by itself, but not for non-blocking ones: those are outside of
+its order, and the sum may read what has not arrived.
+"""
+
+import cupy
+import cupyx
+
+side = cupy.cuda.Stream(non_blocking=True)
+host = cupyx.empty_pinned(1 << 22, dtype="f4")
+host[:] = 1
+batch = cupy.empty(host.shape, host.dtype)
+
+batch.set(host, stream=side)
+# WRONG: nothing makes the default stream wait for the copy.
+total = batch.sum()
+
+print(f"sum: {float(total):.0f}")
+side.synchronize()

@@ -1,0 +1,26 @@
+"""What a kernel computes on one stream is copied to the host on another, which waits for it."""
+
+from numba import cuda
+
+work, download = cuda.stream(), cuda.stream()
+
+
+@cuda.jit
+def count(numbers):
+    i = cuda.grid(1)
+    if i < numbers.size:
+        numbers[i] = i
+
+
+host = cuda.pinned_array(1 << 20, dtype="i4")
+numbers = cuda.device_array(1 << 20, dtype="i4")
+count[1 << 12, 256, work](numbers)
+
+counted = cuda.event(timing=False)
+counted.record(work)
+counted.wait(download)
+numbers.copy_to_host(host, stream=download)
+
+download.synchronize()
+print(f"last: {host[-1]}")
+work.synchronize()

@@ -1,0 +1,182 @@
+"""Measure ``cudakit run --sanitize`` on a GPU, beside plain Python and PyTorch's CSAN, in one run.
+
+    python scripts/bench_sanitize.py [-o FILE.json] [--rounds N]
+
+Every figure is the median of processes that take turns, so that what else the machine does meets all alike:
+
+* a training step of a small model: plain, under the whole command with its engine fed, and under CSAN;
+  the same beside a second thread that keeps the interpreter busy;
+* the recorder alone, in a loop that is bound by launching;
+* the start of a process that never uses CUDA, plain and with the agent in it;
+* the engine alone, fed with the trace of that step.
+
+Exits with 1 where one of the limits is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+WORKLOAD = str(Path(__file__).with_name("sanitize_workload.py"))
+PLAIN = [sys.executable, WORKLOAD]
+WATCHED = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "-q"]
+WATCHED = [*WATCHED, "--python", sys.executable, "--", WORKLOAD]
+
+Figures: TypeAlias = dict[str, Any]
+
+# What the project set itself.
+MOST_STEP_RATIO = 1.5
+MOST_BUSY_RATIO = 1.7
+MOST_CALLBACK_NS = 2000
+MOST_START_MS = 20
+MOST_LAUNCH_US = 5
+
+
+def measured(command: list[str], *arguments: str) -> Figures:
+    """Run the workload, and return what it printed and what the process took in all."""
+    start = time.perf_counter()
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join([*command, *arguments])}\n{done.stdout}{done.stderr}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures | {"whole_s": time.perf_counter() - start}
+
+
+def in_turn(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
+    """Run each command as often as there are rounds, and return the median of every figure."""
+    runs = [
+        {name: measured(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
+    ]
+    return {name: median([each[name] for each in runs]) for name in commands}
+
+
+def median(runs: list[Figures]) -> Figures:
+    numbers = [key for key, value in runs[0].items() if isinstance(value, int | float)]
+    return runs[0] | {key: statistics.median(run[key] for run in runs) for key in numbers}
+
+
+def steps(rounds: int, *, busy: bool) -> Figures:
+    arguments = ["step", "--busy"] if busy else ["step"]
+    commands = {"plain": PLAIN, "cudakit": WATCHED, "csan": [*PLAIN, "--csan"]}
+    figures = in_turn(commands, rounds, *arguments)
+    plain_ms = figures["plain"]["step_ms"]
+    ratios = {name: each["step_ms"] / plain_ms for name, each in figures.items()}
+    return {"runs": figures, "ratios": ratios}
+
+
+def recorder_alone(rounds: int, folder: Path) -> Figures:
+    """Return what a launch takes more with the recorder in the process, and what it wrote."""
+    turns = [
+        (measured(PLAIN, "loop"), measured(PLAIN, "loop", "--record", str(folder / str(number))))
+        for number in range(rounds)
+    ]
+    plain = median([first for first, _ in turns])
+    watched = median([second for _, second in turns])
+    # A launch is at least one callback, so this is the most that a callback can take.
+    return {
+        "plain_ns": plain["launch_ns"],
+        "watched_ns": watched["launch_ns"],
+        "launch_ns": watched["launch_ns"] - plain["launch_ns"],
+        "records_per_launch": watched["counts"]["written"] / watched["launches"],
+        "lost": watched["counts"]["lost"],
+    }
+
+
+def starts(rounds: int) -> Figures:
+    figures = in_turn({"plain": PLAIN, "agent": WATCHED}, rounds, "starts")
+    plain_ms, agent_ms = (figures[name]["start_ms"] for name in ("plain", "agent"))
+    return {"plain_ms": plain_ms, "agent_ms": agent_ms, "more_ms": agent_ms - plain_ms}
+
+
+def engine_alone(folder: Path) -> Figures:
+    """Record training steps, and time the engine on what was recorded."""
+    from cudakit.core.sanitize.engine import Engine
+    from cudakit.trace.spool import Spool
+
+    measured(PLAIN, "step", "--record", str(folder))
+    batches = list(Spool(folder).batches())
+    seconds = []
+    for _ in range(3):
+        engine = Engine()
+        start = time.perf_counter()
+        races = [race for batch in batches for race in engine.feed(batch.records, batch.strings)]
+        seconds.append(time.perf_counter() - start)
+    launches = engine.coverage.launches
+    accesses = engine.coverage.accesses_assumed + engine.coverage.accesses_exact
+    return {
+        "launches": launches,
+        "records": sum(len(batch.records) for batch in batches),
+        "accesses_per_launch": accesses / max(launches, 1),
+        "us_per_launch": statistics.median(seconds) * 1e6 / max(launches, 1),
+        "races": len(races),
+        "gaps": dict(engine.gaps),
+    }
+
+
+def circumstances() -> Figures:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {"gpu": gpu, "python": platform.python_version(), "machine": platform.machine()}
+
+
+def rows(all_of_it: Figures) -> Iterator[tuple[str, float, str, float]]:
+    """Yield what has a limit: its name, value, unit and the limit."""
+    yield "step, cudakit / plain", all_of_it["step"]["ratios"]["cudakit"], "x", MOST_STEP_RATIO
+    yield "step, beside a thread", all_of_it["busy"]["ratios"]["cudakit"], "x", MOST_BUSY_RATIO
+    yield "recorder, a launch", all_of_it["recorder"]["launch_ns"], "ns", MOST_CALLBACK_NS
+    yield "agent, at the start", all_of_it["start"]["more_ms"], "ms", MOST_START_MS
+    yield "engine, a launch", all_of_it["engine"]["us_per_launch"], "us", MOST_LAUNCH_US
+
+
+def show(all_of_it: Figures) -> bool:
+    """Print the table; return whether every limit is kept."""
+    launches = all_of_it["launches"]["launches"]
+    for title, key in (("", "step"), (" beside a busy thread", "busy")):
+        print(f"training step of {launches} launches{title}")
+        for name, run in all_of_it[key]["runs"].items():
+            ratio = all_of_it[key]["ratios"][name]
+            print(
+                f"  {name:8} {run['step_ms']:9.3f} ms {ratio:6.2f} x   whole: {run['whole_s']:.1f} s"
+            )
+    for key in ("recorder", "start", "engine"):
+        print(key, json.dumps(all_of_it[key]))
+    kept = True
+    for name, value, unit, limit in rows(all_of_it):
+        kept &= value <= limit
+        word = "kept" if value <= limit else "PASSED"
+        print(f"{name:24} {value:9.2f} {unit:2}  limit {limit:7.1f} {unit:2}  {word}")
+    return kept
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        all_of_it = {
+            "circumstances": circumstances(),
+            "launches": measured(PLAIN, "launches"),
+            "start": starts(min(options.rounds, 3)),
+            "engine": engine_alone(Path(folder, "trace")),
+            "recorder": recorder_alone(min(options.rounds, 3), Path(folder, "loops")),
+            "step": steps(options.rounds, busy=False),
+            "busy": steps(max(options.rounds // 2, 1), busy=True),
+        }
+    if options.output:
+        options.output.write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
+    return 0 if show(all_of_it) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

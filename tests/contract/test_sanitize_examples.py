@@ -1,0 +1,63 @@
+"""Every example, and every program of tests/sanitize_programs, is judged rightly by the command itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES, PROGRAMS = ROOT / "examples/races", ROOT / "tests/sanitize_programs"
+JUDGE = ROOT / "scripts/judge_races.py"
+
+
+def expected(folder: Path) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((folder / "expected.toml").read_text(encoding="utf-8"))
+
+
+def names() -> Iterator[Any]:
+    for name, fields in (expected(EXAMPLES) | expected(PROGRAMS)).items():
+        yield pytest.param(name, marks=[pytest.mark.gpu] if "needs" in fields else [], id=name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", list(names()))
+def test_the_race_is_found_and_its_fixed_twin_is_clean(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(JUDGE), name], capture_output=True, text=True, check=False
+    )
+
+    if "skipped" in done.stdout.splitlines()[0]:
+        pytest.skip(done.stdout.splitlines()[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variant", ["race", "fixed"])
+def test_every_example_is_listed_with_what_is_expected_of_it(variant: str) -> None:
+    scripts = {
+        path.name.removesuffix(f"_{variant}.py") for path in EXAMPLES.glob(f"*_{variant}.py")
+    }
+
+    assert scripts == set(expected(EXAMPLES))
+
+
+def test_every_program_is_listed_with_what_is_expected_of_it() -> None:
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == set(expected(PROGRAMS))
+
+
+def test_the_table_of_the_examples_says_what_is_expected() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    table = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    rows = {cells[1].strip(" `"): cells[-2].strip() for cells in table}
+
+    assert rows == {name: in_the_table(fields) for name, fields in expected(EXAMPLES).items()}
+
+
+def in_the_table(fields: dict[str, Any]) -> str:
+    sure = fields["confidence"]
+    return "needs exact accesses" if sure == "possible" else f"found, {sure}"

@@ -1,0 +1,192 @@
+"""Races made by hand, as the engine would give them, and what their numbers stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cudakit.core.sanitize.races import (
+    Allocation,
+    Confidence,
+    Coverage,
+    Operation,
+    Race,
+    RaceKind,
+    Sync,
+    SyncKind,
+)
+from cudakit.core.sanitize.reader import Reader
+from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.result import FoundRace, SanitizeResult, Side
+from cudakit.core.sanitize.stacks import site
+from cudakit.document import Frame as DocumentFrame
+from cudakit.trace.kinds import How, Kind, Known, Mode, StreamFlag
+from cudakit.trace.log import Frame, Stack
+
+MIB = 2**20
+BASE = 0x7F2C_4000_0000
+
+ADD = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_"
+READABLE = {
+    ADD: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+}
+
+# The numbers of streams and of stacks below.
+DEFAULT, SIDE, OTHER, OWN = 1, 7, 9, 11
+PREFETCH, STEP, RECORD, WAIT, MADE = 1, 2, 3, 4, 5
+
+STREAMS: Mapping[int, StreamFlag] = {
+    DEFAULT: StreamFlag.LEGACY,
+    SIDE: StreamFlag.NON_BLOCKING,
+    OTHER: StreamFlag.BLOCKING,
+    OWN: StreamFlag.PER_THREAD,
+}
+
+_TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
+STACKS: Sequence[Stack] = (
+    (),
+    (
+        Frame("prefetch", "/home/user/train/loader.py", 31),
+        Frame("epoch", "/home/user/train/train.py", 58),
+        Frame("<module>", "/home/user/train/train.py", 80),
+    ),
+    (
+        Frame("forward", f"{_TORCH}/nn/modules/linear.py", 134),
+        Frame("_call_impl", f"{_TORCH}/nn/modules/module.py", 1786),
+        Frame("step", "/home/user/train/train.py", 44),
+        Frame("epoch", "/home/user/train/train.py", 60),
+        Frame("<module>", "/home/user/train/train.py", 80),
+    ),
+    (
+        Frame("record", f"{_TORCH}/cuda/streams.py", 223),
+        Frame("prefetch", "/home/user/train/loader.py", 30),
+    ),
+    (
+        Frame("wait_event", f"{_TORCH}/cuda/streams.py", 55),
+        Frame("epoch", "/home/user/train/train.py", 59),
+    ),
+    (
+        Frame("buffers", "/home/user/train/loader.py", 12),
+        Frame("<module>", "/home/user/train/train.py", 71),
+    ),
+)
+
+
+def kernel(
+    name: str = ADD,
+    *,
+    seq: int = 112,
+    stream: int = DEFAULT,
+    mode: Mode = Mode.READ | Mode.WRITE,
+    known: Known = Known.ASSUMED,
+    site: int = STEP,
+    graph: int = 0,
+    node: int = 0,
+) -> Operation:
+    return _operation(Kind.LAUNCH, name, seq, stream, mode, known, site, 60 * MIB, graph, node)
+
+
+def work(
+    kind: Kind = Kind.COPY,
+    *,
+    seq: int = 107,
+    stream: int = SIDE,
+    mode: Mode = Mode.WRITE,
+    site: int = PREFETCH,
+    graph: int = 0,
+    node: int = 0,
+) -> Operation:
+    return _operation(kind, "", seq, stream, mode, Known.EXACT, site, 4 * MIB, graph, node)
+
+
+def _operation(
+    kind: Kind,
+    name: str,
+    seq: int,
+    stream: int,
+    mode: Mode,
+    known: Known,
+    site: int,
+    size_bytes: int,
+    graph: int,
+    node: int,
+) -> Operation:
+    lo = BASE + 4 * MIB
+    return Operation(
+        seq=seq,
+        kind=kind,
+        name=name,
+        stream=stream,
+        context=1,
+        device=0,
+        thread=140_001,
+        site=site,
+        mode=mode,
+        known=known,
+        lo=lo,
+        hi=lo + size_bytes,
+        graph=graph,
+        node=node,
+    )
+
+
+EVENT = Sync(
+    SyncKind.EVENT, recorded_seq=101, recorded_site=RECORD, waited_seq=104, waited_site=WAIT
+)
+MEMORY = Allocation(BASE, 64 * MIB, How.SYNC, MADE, seq=12)
+
+
+def race(
+    kind: RaceKind = RaceKind.READ_AFTER_WRITE,
+    *,
+    confidence: Confidence = Confidence.LIKELY,
+    current: Operation | None = None,
+    previous: Operation | None = None,
+    allocation: Allocation | None = MEMORY,
+    last_sync: Sync | None = EVENT,
+    approximate: bool = False,
+) -> Race:
+    """Make a race; without more, of a prefetched batch that a kernel reads too early."""
+    current, previous = current or kernel(), previous or work()
+    lo, hi = max(current.lo, previous.lo), min(current.hi, previous.hi)
+    return Race(kind, confidence, lo, hi, current, previous, allocation, last_sync, approximate)
+
+
+def readable(name: str) -> str:
+    return READABLE.get(name, name)
+
+
+def reader(process: int = 4242) -> Reader:
+    return Reader(process, frames, STREAMS, readable)
+
+
+def frames(number: int) -> tuple[DocumentFrame, ...]:
+    return tuple(DocumentFrame(frame.function, frame.file, frame.line) for frame in STACKS[number])
+
+
+def found(made: Race | None = None) -> FoundRace:
+    return reader().found(made or race())
+
+
+def side(operation: Operation) -> Side:
+    return reader().side(operation)
+
+
+def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
+    """Make a report of races of one process, or add them to one."""
+    report = report or Report(demangle=readable)
+    report.add(process, races, stacks=STACKS, streams=STREAMS)
+    return report
+
+
+def result_of(report: Report, *, simulated: bool = False, stopped: bool = False) -> SanitizeResult:
+    coverage = Coverage(
+        launches=19_000, copies=1_200, fills=12, accesses_exact=2_424, accesses_assumed=38_000
+    )
+    return report.result(
+        exit_status=0, coverage={4242: coverage}, simulated=simulated, stopped=stopped
+    )
+
+
+def stack_site(number: int) -> int:
+    return site(frames(number))

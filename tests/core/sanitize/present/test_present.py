@@ -1,0 +1,301 @@
+"""The report as it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from core.sanitize.made import (
+    DEFAULT,
+    EVENT,
+    OTHER,
+    OWN,
+    PREFETCH,
+    STEP,
+    WAIT,
+    found,
+    kernel,
+    race,
+    readable,
+    report_of,
+    result_of,
+    work,
+)
+
+from cudakit.core.sanitize.present import report, title
+from cudakit.core.sanitize.races import (
+    Confidence,
+    Coverage,
+    Race,
+    RaceKind,
+    Sync,
+    SyncKind,
+)
+from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.core.sanitize.suppress import parse
+from cudakit.document import Columns, Document, Note, Section, View
+from cudakit.render import console, html, sarif
+from cudakit.trace.kinds import Kind, Mode
+
+CERTAIN = Confidence.CERTAIN
+
+OVERWRITTEN = race(
+    RaceKind.WRITE_AFTER_READ,
+    confidence=CERTAIN,
+    current=work(Kind.FILL, seq=240, stream=OTHER),
+    previous=work(mode=Mode.READ, seq=230, site=STEP),
+    allocation=None,
+    last_sync=None,
+)
+FREED = race(
+    RaceKind.USE_AFTER_FREE,
+    current=work(Kind.FREE, seq=300, stream=OWN),
+    previous=kernel("triton_poi_fused_add_0"),
+    last_sync=Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
+)
+IN_A_GRAPH = race(
+    RaceKind.WRITE_AFTER_WRITE,
+    current=kernel(graph=2, node=3, stream=OTHER),
+    previous=work(graph=2, node=2, stream=OTHER),
+    last_sync=None,
+    approximate=True,
+)
+REUSED = race(
+    RaceKind.REUSE,
+    current=kernel(stream=OWN),
+    previous=work(mode=Mode.READ),
+    last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT, 91, WAIT),
+)
+ON_THE_HOST = race(
+    RaceKind.HOST,
+    confidence=CERTAIN,
+    current=work(seq=130, stream=0, mode=Mode.READ, site=WAIT),
+)
+
+
+def read(result: SanitizeResult, width: int = 80) -> str:
+    return console.render(report(result), width=width, color=False)
+
+
+def racy(*races: Race) -> SanitizeResult:
+    return result_of(report_of(*races))
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_report_of_a_batch_that_is_read_too_early(
+    golden: Callable[[str, str], None], width: int
+) -> None:
+    golden(f"run-race-{width}.txt", read(racy(*[race()] * 1_200), width))
+
+
+def test_the_report_of_every_other_kind(golden: Callable[[str, str], None]) -> None:
+    result = racy(OVERWRITTEN, FREED, IN_A_GRAPH, REUSED, ON_THE_HOST)
+
+    golden("run-races-80.txt", read(result))
+
+
+def test_the_report_of_a_clean_program(golden: Callable[[str, str], None]) -> None:
+    golden("run-clean-80.txt", read(racy()))
+
+
+def test_the_report_of_what_was_not_seen(golden: Callable[[str, str], None]) -> None:
+    filled = Report(
+        suppressions=[parse("kernel:*elementwise*"), parse("kernel:no")], demangle=readable
+    )
+    report_of(race(), race(), race(confidence=Confidence.POSSIBLE), report=filled)
+    result = filled.result(
+        exit_status=0,
+        coverage={1: Coverage(launches=1, launches_unknown=1), 2: Coverage(graph_launches=2)},
+        gaps=[{f"cuNew{number}": 10 - number for number in range(10)}],
+        simulated=True,
+        notes=("process 3 was started with python -I, and was not watched",),
+    )
+
+    golden("run-gaps-80.txt", read(result))
+
+
+def test_the_report_of_a_program_without_cuda() -> None:
+    text = read(Report().result(exit_status=0, coverage={}))
+
+    assert text.startswith("no races found\n")
+    assert "nothing was enqueued on a GPU" in text
+
+
+@pytest.mark.parametrize(
+    ("races", "verdict"),
+    [
+        ((), "no races found"),
+        ((race(),), "1 race between streams"),
+        ((race(), race()), "1 race between streams, found 2 times"),
+        ((race(), OVERWRITTEN), "2 races between streams"),
+        ((race(), ON_THE_HOST, race()), "2 races, found 3 times"),
+    ],
+)
+def test_the_first_line_is_the_verdict(races: tuple[Race, ...], verdict: str) -> None:
+    assert title(racy(*races)) == verdict
+
+
+def test_the_first_line_says_what_was_simulated_and_what_was_cut_short() -> None:
+    result = result_of(report_of(race()), simulated=True, stopped=True)
+
+    assert title(result) == "1 race between streams, on a simulated device, stopped at the first"
+
+
+@pytest.mark.parametrize(("top", "shown"), [(2, 2), (0, 3), (20, 3)])
+def test_the_first_races_are_shown_and_the_rest_counted(top: int, shown: int) -> None:
+    document = report(racy(race(), OVERWRITTEN, FREED), top=top)
+    sections = [node.title for node in document.nodes if isinstance(node, Section)]
+    left_out = [node for node in document.nodes if isinstance(node, Note)]
+
+    assert len(sections) == shown + 1  # and the coverage
+    assert len(left_out) == (1 if shown < 3 else 0)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "level"),
+    [(CERTAIN, "error"), (Confidence.LIKELY, "warn"), (Confidence.POSSIBLE, "info")],
+)
+def test_the_surer_a_race_the_louder_it_is_said(confidence: Confidence, level: str) -> None:
+    report_ = Report(show=Confidence.POSSIBLE)
+    section = report(result_of(report_of(race(confidence=confidence), report=report_))).nodes[0]
+
+    assert isinstance(section, Section)
+    assert isinstance(section.nodes[0], Note)
+    assert section.nodes[0].level == level
+
+
+def test_two_devices_are_told_apart() -> None:
+    far = race(current=replace(kernel("add"), device=1))
+
+    assert "cuda:0" in read(racy(far))
+    assert "cuda:0" not in read(racy(race()))
+
+
+def test_several_processes_are_told_apart() -> None:
+    report_ = report_of(race())
+    several = report_.result(exit_status=0, coverage={4242: Coverage(launches=1), 7: Coverage()})
+
+    assert "in process    4242" in read(several)
+    assert "in 2 processes" in read(several)
+
+
+# --- the picture -----------------------------------------------------------------------------------
+
+
+def picture(made: Race) -> Columns:
+    section = report(racy(made)).nodes[0]
+    assert isinstance(section, Section)
+    (columns,) = (node for node in section.nodes if isinstance(node, Columns))
+    assert any(isinstance(node, View) and node.columns == (columns.name,) for node in section.nodes)
+    return columns
+
+
+def arrows(columns: Columns) -> list[tuple[str, str]]:
+    labels = columns.text["label"]
+    return [
+        (labels[at], labels[i]) for i, at in enumerate(columns.arrays["after"].tolist()) if at >= 0
+    ]
+
+
+def test_the_picture_shows_the_order_there_is_and_the_order_that_is_missing() -> None:
+    columns = picture(race(current=kernel("add")))
+
+    assert columns.arrays["seq"].tolist() == [101, 104, 107, 112]
+    assert columns.text["lane"] == ("stream 7 (non-blocking)", "the legacy default stream")
+    assert columns.arrays["lane"].tolist() == [0, 1, 0, 1]
+    assert arrows(columns) == [("event recorded", "wait for the event"), ("copy", "add")]
+
+
+def test_a_wait_that_came_after_the_copy_stands_after_it() -> None:
+    columns = picture(race(last_sync=replace(EVENT, waited_seq=110)))
+
+    assert columns.arrays["seq"].tolist() == [101, 107, 110, 112]
+
+
+def test_where_the_host_waited_it_has_a_lane() -> None:
+    assert picture(FREED).text["lane"][0] == "the host"
+    assert picture(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "the host")
+
+
+@pytest.mark.parametrize(
+    ("made", "lanes"),
+    [
+        (IN_A_GRAPH, ("node 2 of graph 2", "node 3 of graph 2")),
+        (
+            race(current=replace(kernel(stream=OTHER), context=2), previous=work(stream=OTHER)),
+            ("stream 9, context 1", "stream 9, context 2"),
+        ),
+    ],
+)
+def test_what_has_one_stream_has_two_lanes(made: Race, lanes: tuple[str, str]) -> None:
+    assert picture(made).text["lane"] == lanes
+
+
+def test_every_race_can_be_drawn() -> None:
+    races = (race(), OVERWRITTEN, FREED, IN_A_GRAPH, REUSED, ON_THE_HOST)
+    page = html.render(report(racy(*races)))
+
+    assert page.count('<figure class="race">') == len(races)
+    assert page.count('class="missing"') == 2 * len(races)  # an arrow, and its key
+
+
+def test_an_unknown_call_has_no_number() -> None:
+    unknown = race(current=kernel("add", seq=0), previous=work(seq=0), last_sync=None)
+
+    assert picture(unknown).arrays["seq"].tolist() == [0, 0]
+    assert "nothing makes the legacy default stream wait for stream 7 (non-blocking)" in read(
+        racy(unknown)
+    )
+
+
+def test_a_call_without_a_number_comes_after_the_wait_that_missed_it() -> None:
+    unknown = race(current=kernel("add", seq=0), previous=work(seq=0))
+
+    assert picture(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
+
+
+def test_nodes_of_one_launch_are_told_apart_by_their_nodes() -> None:
+    one = race(
+        current=kernel(graph=2, node=3), previous=work(seq=112, graph=2, node=2, stream=DEFAULT)
+    )
+
+    assert "nothing makes node 3 of graph 2 wait for node 2 of graph 2" in read(racy(one))
+
+
+def test_a_note_carries_the_finding_for_other_tools() -> None:
+    section = report(racy(race(), race())).nodes[0]
+    assert isinstance(section, Section)
+    note = section.nodes[0]
+    assert isinstance(note, Note)
+    assert note.finding is not None
+
+    assert (note.finding.rule, note.finding.count) == ("read-after-write", 2)
+    assert [label.partition(":")[0] for label, _ in note.finding.places] == [
+        "later",
+        "earlier",
+        "allocated",
+    ]
+
+
+def test_other_tools_read_every_race_and_every_note() -> None:
+    content = json.loads(sarif.render(report(racy(race(), OVERWRITTEN, race()))))
+    (run,) = content["runs"]
+
+    assert [(one["ruleId"], one["level"], one["occurrenceCount"]) for one in run["results"]] == [
+        ("write-after-read", "error", 1),
+        ("read-after-write", "warning", 2),
+    ]
+    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 1
+
+
+def test_a_hostile_name_stays_a_name() -> None:
+    name = "\x1b[31m<script>\u202e" * 50
+    hostile = result_of(report_of(race(current=kernel(name, site=PREFETCH))))
+    document: Document = report(hostile)
+
+    assert "\x1b" not in console.render(document, width=80, color=False)
+    assert "<script>" not in html.render(document)
+    assert found(race(current=kernel(name))).current.kernel == name

@@ -1,0 +1,183 @@
+"""What PyTorch's sanitizer checks of its event handler; streams and buffers as it numbers them."""
+
+from __future__ import annotations
+
+import pytest
+from core.sanitize.scene import NON_BLOCKING, Scene
+
+
+def scene(streams: int = 11) -> Scene:
+    """Make streams 1 to 11; scenarios that begin with a stream 0 use 11 for it."""
+    return Scene(*[NON_BLOCKING] * streams)
+
+
+def test_an_empty_kernel_races_with_nothing() -> None:
+    assert scene().kernel(1) == []
+
+
+def test_two_reads_are_no_race() -> None:
+    s = scene()
+    assert s.R(1, "x") + s.R(2, "x") == []
+
+
+def test_a_write_after_a_read_of_another_stream_is_a_race() -> None:
+    s = scene()
+    assert s.R(1, "x") == []
+    assert len(s.W(2, "x")) == 1
+
+
+def test_an_event_orders_a_write_after_a_read() -> None:
+    s = scene()
+    s.R(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1)
+    assert s.W(2, "x") == []
+
+
+def test_every_reader_must_come_after_the_last_write() -> None:
+    s = scene()
+    s.W(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1)
+    assert s.R(2, "x") == []
+    assert len(s.R(3, "x")) == 1
+
+
+def test_two_streams_that_branch_off_a_write_are_not_ordered() -> None:
+    s = scene()
+    s.W(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1)
+    s.wait(3, 1)
+    assert s.R(2, "x") + s.R(3, "x") == []
+    (race,) = s.W(2, "x")
+    assert race.previous.stream == 3
+
+
+def test_a_chain_of_events_orders_its_ends() -> None:
+    s = scene(12)
+    s.R(1, "x")
+    for i in range(1, 11):
+        s.record(i, i)
+        s.wait(i + 1, i)
+    assert s.W(11, "x") == []
+
+
+def test_what_comes_after_a_record_is_not_waited_for() -> None:
+    s = scene()
+    s.R(1, "x")
+    s.record(1, 1)
+    s.R(1, "x")
+    s.wait(2, 1)
+    assert len(s.W(2, "x")) == 1
+
+
+@pytest.mark.parametrize("case", ["destroyed and made", "destroyed", "made"])
+def test_a_record_of_an_event_that_is_gone_is_lost(case: str) -> None:
+    s = scene()
+    s.R(1, "x")
+    s.record(1, 1)
+    # An event that is made anew has another number, and was never recorded.
+    s.wait(2, {"destroyed and made": 2, "destroyed": 3, "made": 4}[case])
+    assert len(s.W(2, "x")) == 1
+
+
+@pytest.mark.parametrize(("last_read", "races"), [(True, 1), (False, 0)])
+def test_every_read_since_the_last_write_counts(last_read: bool, races: int) -> None:
+    s = scene()
+    for i in range(1, 10):
+        s.R(i, "x")
+        s.record(i, i)
+    for i in range(1, 10):
+        s.wait(11, i)
+    if last_read:
+        s.R(10, "x")
+        s.record(10, 9)  # in the wrong stream
+        s.wait(11, 10)
+    assert len(s.W(11, "x")) == races
+
+
+def test_every_buffer_that_races_is_told_of() -> None:
+    s = scene()
+    buffers = [f"b{letter}" for letter in "abcdefghij"]
+    s.W(11, *buffers)
+    assert len(s.W(1, *buffers)) == 10
+
+
+def test_waits_add_to_what_a_stream_knows() -> None:
+    s = scene()
+    s.W(1, "a")
+    s.W(2, "b")
+    s.record(1, 1)
+    s.record(2, 2)
+    s.W(1, "a")
+    s.W(2, "b")
+    s.wait(2, 1)
+    s.wait(1, 2)
+    s.record(3, 2)
+    s.wait(1, 3)
+    assert s.W(1, "a", "b") == []
+
+
+def test_a_second_record_replaces_the_first() -> None:
+    s = scene()
+    s.R(1, "a")
+    s.R(2, "b")
+    s.record(1, 1)
+    s.record(1, 2)
+    s.wait(3, 1)
+    assert len(s.W(3, "a")) == 1
+    assert s.W(3, "b") == []
+
+
+def test_several_streams_may_wait_for_one_record() -> None:
+    s = scene()
+    s.W(1, "a")
+    s.record(1, 1)
+    s.wait(2, 1)
+    s.wait(3, 1)
+    assert s.R(2, "a") + s.R(3, "a") == []
+
+
+def test_a_sync_of_the_device_orders_all_streams() -> None:
+    s = scene()
+    buffers = [f"x{letter}" for letter in "abcdefghi"]
+    for i, buffer in enumerate(buffers, 1):
+        s.W(i, buffer)
+    s.device_sync()
+    assert s.W(11, *buffers) == []
+
+
+def test_a_sync_of_the_device_orders_nothing_that_comes_later() -> None:
+    s = scene()
+    s.W(1, "x")
+    s.device_sync()
+    s.W(1, "x")
+    assert len(s.W(2, "x")) == 1
+
+
+def test_a_stream_made_after_a_sync_comes_after_it() -> None:
+    s = scene(1)
+    s.W(1, "x")
+    s.device_sync()
+    s.create(2)
+    assert s.W(2, "x") == []
+
+
+def test_a_sync_of_one_stream_orders_that_one_before_all() -> None:
+    s = scene()
+    s.W(11, "a")
+    s.W(1, "b")
+    s.sync(11)
+    assert s.R(2, "a") + s.R(3, "a") == []
+    assert len(s.R(4, "b")) == 1
+
+
+def test_a_sync_with_an_event_covers_what_was_before_its_record() -> None:
+    s = scene()
+    s.W(1, "a")
+    s.record(1, 1)
+    s.W(1, "b")
+    s.event_sync(1)
+    assert s.W(2, "a") == []
+    assert len(s.W(2, "b")) == 1

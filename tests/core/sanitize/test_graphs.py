@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from core.sanitize.scene import READ, SIZE, WRITE, Scene, place
+
+from cudakit.core.sanitize.races import Confidence, RaceKind
+from cudakit.core.sanitize.replays import UNKNOWN_GRAPH
+from cudakit.trace.events import Access, GraphEdge, GraphLaunch, GraphNode
+from cudakit.trace.kinds import Kind, Known, Mode, Work
+
+
+def access(node: int, buffer: str, mode: Mode, known: Known = Known.EXACT) -> Access:
+    return Access(place(buffer), place(buffer) + SIZE, mode, known, node=node)
+
+
+def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
+    """Make a graph: node 1 writes x, nodes 2 and 3 write y, node 4 reads x and y."""
+    for node, accesses in {
+        1: [access(1, "x", WRITE)],
+        2: [access(2, "y", WRITE)],
+        3: [access(3, "y", WRITE)],
+        4: [access(4, "x", READ), access(4, "y", READ)],
+    }.items():
+        s.call(GraphNode(graph, node, Work.COPY), *accesses)
+    for before, after in edges:
+        s.call(GraphEdge(graph, before, after))
+
+
+CHAIN = ((1, 2), (2, 3), (3, 4))
+
+
+def test_a_chain_of_nodes_is_ordered() -> None:
+    s = Scene()
+    build(s, *CHAIN)
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+
+
+def test_nodes_that_no_edge_orders_race_inside_the_graph() -> None:
+    s = Scene()
+    build(s, (1, 2), (1, 3), (2, 4), (3, 4))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    assert race.kind is RaceKind.WRITE_AFTER_WRITE
+    assert (race.previous.node, race.current.node) == (2, 3)
+    assert (race.current.graph, race.current.kind, race.current.stream) == (1, Kind.COPY, 1)
+
+
+def test_edges_may_go_against_the_numbers_of_nodes() -> None:
+    s = Scene()
+    build(s, (3, 2), (2, 1), (1, 4))
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+
+
+def test_a_launch_comes_after_what_is_in_its_stream_and_before_what_follows() -> None:
+    s = Scene()
+    build(s, *CHAIN)
+    s.W(1, "x", "y")
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    assert s.W(1, "x", "y") == []
+
+
+def test_a_launch_races_with_what_another_stream_does() -> None:
+    s = Scene()
+    build(s, *CHAIN)
+    s.W(2, "x")
+    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    assert (race.previous.stream, race.current.node) == (2, 1)
+    (race,) = s.R(3, "y")
+    assert (race.previous.node, race.previous.graph) == (3, 1)
+
+
+def test_an_event_after_a_launch_stands_for_all_its_nodes() -> None:
+    s = Scene()
+    build(s, (1, 4), (2, 3))
+    assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4
+    s.record(1, 1)
+    s.wait(2, 1)
+    assert s.W(2, "x", "y") == []
+
+
+def test_an_executable_never_overlaps_itself_and_two_of_them_may() -> None:
+    s = Scene()
+    build(s, *CHAIN)
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    assert s.call(GraphLaunch(2, 1, executable=1)) == []
+    assert s.call(GraphLaunch(3, 1, executable=2)) != []
+
+
+def test_what_kernels_do_may_come_with_each_launch() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "first"))
+    s.call(GraphNode(1, 2, Work.COPY), access(2, "x", READ))
+    s.call(GraphNode(1, 3, Work.LAUNCH, "last"))
+    s.call(GraphEdge(1, 1, 2))
+    accesses = [access(1, "x", WRITE), access(3, "x", WRITE)]
+    (race,) = s.call(GraphLaunch(1, 1, executable=1), *accesses)
+    # Node 3 waits for none: it races with the reader, and by that with the writer before it.
+    assert {race.current.node, race.previous.node} <= {1, 2, 3}
+    assert "last" in (race.current.name, race.previous.name)
+    s.call(GraphEdge(1, 2, 3))
+    assert s.call(GraphLaunch(1, 1, executable=1), *accesses) == []
+
+
+def test_pointers_of_kernels_in_graphs_are_pointers() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    s.copy(2, "x", "y")
+    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    assert race.confidence is Confidence.LIKELY
+
+
+def test_memory_of_a_graph_may_not_be_used_beside_the_node_that_frees_it() -> None:
+    s = Scene()
+    for node, work in ((1, Work.ALLOC), (2, Work.LAUNCH), (3, Work.FREE)):
+        s.call(GraphNode(1, node, work), access(node, "x", WRITE))
+    s.call(GraphEdge(1, 1, 2))
+    s.call(GraphEdge(1, 1, 3))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    assert race.kind is RaceKind.USE_AFTER_FREE
+
+
+def test_launches_are_counted_and_those_of_an_unknown_graph_are_gaps() -> None:
+    s = Scene()
+    s.call(GraphLaunch(1, 9, executable=1))
+    assert s.engine.coverage.graph_launches == 1
+    assert s.engine.gaps == {UNKNOWN_GRAPH: 1}
+
+
+def test_a_damaged_graph_with_a_circle_is_survived() -> None:
+    s = Scene()
+    build(s, (1, 2), (2, 1))
+    s.call(GraphLaunch(1, 1, executable=1))

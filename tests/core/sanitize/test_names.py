@@ -1,0 +1,91 @@
+"""Kernels and streams by the names that people read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.sanitize.names import SHORT, short_kernel, stream_name
+from cudakit.trace.kinds import StreamFlag
+
+COPY = (
+    "at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
+    "::{lambda()#3}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, int const&)"
+    "::{lambda(int)#1}"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("triton_poi_fused_add_mul_relu_0", "triton_poi_fused_add_mul_relu_0"),
+        ("add(float*, float*, int)", "add"),
+        ("void fill<float>(float*)", "fill<float>"),
+        ("void f<(Mode)2, true, 3ul, -1l>(int) [clone .kd]", "f<2, true, 3, -1>"),
+        ("outer<int>::inner(int) const", "outer::inner"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
+            "at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>",
+        ),
+        (
+            f"void at::native::elementwise_kernel<128, 4, {COPY}>(int, {COPY})",
+            "elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda>>",
+        ),
+        (
+            "void at::native::(anonymous namespace)::Cat<at::native::(anonymous namespace)::Opaque<4u>, "
+            "unsigned int>(float const*)",
+            "at::native::Cat<Opaque<4>, unsigned int>",
+        ),
+        (
+            "cudapy::__main__::add[abi:v1][abi:cw51cXTLSU](Array<float, 1, C, mutable, aligned>)",
+            "cudapy::__main__::add",
+        ),
+    ],
+)
+def test_a_kernel_is_called_by_what_tells_it_apart(name: str, short: str) -> None:
+    assert short_kernel(name) == short
+
+
+@pytest.mark.parametrize(
+    ("longest", "short"),
+    [
+        (63, "library::with_a_name::kernel_of_many_types<int, float, double>"),
+        (50, "library::with_a_name::kernel_of_many_types<int, …>"),
+        (49, "kernel_of_many_types<int, …>"),
+        (23, "kernel_of_many_types<…>"),
+        (11, "kerne…es<…>"),
+    ],
+)
+def test_the_less_room_there_is_the_less_is_said(longest: int, short: str) -> None:
+    name = "void library::with_a_name::kernel_of_many_types<int, float, double>(int)"
+
+    assert short_kernel(name, longest=longest) == short
+
+
+@pytest.mark.parametrize("name", ["a<b", "f(int))", "a>b<c", "(<)>", "void f<(1>2)>(int)"])
+def test_a_name_whose_brackets_do_not_match_is_shown_as_it_is(name: str) -> None:
+    assert short_kernel(name) == name
+
+
+@given(st.text(alphabet="ab:<>(){}[], &*#1uloperator "), st.integers(3, SHORT))
+def test_no_name_is_too_long_or_does_harm(name: str, longest: int) -> None:
+    assert len(short_kernel(name, longest=longest)) <= longest
+
+
+@pytest.mark.parametrize(
+    ("number", "flag", "name"),
+    [
+        (0, None, "the host"),
+        (1, StreamFlag.LEGACY, "the legacy default stream"),
+        (7, StreamFlag.NON_BLOCKING, "stream 7 (non-blocking)"),
+        (9, StreamFlag.BLOCKING, "stream 9"),
+        (11, StreamFlag.PER_THREAD, "the per-thread default stream of thread 5"),
+        (13, None, "stream 13"),
+    ],
+)
+def test_a_stream_is_called_as_the_documentation_of_cuda_calls_it(
+    number: int, flag: StreamFlag | None, name: str
+) -> None:
+    assert stream_name(number, flag, thread=5) == name

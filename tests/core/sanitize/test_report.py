@@ -1,0 +1,171 @@
+"""The report: each race once, with how often it was found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.sanitize.made import (
+    BASE,
+    DEFAULT,
+    MIB,
+    OTHER,
+    STACKS,
+    STREAMS,
+    found,
+    kernel,
+    race,
+    readable,
+    report_of,
+    result_of,
+    work,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.sanitize.races import Confidence, Coverage, RaceKind
+from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.suppress import parse
+from cudakit.document import Frame
+
+POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN
+
+
+def test_the_same_places_are_one_race_whatever_the_bytes_the_stream_or_the_moment() -> None:
+    again = race(
+        current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=OTHER),
+        previous=replace(work(seq=207), thread=5),
+        last_sync=None,
+    )
+    (one,) = result_of(report_of(race(), again, race())).races
+
+    assert one.count == 3
+    assert (one.current.seq, one.current.stream_number) == (112, DEFAULT)  # the first stays
+
+
+def test_another_kind_kernel_or_stack_is_another_race() -> None:
+    races = (
+        race(),
+        race(RaceKind.WRITE_AFTER_WRITE),
+        race(current=kernel("add")),
+        race(current=kernel(site=1)),
+        race(previous=work(site=2)),
+    )
+
+    assert [one.count for one in result_of(report_of(*races, *races)).races] == [2] * 5
+
+
+def test_one_race_in_two_processes_is_one_though_their_stacks_have_other_numbers() -> None:
+    report = report_of(race())
+    moved = ((), *reversed(STACKS[1:]))
+    last = len(STACKS)
+    other = race(
+        current=kernel(site=last - 2),
+        previous=work(site=last - 1),
+        allocation=None,
+        last_sync=None,
+    )
+    report.add(7, [other], stacks=moved, streams=STREAMS)
+    result = report.result(
+        exit_status=None, coverage={7: Coverage(launches=5), 4242: Coverage(launches=2)}
+    )
+
+    (one,) = result.races
+    assert (one.count, one.process) == (2, 4242)
+    assert [(p.process, p.launches, p.count) for p in result.processes] == [(7, 5, 1), (4242, 2, 1)]
+    assert result.coverage.launches == 7
+
+
+def test_the_surest_come_first_and_a_race_is_as_sure_as_its_surest_occurrence() -> None:
+    fill = race(current=kernel("fill"))
+    surer = replace(race(), confidence=CERTAIN, lo=BASE)
+    races = result_of(report_of(fill, race(), surer, race())).races
+
+    assert [(one.confidence, one.count) for one in races] == [(CERTAIN, 3), (Confidence.LIKELY, 1)]
+    assert races[0].address == BASE
+
+
+def test_what_is_only_possible_is_counted_and_not_shown() -> None:
+    report = Report()
+    possible = race(confidence=POSSIBLE)
+
+    assert report.add(1, [possible, race(), possible], stacks=STACKS, streams=STREAMS) == 1
+    result = report.result(exit_status=0, coverage={1: Coverage(suspected=5)})
+    assert [one.count for one in result.races] == [1]
+    assert result.coverage.suspected == 7
+
+
+def test_what_is_only_possible_is_shown_when_asked_for() -> None:
+    report = Report(show=POSSIBLE)
+    possible = race(confidence=POSSIBLE)
+
+    assert report.add(1, [possible], stacks=STACKS, streams=STREAMS) == 1
+    assert len(result_of(report).races) == 1
+
+
+def test_only_what_is_certain_is_shown_when_asked_for() -> None:
+    result = result_of(report_of(race(), report=Report(show=CERTAIN)))
+
+    assert (result.races, result.coverage.suspected) == ((), 1)
+
+
+def test_a_suppressed_race_is_counted_at_the_first_pattern_that_covers_it() -> None:
+    patterns = [parse(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")]
+    report = Report(suppressions=patterns, demangle=readable)
+    races = [race(), race(), race(RaceKind.REUSE)]
+
+    assert report.add(1, races, stacks=STACKS, streams=STREAMS) == 0
+    result = result_of(report)
+    assert result.races == ()
+    assert [(s.pattern, s.races, s.count) for s in result.suppressed] == [
+        ("kernel:no", 0, 0),
+        ("site:loader.py", 2, 3),
+        ("kernel:*elementwise*", 0, 0),
+    ]
+
+
+def test_gaps_of_all_processes_are_added_the_most_frequent_first() -> None:
+    gaps = [{"a": 1, "b": 2}, {"a": 4}]
+    result = Report().result(exit_status=None, coverage={}, gaps=gaps)
+
+    assert list(result.gaps.items()) == [("a", 5), ("b", 2)]
+
+
+def test_numbers_become_names_stacks_and_bytes() -> None:
+    one = found()
+    later, earlier = one.current, one.previous
+
+    assert (one.address, one.size_bytes, one.offset_bytes) == (BASE + 4 * MIB, 4 * MIB, 4 * MIB)
+    assert (later.reads, later.writes, later.atomic) == (True, True, False)
+    assert (earlier.reads, earlier.writes) == (False, True)
+    assert later.kernel == readable(str(later.mangled)) != later.mangled
+    assert (earlier.operation, earlier.kernel, earlier.mangled) == ("copy", None, None)
+    assert later.stack[later.site] == Frame("step", "/home/user/train/train.py", 44)
+    assert one.memory
+    assert one.memory.stack[one.memory.site].name == "buffers"
+    assert one.last_sync
+    assert one.last_sync.recorded_stack[one.last_sync.recorded_site].line == 30
+
+
+def test_what_nobody_saw_is_unknown() -> None:
+    one = found(race(current=kernel("", site=0), allocation=None, last_sync=None))
+
+    assert (one.memory, one.last_sync, one.offset_bytes) == (None, None, None)
+    assert (one.current.stack, one.current.operation) == ((), "a kernel without a name")
+
+
+def test_a_stack_that_the_table_lacks_is_unknown() -> None:
+    report = Report()
+    report.add(1, [race(current=kernel(site=99))], stacks=STACKS, streams={})
+
+    (one,) = result_of(report).races
+    assert one.current.stack == ()
+    assert one.current.stream == "stream 1"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 5)), max_size=40))
+def test_every_occurrence_is_counted_once(seen: list[tuple[str, int]]) -> None:
+    report = report_of(*(race(current=kernel(name, site=site)) for name, site in seen))
+    races = result_of(report).races
+
+    assert sum(one.count for one in races) == len(seen)
+    assert len(races) == len(set(seen))

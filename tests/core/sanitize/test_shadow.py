@@ -1,0 +1,294 @@
+"""What is kept of the bytes: rows, pointers, pools, and how it stays small."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from core.sanitize.scene import (
+    DEVICE,
+    NON_BLOCKING,
+    READ,
+    SIZE,
+    WRITE,
+    Scene,
+    place,
+)
+
+from cudakit.core.sanitize.races import Confidence, RaceKind
+from cudakit.trace.events import Access, Copy, Fill
+from cudakit.trace.kinds import How, Known, Layer
+
+COUNT = 100  # of rows: more than are looked at one by one
+X = place("x")
+
+
+def column(number: int, mode: int = WRITE, *, count: int = COUNT) -> Access:
+    """Return an access to one column of a table with eight columns of four bytes."""
+    lo = X + 4 * number
+    return Access(lo, lo + 32 * (count - 1) + 4, mode, stride_bytes=32, count=count)
+
+
+@pytest.mark.parametrize("count", [4, COUNT])
+def test_interleaved_columns_do_not_race(count: int) -> None:
+    s = Scene()
+    assert s.kernel(1, column(0, count=count)) == []
+    assert s.kernel(2, column(1, count=count)) == []
+
+
+@pytest.mark.parametrize("count", [4, COUNT])
+def test_the_same_column_races(count: int) -> None:
+    s = Scene()
+    s.kernel(1, column(3, count=count))
+    races = s.kernel(2, column(3, READ, count=count))
+    assert {race.kind for race in races} == {RaceKind.READ_AFTER_WRITE}
+    assert {race.confidence for race in races} == {Confidence.CERTAIN}
+
+
+@pytest.mark.parametrize("count", [4, COUNT])
+def test_a_column_races_with_a_range_that_has_one_of_its_rows(count: int) -> None:
+    s = Scene()
+    s.kernel(1, column(3, count=count))
+    assert s.W(2, X + 16, size=28) == []  # between two rows
+    (race,) = s.W(3, X + 72, size=24)
+    assert (race.lo, race.hi) == (X + 76, X + 80)
+
+
+def test_a_range_races_with_a_column_that_comes_later() -> None:
+    s = Scene()
+    s.W(1, X + 16, size=28)
+    assert s.kernel(2, column(3)) == []
+    (race,) = s.kernel(3, column(5))
+    assert (race.lo, race.hi) == (X + 20, X + 24)
+
+
+def test_a_write_of_all_rows_takes_their_place() -> None:
+    s = Scene()
+    s.kernel(1, column(3))
+    s.record(1, 1)
+    s.wait(2, 1)
+    s.W(2, X, size=32 * COUNT)
+    (race,) = s.R(3, X + 12, size=4)
+    assert race.previous.stream == 2
+
+
+def test_pitched_copies_of_neighbouring_columns_do_not_race() -> None:
+    s = Scene()
+    copy = {"source": 5 << 40, "size_bytes": 4, "rows": COUNT, "destination_pitch_bytes": 32}
+    s.call(Copy(1, destination=X, source_pitch_bytes=4, **copy))
+    assert s.call(Copy(2, destination=X + 4, source_pitch_bytes=4, **copy)) == []
+    (race,) = s.call(Copy(3, destination=X + 2, source_pitch_bytes=4, **copy))[:1]
+    assert race.kind is RaceKind.WRITE_AFTER_WRITE
+
+
+def test_rows_without_a_gap_are_one_range() -> None:
+    s = Scene()
+    s.call(Fill(1, X, 64, rows=COUNT, pitch_bytes=64))
+    (race,) = s.R(2, X + 100, size=1)
+    assert (race.previous.lo, race.previous.hi) == (X, X + 64 * COUNT)
+
+
+def test_overlapping_ranges_race_in_what_they_share() -> None:
+    s = Scene()
+    s.W(1, X, size=100)
+    (race,) = s.R(2, X + 60, size=100)
+    assert (race.lo, race.hi) == (X + 60, X + 100)
+    assert s.R(3, X + 100, size=1) == []
+
+
+def test_a_race_is_one_however_the_bytes_were_divided() -> None:
+    s = Scene()
+    s.W(1, X, size=100)
+    for at in range(0, 100, 10):
+        s.R(1, X + at, size=5)
+    (race,) = s.W(2, X, size=100)
+    assert race.previous.seq == s.seq - 1  # the last read comes after all others
+
+
+def test_a_pointer_into_the_bytes_of_a_copy_is_a_likely_race() -> None:
+    s = Scene()
+    s.copy(1, "x", "y")
+    (race,) = s.given(2, X + 8)
+    assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.LIKELY)
+    assert (race.lo, race.hi) == (X + 8, X + SIZE)
+    assert race.previous.known is Known.EXACT
+    assert race.current.known is Known.ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("W", RaceKind.WRITE_AFTER_READ), ("R", RaceKind.READ_AFTER_WRITE)]
+)
+def test_a_copy_over_a_pointer_that_a_kernel_has_is_a_likely_race(
+    word: str, kind: RaceKind
+) -> None:
+    s = Scene()
+    s.given(1, X + 8)
+    (race,) = getattr(s, word)(2, "x")
+    assert (race.kind, race.confidence) == (kind, Confidence.LIKELY)
+    assert race.previous.lo == X + 8
+
+
+def test_a_pointer_before_the_bytes_is_only_possible_and_told_when_asked() -> None:
+    for s, races in ((Scene(), 0), (Scene(report_possible=True), 1)):
+        assert s.given(1, X - 8) == []
+        found = s.copy(2, "x", "y")
+        assert [race.confidence for race in found] == [Confidence.POSSIBLE] * races
+
+
+def test_a_copy_behind_a_pointer_that_comes_later_is_only_possible() -> None:
+    s = Scene(report_possible=True)
+    s.copy(2, "x", "y")
+    (race,) = s.given(1, X - 8)
+    assert race.confidence is Confidence.POSSIBLE
+    assert s.given(3, X - 8, end=X) != []  # the same pointer
+    assert s.given(3, X - 64, end=X) == []  # another one, whose allocation ends before the copy
+
+
+def test_two_kernels_with_one_pointer_are_only_counted() -> None:
+    s = Scene()
+    assert s.given(1, "x") + s.given(2, "x") == []
+    assert s.engine.coverage.suspected == 1
+    s.given(2, "x")  # follows from the first
+    assert s.engine.coverage.suspected == 1
+
+
+def test_kernels_that_only_read_one_pointer_are_not_suspected() -> None:
+    s = Scene()
+    for stream in (1, 2, 3):
+        s.kernel(stream, Access(X, X + 4096, READ, Known.ASSUMED))
+    assert s.R(4, "x") == []
+    assert s.engine.coverage.suspected == 0
+    assert {race.previous.stream for race in s.W(5, "x")} == {1, 2, 3, 4}
+
+
+def test_pointers_in_order_with_a_copy_are_no_race() -> None:
+    s = Scene()
+    s.given(1, X + 8)
+    s.record(1, 1)
+    s.wait(2, 1)
+    assert s.copy(2, "x", "y") == []
+    s.record(2, 2)
+    s.wait(1, 2)
+    assert s.given(1, X + 8) == []
+    assert s.engine.coverage.suspected == 0
+
+
+def test_a_kernel_with_many_pointers_into_a_copy_is_told_of_once() -> None:
+    s = Scene()
+    s.given(1, *range(X, X + SIZE, 8))
+    assert len(s.copy(2, "x", "y")) == 1
+
+
+def test_a_summary_of_a_kernel_makes_a_race_likely() -> None:
+    s = Scene()
+    s.kernel(1, Access(X, X + 8, WRITE, Known.SUMMARY))
+    (race,) = s.R(2, X, size=8)
+    assert race.confidence is Confidence.LIKELY
+
+
+def test_atomic_operations_do_not_race_with_each_other_but_with_all_else() -> None:
+    s = Scene()
+    assert s.A(1, "x") + s.A(2, "x") + s.A(1, "x") == []
+    assert len(s.R(3, "x")) == 2
+    assert len(s.W(4, "x")) == 3
+
+
+def test_an_atomic_operation_races_with_a_write_and_with_a_read() -> None:
+    s = Scene()
+    s.W(1, "x")
+    assert len(s.A(2, "x")) == 1
+    s.R(1, "y")
+    assert len(s.A(2, "y")) == 1
+
+
+def test_what_follows_from_a_race_is_not_told_of() -> None:
+    s = Scene()
+    s.W(1, "x")
+    assert len(s.R(2, "x")) == 1
+    assert s.R(2, "x") == []
+    s.record(1, 2)
+    s.wait(3, 1)
+    assert s.R(3, "x") == []  # after the first reader
+
+
+def test_a_race_does_not_hide_one_with_another_stream_or_of_other_bytes() -> None:
+    s = Scene()
+    s.W(1, "x", "y")
+    assert len(s.R(2, "x")) == 1
+    assert len(s.R(3, "x")) == 1
+    assert len(s.R(2, "y")) == 1
+
+
+def test_a_pools_free_forgets_nothing_and_what_is_reused_is_named() -> None:
+    s = Scene()
+    s.alloc("x", size=1 << 20)
+    s.alloc("x", layer=Layer.POOL)
+    s.W(1, "x")
+    s.free("x", layer=Layer.POOL)
+    s.alloc("x", layer=Layer.POOL)
+    (race,) = s.W(2, "x")
+    assert race.kind is RaceKind.REUSE
+    assert race.allocation is not None
+    assert (race.allocation.address, race.allocation.size_bytes) == (X, SIZE)
+
+
+def test_two_users_of_one_block_of_a_pool_reuse_nothing() -> None:
+    s = Scene()
+    s.alloc("x", layer=Layer.POOL)
+    s.W(1, "x")
+    (race,) = s.W(2, "x")
+    assert race.kind is RaceKind.WRITE_AFTER_WRITE
+
+
+def test_the_allocation_of_a_race_is_the_one_that_its_bytes_are_in() -> None:
+    s = Scene()
+    s.alloc(X, how=How.MANAGED, size=1 << 20)
+    s.W(1, X + 64)
+    (race,) = s.W(2, X + 64)
+    assert race.allocation is not None
+    assert (race.allocation.address, race.allocation.how) == (X, How.MANAGED)
+
+
+def test_memory_that_is_freed_and_had_again_has_no_past() -> None:
+    s = Scene()
+    s.alloc("x")
+    s.W(1, "x")
+    s.given(1, "x")
+    s.kernel(1, column(2))
+    s.free("x", How.VIRTUAL, size=4096)
+    s.alloc("x", How.VIRTUAL)
+    assert s.W(2, "x") == []
+
+
+def test_reading_one_buffer_again_and_again_keeps_memory_flat() -> None:
+    s = Scene()
+    touched = [Access(DEVICE, DEVICE + SIZE, READ)] * 500
+    s.kernel(2, *touched)
+    s.kernel(1, *touched)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(10):
+        s.kernel(1, *touched)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+    assert grown < 10_000
+
+
+def test_many_pieces_of_an_allocation_become_approximate() -> None:
+    s = Scene(NON_BLOCKING, NON_BLOCKING)
+    s.alloc(DEVICE, size=1 << 20)
+    s.kernel(1, *(Access(DEVICE + at, DEVICE + at + 1, WRITE) for at in range(0, 12_000, 2)))
+    (race,) = s.R(2, DEVICE, size=1)
+    assert race.approximate
+    assert race.confidence is Confidence.LIKELY
+
+
+def test_what_is_allocated_nowhere_is_forgotten_where_it_is_too_much() -> None:
+    s = Scene(NON_BLOCKING, NON_BLOCKING)
+    for begin in (0, 12_000):
+        pieces = range(begin, begin + 12_000, 2)
+        s.kernel(1, *(Access(DEVICE + at, DEVICE + at + 1, WRITE) for at in pieces))
+    assert s.R(2, DEVICE, size=1) == []
+    (race,) = s.R(2, DEVICE + 23_998, size=1)
+    assert not race.approximate

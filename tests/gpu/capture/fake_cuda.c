@@ -1,0 +1,323 @@
+/* A driver and a Sanitizer API that do nothing but tell: each function below makes the callbacks, in the
+ * order in which the real ones were seen to come, of one call of CUDA. Built and used by test_recorder.py. */
+#include <stdbool.h>
+#include <string.h>
+
+#include "driver_api.h"
+
+static Sanitizer_CallbackFunc told;
+
+/* --- the Sanitizer API --------------------------------------------------------------------------- */
+
+int sanitizerSubscribe(Sanitizer_SubscriberHandle *subscriber, Sanitizer_CallbackFunc callback, void *data)
+{
+    (void)data;
+    if (told)
+        return 8; /* there is at most one */
+    told = callback;
+    *subscriber = &told;
+    return 0;
+}
+
+int sanitizerUnsubscribe(Sanitizer_SubscriberHandle subscriber)
+{
+    (void)subscriber;
+    told = NULL;
+    return 0;
+}
+
+int sanitizerEnableDomain(uint32_t enable, Sanitizer_SubscriberHandle subscriber, int domain)
+{
+    (void)enable, (void)subscriber, (void)domain;
+    return 0;
+}
+
+int sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHandle subscriber, int domain, uint32_t cbid)
+{
+    (void)enable, (void)subscriber, (void)domain, (void)cbid;
+    return 0;
+}
+
+int sanitizerGetStreamHandle(CUcontext context, CUstream stream, Sanitizer_StreamHandle *handle)
+{
+    (void)stream;
+    *handle = (char *)context + 1; /* the legacy default stream of the context */
+    return 0;
+}
+
+int sanitizerGetResultString(int result, const char **words)
+{
+    *words = result == 8 ? "MAX_LIMIT_REACHED" : "OTHER";
+    return 0;
+}
+
+static void tell(int domain, uint32_t cbid, const void *data)
+{
+    if (told)
+        told(NULL, domain, cbid, data);
+}
+
+static void tell_call(uint32_t cbid, int site, const void *parameters, int result)
+{
+    Sanitizer_CallbackData data = {site, "", parameters, site ? &result : NULL, NULL, NULL};
+    tell(DOMAIN_DRIVER_API, cbid, &data);
+}
+
+/* --- the queries of the driver ------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    size_t parameters, offsets[8], sizes[8];
+} kernel;
+
+int cuFuncGetParamInfo(CUfunction function, size_t i, size_t *offset, size_t *size)
+{
+    const kernel *of = function;
+    if (i >= of->parameters)
+        return 1;
+    *offset = of->offsets[i];
+    *size = of->sizes[i];
+    return 0;
+}
+
+int cuKernelGetParamInfo(void *function, size_t i, size_t *offset, size_t *size)
+{
+    (void)function, (void)i, (void)offset, (void)size;
+    return 400;
+}
+
+int cuFuncGetName(const char **name, CUfunction function)
+{
+    *name = ((const kernel *)function)->name;
+    return 0;
+}
+
+int cuKernelGetName(const char **name, void *function)
+{
+    (void)name, (void)function;
+    return 400;
+}
+
+typedef struct graph {
+    size_t nodes, edges;
+    struct node *node[8];
+    int before[8], after[8];
+} graph;
+
+typedef struct node {
+    int type;
+    kernel_node_params kernel;
+    box_copy copy;
+    memset_node_params fill;
+    graph *child;
+} node;
+
+int cuGraphGetNodes(CUgraph all, CUgraphNode *nodes, size_t *count)
+{
+    const graph *of = all;
+    for (size_t i = 0; nodes && i < of->nodes; i++)
+        nodes[i] = of->node[i];
+    *count = of->nodes;
+    return 0;
+}
+
+int cuGraphGetEdges_v2(CUgraph all, CUgraphNode *from, CUgraphNode *to, edge_data *data, size_t *count)
+{
+    const graph *of = all;
+    (void)data;
+    for (size_t i = 0; from && i < of->edges; i++) {
+        from[i] = of->node[of->before[i]];
+        to[i] = of->node[of->after[i]];
+    }
+    *count = of->edges;
+    return 0;
+}
+
+int cuGraphNodeGetType(CUgraphNode one, int *type)
+{
+    *type = ((const node *)one)->type;
+    return 0;
+}
+
+int cuGraphKernelNodeGetParams_v2(CUgraphNode one, kernel_node_params *parameters)
+{
+    *parameters = ((const node *)one)->kernel;
+    return 0;
+}
+
+int cuGraphMemcpyNodeGetParams(CUgraphNode one, box_copy *copy)
+{
+    *copy = ((const node *)one)->copy;
+    return 0;
+}
+
+int cuGraphMemsetNodeGetParams(CUgraphNode one, memset_node_params *fill)
+{
+    *fill = ((const node *)one)->fill;
+    return 0;
+}
+
+int cuGraphMemAllocNodeGetParams(CUgraphNode one, alloc_node_params *alloc)
+{
+    (void)one, (void)alloc;
+    return 1;
+}
+
+int cuGraphMemFreeNodeGetParams(CUgraphNode one, uint64_t *address)
+{
+    (void)one, (void)address;
+    return 1;
+}
+
+int cuGraphChildGraphNodeGetGraph(CUgraphNode one, CUgraph *child)
+{
+    *child = ((const node *)one)->child;
+    return 0;
+}
+
+int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *of,
+                              const CUgraphNode **last, const edge_data **data, size_t *count)
+{
+    (void)stream, (void)id, (void)of, (void)last, (void)data;
+    *status = 0;
+    *count = 0;
+    return 0;
+}
+
+/* --- what programs do ---------------------------------------------------------------------------- */
+
+void make_context(void *context, int device)
+{
+    Sanitizer_ResourceStreamData internal = {context, NULL, NULL, (char *)context + 2};
+    Sanitizer_ResourceContextData data = {context, NULL, device};
+    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &internal);
+    tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED, &data);
+}
+
+void make_stream(void *context, void *stream, uint32_t flags)
+{
+    stream_create_params parameters = {NULL, flags, 0};
+    Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
+    tell_call(CBID_cuStreamCreate, 0, &parameters, 0);
+    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
+    tell_call(CBID_cuStreamCreate, 1, &parameters, 0);
+}
+
+void use_thread_stream(void *context, void *stream)
+{
+    Sanitizer_ResourceStreamData data = {context, NULL, NULL, stream};
+    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
+}
+
+void drop_stream(void *context, void *stream)
+{
+    Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
+    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
+}
+
+void memory(uint32_t cbid, void *context, void *stream, uint64_t address, uint64_t size, uint32_t flags)
+{
+    Sanitizer_ResourceMemoryData data = {
+        .address = address, .size = size, .context = context, .hStream = stream, .flags = flags};
+    tell(DOMAIN_RESOURCE, cbid, &data);
+}
+
+void copy_rows(void *context, void *stream, uint64_t to, uint64_t from, const uint64_t *box, int direction)
+{
+    Sanitizer_MemcpyData data = {.srcAddress = from,
+                                 .dstAddress = to,
+                                 .size = box[0] * box[1] * box[2],
+                                 .width = box[0],
+                                 .height = box[1],
+                                 .depth = box[2],
+                                 .srcPitch = box[3],
+                                 .dstPitch = box[4],
+                                 .isAsync = 1,
+                                 .direction = direction,
+                                 .apiContext = context,
+                                 .hApiStream = stream};
+    box_copy parameters = {.src = {.height = box[5]}, .dst = {.height = box[5]}};
+    const void *call = &parameters;
+    tell_call(CBID_cuMemcpy3DAsync_v2, 0, &call, 0);
+    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &data);
+    tell_call(CBID_cuMemcpy3DAsync_v2, 1, &call, 0);
+}
+
+void fill(void *context, void *stream, uint64_t address, uint64_t width, uint32_t element_size)
+{
+    Sanitizer_MemsetData data = {context, NULL, stream, address, width, 1, 0, element_size, 0, 1};
+    tell(DOMAIN_MEMSET, 1, &data);
+}
+
+void launch(void *context, void *stream, kernel *function, void **parameters, void **extra)
+{
+    launch_params call = {.f = function, .hStream = stream, .kernelParams = parameters, .extra = extra};
+    Sanitizer_LaunchData data = {.context = context,
+                                 .hStream = stream,
+                                 .function = (char *)function + 1,
+                                 .functionName = function->name,
+                                 .gridDim_x = 2,
+                                 .gridDim_y = 3,
+                                 .gridDim_z = 4,
+                                 .blockDim_x = 32,
+                                 .blockDim_y = 1,
+                                 .blockDim_z = 1};
+    tell_call(CBID_cuLaunchKernel, 0, &call, 0);
+    tell(DOMAIN_LAUNCH, LAUNCH_BEGIN, &data);
+    tell_call(CBID_cuLaunchKernel, 1, &call, 0);
+}
+
+void event(uint32_t cbid, void *of, void *context, void *stream)
+{
+    Sanitizer_EventData data = {of, context, NULL, NULL, stream};
+    tell(DOMAIN_EVENTS, cbid, &data);
+}
+
+void query_event(void *of, int result)
+{
+    tell_call(CBID_cuEventQuery, 0, &of, 0);
+    tell_call(CBID_cuEventQuery, 1, &of, result);
+}
+
+void synchronize(uint32_t cbid, void *context, void *stream)
+{
+    Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
+    tell(DOMAIN_SYNCHRONIZE, cbid, &data);
+}
+
+void instantiate(graph *of, void *executable)
+{
+    instantiate_params call = {NULL, of};
+    Sanitizer_GraphExecData data = {of, executable, 0, 0, NULL};
+    tell_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
+    tell(DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED, &data);
+    tell_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
+}
+
+void launch_graph(void *context, void *stream, void *executable, int kernels)
+{
+    Sanitizer_GraphLaunchData data = {context, NULL, stream, executable, 0};
+    struct {
+        Sanitizer_GraphNodeLaunchData head;
+        char work[512];
+    } node = {{executable, 1, NULL, NODE_KERNEL}, {0}};
+    Sanitizer_MemcpyData inner = {.direction = MEMCPY_HOST_TO_DEVICE, .size = 8, .width = 8};
+    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
+    for (int i = 0; i < kernels; i++)
+        tell(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
+    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* copies of nodes come as copies, too */
+    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
+}
+
+void unload_module(void)
+{
+    char data[64] = {0};
+    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, data);
+}
+
+/* How long a callback takes: so many launches of a kernel with three pointers. */
+void launch_often(void *context, void *stream, kernel *function, void **parameters, int times)
+{
+    for (int i = 0; i < times; i++)
+        launch(context, stream, function, parameters, NULL);
+}

@@ -1,0 +1,94 @@
+"""A program that uses a CUDA which does nothing, and what the recorder wrote of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cudakit.trace.events import Event
+from cudakit.trace.layout import unpack
+from cudakit.trace.spool import Spool
+
+HERE = Path(__file__).parent
+HEADERS = HERE.parents[2] / "cudakit/gpu/capture/recorder"
+
+# What every program begins with. Handles of CUDA are addresses: any number that is not given twice.
+BEGIN = """
+import ctypes, importlib, os, sys
+spool, library = sys.argv[1:]
+recorder = importlib.import_module("cudakit.gpu.capture._recorder")
+cuda = ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+P, U = ctypes.c_void_p, ctypes.c_uint64
+CONTEXT, LEGACY, STREAM, OTHER = P(0x1000), P(0x1001), P(0x2000), P(0x3000)
+ALLOC, FREE, HOST_ALLOC, ALLOC_ASYNC, FREE_ASYNC = 11, 12, 13, 15, 16
+CREATED, DESTROYED, RECORD, WAIT, SYNCHRONIZE = 1, 2, 3, 4, 5
+
+class Kernel(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("parameters", ctypes.c_size_t),
+                ("offsets", ctypes.c_size_t * 8), ("sizes", ctypes.c_size_t * 8)]
+
+def memory(kind, address, size, stream=None, flags=0, context=CONTEXT):
+    cuda.memory(kind, context, stream, U(address), U(size), flags)
+
+def pointers(*values):
+    held = [U(value) for value in values]
+    array = (P * len(held))(*(ctypes.addressof(each) for each in held))
+    array.held = held
+    return array
+
+recorder.start(spool, library)
+assert "again" in os.environ or not os.listdir(spool), "nothing is written before CUDA is used"
+cuda.make_context(CONTEXT, 3)
+cuda.make_stream(CONTEXT, STREAM, 1)
+"""
+
+
+def recorded(directory: Path, library: Path, program: str, *, status: int = 0) -> list[Event]:
+    """Run a program, and return the events of its process in the order in which they came."""
+    processes = recorded_processes(directory, library, program, status=status)
+    assert len(processes) <= 1
+    return processes[0] if processes else []
+
+
+def recorded_processes(
+    directory: Path, library: Path, program: str, *, status: int = 0
+) -> list[list[Event]]:
+    """Run a program that may fork, and return the events of each process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + program, str(directory), str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (status, "")
+    events: dict[int, list[Event]] = {}
+    for batch in Spool(directory).batches():
+        events.setdefault(batch.process, []).extend(unpack(batch.records, batch.strings))
+    return list(events.values())
+
+
+def build_library(directory: Path) -> Path:
+    """Build the CUDA that does nothing; skip the test where there is no compiler or no recorder."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("there is no C compiler")
+    if not find_spec("cudakit.gpu.capture._recorder"):
+        pytest.skip("the recorder was not built")
+    library = directory / "libfake_cuda.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-std=c11", f"-I{HEADERS}", "-Wl,-soname,libcuda.so.1",
+         str(HERE / "fake_cuda.c"), "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    return library
+
+
+def facts(events: list[Event], kind: type) -> Iterator[object]:
+    """Yield the facts of one kind."""
+    return (event.fact for event in events if isinstance(event.fact, kind))

@@ -1,0 +1,369 @@
+"""The recorder writes down what CUDA does: tried with a CUDA that does nothing but call back."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
+
+from cudakit.trace.events import (
+    Access,
+    Alloc,
+    Copy,
+    EventQueryOk,
+    EventRecord,
+    EventSync,
+    Fill,
+    Free,
+    Gap,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    Launch,
+    StreamCreate,
+    StreamDestroy,
+    StreamSync,
+    StreamWait,
+)
+from cudakit.trace.kinds import Direction, HostMemory, How, Kind, Known, Mode, StreamFlag, Work
+from cudakit.trace.layout import layout
+from cudakit.trace.spool import Spool
+
+READ_WRITE = Mode.READ | Mode.WRITE
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.mark.usefixtures("library")
+def test_records_lie_as_the_trace_says() -> None:
+    recorder = importlib.import_module("cudakit.gpu.capture._recorder")
+    kinds = {
+        "memory": Kind.ALLOC, "launch": Kind.LAUNCH, "access": Kind.ACCESS, "copy": Kind.COPY,
+        "fill": Kind.FILL, "stream_create": Kind.STREAM_CREATE, "event": Kind.EVENT_RECORD,
+        "node": Kind.GRAPH_NODE, "edge": Kind.GRAPH_EDGE, "graph_launch": Kind.GRAPH_LAUNCH,
+        "memop": Kind.MEMOP, "gap": Kind.GAP,
+    }  # fmt: skip
+    for name, offset in recorder.offsets()["record"].items():
+        part, _, field = name.rpartition(".")
+        fields = layout(kinds[part] if part else Kind.ALLOC).fields
+        assert fields is not None
+        assert fields[field][1] == offset, name
+
+
+def test_streams_are_numbered_and_say_how_they_relate_to_the_default_stream(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.make_stream(CONTEXT, OTHER, 0)
+cuda.use_thread_stream(CONTEXT, P(0x4000))
+cuda.drop_stream(CONTEXT, OTHER)
+cuda.make_stream(CONTEXT, OTHER, 1)
+"""
+    events = recorded(tmp_path, library, program)
+    made = [(each.stream, each.flag) for each in facts(events, StreamCreate)]
+    assert made == [
+        (1, StreamFlag.NON_BLOCKING),  # the driver's own, of the context that is being made
+        (2, StreamFlag.LEGACY),
+        (3, StreamFlag.NON_BLOCKING),
+        (4, StreamFlag.BLOCKING),
+        (5, StreamFlag.PER_THREAD),
+        (6, StreamFlag.NON_BLOCKING),  # the handle came again, the number did not
+    ]
+    assert [each.stream for each in facts(events, StreamDestroy)] == [4]
+    assert {event.device for event in events if isinstance(event.fact, StreamDestroy)} == {3}
+
+
+def test_pointers_among_the_arguments_of_a_kernel_are_accesses(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+memory(ALLOC, 0x20000, 0x1000)
+kernel = Kernel(b"saxpy", 3, (0, 8, 16), (8, 4, 24))
+class Inner(ctypes.Structure):
+    _fields_ = [("n", U), ("at", U), ("end", U)]
+inner = Inner(7, 0x20010, 0x21000)  # the last word points behind the allocation
+first, second = U(0x10080), ctypes.c_uint32(5)
+parameters = (P * 3)(*(ctypes.addressof(each) for each in (first, second, inner)))
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
+"""
+    events = recorded(tmp_path, library, program)
+    assert list(facts(events, Launch)) == [Launch(3, "saxpy", (2, 3, 4), (32, 1, 1))]
+    assert list(facts(events, Access)) == [
+        Access(0x10080, 0x11000, READ_WRITE, Known.ASSUMED),
+        Access(0x20010, 0x21000, READ_WRITE, Known.ASSUMED),
+    ]
+    calls = {event.seq for event in events if isinstance(event.fact, Launch | Access)}
+    assert len(calls) == 1
+
+
+def test_packed_arguments_are_read_as_well(library: Path, tmp_path: Path) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+kernel = Kernel(b"k", 2, (0, 8), (4, 8))
+packed = (U * 2)(1, 0x10020)
+size = ctypes.c_size_t(16)
+extra = (P * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), None, extra)
+"""
+    events = recorded(tmp_path, library, program)
+    assert [each.lo for each in facts(events, Access)] == [0x10020]
+
+
+def test_a_pointer_into_freed_memory_is_none(library: Path, tmp_path: Path) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+memory(FREE, 0x10000, 0x1000)
+kernel = Kernel(b"k", 1, (0,), (8,))
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
+"""
+    events = recorded(tmp_path, library, program)
+    assert list(facts(events, Access)) == []
+    assert list(facts(events, Free)) == [Free(0x10000, 0x1000, How.SYNC)]
+
+
+def test_a_kernel_known_by_a_handle_is_asked_again_after_a_module_was_unloaded(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+kernel = Kernel(b"none", 0)
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
+cuda.unload_module()
+kernel.name, kernel.parameters, kernel.sizes[0] = b"one", 1, 8
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
+"""
+    events = recorded(tmp_path, library, program)
+    assert [each.name for each in facts(events, Launch)] == ["none", "one"]
+    assert len(list(facts(events, Access))) == 1
+
+
+def test_memory_says_how_it_was_allocated_and_freed(library: Path, tmp_path: Path) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x100)
+memory(ALLOC, 0x20000, 0x100, flags=2)
+memory(ALLOC, 0x30000, 0x100, context=None)
+memory(HOST_ALLOC, 0x40000, 0x100)
+memory(ALLOC_ASYNC, 0x50000, 0x100, stream=STREAM, context=None)
+memory(FREE_ASYNC, 0x50000, 0x100, stream=STREAM, context=None)
+memory(ALLOC_ASYNC, 0x50000, 0x100, stream=STREAM, context=None)
+memory(FREE, 0x50000, 0x100, context=None)
+memory(FREE, 0x30000, 0x100, context=None)
+"""
+    events = recorded(tmp_path, library, program)
+    assert [(each.how, each.stream) for each in facts(events, Alloc)] == [
+        (How.SYNC, 0),
+        (How.MANAGED, 0),
+        (How.VIRTUAL, 0),
+        (How.PINNED, 0),
+        (How.STREAM_ORDERED, 3),
+        (How.STREAM_ORDERED, 3),
+    ]
+    assert [(each.how, each.stream) for each in facts(events, Free)] == [
+        (How.STREAM_ORDERED, 3),
+        (How.SYNC, 0),  # cuMemFree waits
+        (How.VIRTUAL, 0),
+    ]
+
+
+def test_a_copy_of_a_box_is_a_copy_for_each_slice(library: Path, tmp_path: Path) -> None:
+    program = """
+memory(HOST_ALLOC, 0x40000, 0x10000)
+box = (U * 6)(16, 2, 3, 32, 64, 5)  # bytes, rows, slices, pitches, rows from slice to slice
+cuda.copy_rows(CONTEXT, STREAM, U(0x10000), U(0x40000), box, 2)
+"""
+    events = recorded(tmp_path, library, program)
+    copies = list(facts(events, Copy))
+    assert copies[0] == Copy(
+        3, 0x10000, 0x40000, 16, 2, 64, 32, Direction.HOST_TO_DEVICE, HostMemory.PINNED
+    )
+    assert [(each.destination - 0x10000, each.source - 0x40000) for each in copies] == [
+        (0, 0),
+        (64 * 5, 32 * 5),
+        (64 * 10, 32 * 10),
+    ]
+
+
+def test_a_fill_counts_bytes(library: Path, tmp_path: Path) -> None:
+    events = recorded(tmp_path, library, "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)")
+    assert list(facts(events, Fill)) == [Fill(3, 0x10000, 40)]
+
+
+def test_order_is_recorded_where_calls_succeed(library: Path, tmp_path: Path) -> None:
+    program = """
+E = P(0x7000)
+cuda.event(CREATED, E, CONTEXT, None)
+cuda.event(RECORD, E, CONTEXT, STREAM)
+cuda.event(WAIT, E, CONTEXT, LEGACY)
+cuda.query_event(E, 600)  # not ready
+cuda.query_event(E, 0)
+cuda.event(SYNCHRONIZE, E, CONTEXT, None)
+cuda.synchronize(1, CONTEXT, STREAM)
+cuda.event(DESTROYED, E, CONTEXT, None)
+cuda.event(CREATED, E, CONTEXT, None)
+cuda.event(RECORD, E, CONTEXT, STREAM)
+"""
+    events = recorded(tmp_path, library, program)
+    kinds = (EventRecord, StreamWait, EventQueryOk, EventSync, StreamSync)
+    assert [event.fact for event in events if isinstance(event.fact, kinds)] == [
+        EventRecord(1, 3),
+        StreamWait(2, 1),
+        EventQueryOk(1),
+        EventSync(1),
+        StreamSync(3),
+        EventRecord(2, 3),
+    ]
+
+
+GRAPHS = """
+class Copy(ctypes.Structure):
+    _fields_ = [("side", ctypes.c_char * 88)]
+class Node(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("kernel", U * 9), ("copy", U * 25), ("fill", U * 5),
+                ("child", P)]
+class Graph(ctypes.Structure):
+    _fields_ = [("nodes", ctypes.c_size_t), ("edges", ctypes.c_size_t), ("node", P * 8),
+                ("before", ctypes.c_int * 8), ("after", ctypes.c_int * 8)]
+def graph(nodes, edges):
+    made = Graph(len(nodes), len(edges))
+    made.held = nodes
+    for i, node in enumerate(nodes):
+        made.node[i] = ctypes.addressof(node)
+    for i, (before, after) in enumerate(edges):
+        made.before[i], made.after[i] = before, after
+    return made
+def fill_node(address, size):
+    node = Node(2)
+    node.fill[0], node.fill[2], node.fill[3], node.fill[4] = address, 1 << 32, size, 1
+    return node
+EXECUTABLE = P(0x9000)
+"""
+
+
+def test_a_graph_is_written_down_with_its_edges_and_each_launch_names_it(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+one = graph([fill_node(0x10000, 16), fill_node(0x10010, 16)], [(0, 1)])
+cuda.instantiate(ctypes.byref(one), EXECUTABLE)
+cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 0)
+cuda.launch_graph(CONTEXT, LEGACY, EXECUTABLE, 0)
+"""
+    events = recorded(tmp_path, library, GRAPHS + program)
+    assert list(facts(events, GraphNode)) == [
+        GraphNode(1, 1, Work.FILL),
+        GraphNode(1, 2, Work.FILL),
+    ]
+    assert list(facts(events, Access)) == [
+        Access(0x10000, 0x10010, Mode.WRITE, node=1),
+        Access(0x10010, 0x10020, Mode.WRITE, node=2),
+    ]
+    assert list(facts(events, GraphEdge)) == [GraphEdge(1, 1, 2)]
+    assert list(facts(events, GraphLaunch)) == [GraphLaunch(3, 1, 1), GraphLaunch(2, 1, 1)]
+    assert list(facts(events, Copy)) == []  # the copies of nodes are the nodes'
+    assert list(facts(events, Gap)) == []
+
+
+def test_a_graph_within_a_graph_stands_between_two_nodes(library: Path, tmp_path: Path) -> None:
+    program = """
+inner = graph([fill_node(0x10000, 16), fill_node(0x20000, 16)], [])
+outer_node = Node(4)
+outer_node.child = ctypes.addressof(inner)
+outer = graph([fill_node(0x30000, 16), outer_node, fill_node(0x40000, 16)], [(0, 1), (1, 2)])
+cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
+"""
+    events = recorded(tmp_path, library, GRAPHS + program)
+    edges = {(each.before, each.after) for each in facts(events, GraphEdge)}
+    # 1 fill, 2 begin and 3 end of the inner graph, 4 and 5 its nodes, 6 fill
+    assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
+
+
+def test_a_graph_that_launches_other_nodes_than_it_was_made_with_is_a_gap(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.instantiate(ctypes.byref(graph([fill_node(0x10000, 16)], [])), EXECUTABLE)
+cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 1)
+cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
+"""
+    events = recorded(tmp_path, library, GRAPHS + program)
+    assert [each.what for each in facts(events, Gap)] == [
+        "the launch of a graph with other nodes than it was made with",
+        "the launch of a graph that was made unseen",
+    ]
+
+
+def test_what_was_recorded_survives_the_death_of_the_process(library: Path, tmp_path: Path) -> None:
+    program = "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)\nos.kill(os.getpid(), 9)"
+    events = recorded(tmp_path, library, program, status=-9)
+    assert len(list(facts(events, Fill))) == 1
+
+
+def test_a_child_that_was_forked_off_has_a_trace_of_its_own(library: Path, tmp_path: Path) -> None:
+    program = """
+cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+if not (child := os.fork()):
+    cuda.make_context(CONTEXT, 0)
+    cuda.make_stream(CONTEXT, STREAM, 1)
+    cuda.fill(CONTEXT, STREAM, U(0x20000), U(20), 1)
+    os._exit(0)
+os.waitpid(child, 0)
+cuda.fill(CONTEXT, STREAM, U(0x30000), U(30), 1)
+"""
+    processes = recorded_processes(tmp_path, library, program)
+    fills = sorted([each.address for each in facts(events, Fill)] for events in processes)
+    assert fills == [[0x10000, 0x30000], [0x20000]]
+
+
+def test_a_program_that_becomes_another_one_keeps_both_traces(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+if "again" not in os.environ:
+    os.environ["again"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
+"""
+    recorded(tmp_path, library, program)
+    batches = list(Spool(tmp_path).batches())
+    assert len({(batch.process, batch.chain) for batch in batches}) == 2
+    assert len({batch.process for batch in batches}) == 1
+
+
+def test_a_long_recording_goes_on_from_file_to_file(library: Path, tmp_path: Path) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+kernel = Kernel(b"k", 3, (0, 8, 16), (8, 8, 8))
+cuda.launch_often(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000, 0x10100, 0x10200), 30000)
+"""
+    events = recorded(tmp_path, library, program)
+    assert len(list(tmp_path.glob("*.trace"))) > 1
+    assert len(list(facts(events, Launch))) == 30000
+    assert [event.seq for event in events] == sorted(event.seq for event in events)
+
+
+def test_a_spool_that_cannot_grow_loses_records_and_counts_them(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+recorder.stop()
+recorder.start(spool + "/missing", library)
+cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+counts = recorder.counts()
+assert (counts["lost"], counts["errno"]) == (1, 2), counts
+"""
+    recorded(tmp_path, library, program)
+
+
+@pytest.mark.usefixtures("library")
+def test_what_stands_in_the_way_is_said() -> None:
+    recorder = importlib.import_module("cudakit.gpu.capture._recorder")
+    with pytest.raises(RuntimeError, match="cannot open shared object file"):
+        recorder.check("/no/such/library.so")
+    with pytest.raises(RuntimeError, match="has no function sanitizerSubscribe"):
+        recorder.check("libc.so.6")

@@ -1,0 +1,221 @@
+"""SARIF: what the standard requires is there, and no name of a file or a function can break it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.document import Document, Facts, Finding, Frame, Node, Note, Section, Stack, Text, View
+from cudakit.render.sarif import render
+
+LATER = Stack(
+    (Frame("forward", "/v/site-packages/torch/nn.py", 9), Frame("step", "/p/train.py", 44)), 1
+)
+EARLIER = Stack((Frame("prefetch", "/p/data/loader.py", 31),))
+
+
+def note(
+    text: str = "read too early",
+    *,
+    rule: str = "read-after-write",
+    stacks: tuple[tuple[str, Stack], ...] = (("later: kernel", LATER), ("earlier: copy", EARLIER)),
+    count: int = 3,
+) -> Note:
+    return Note("error", text, ("wait",), Finding(rule, "Memory is read too early.", stacks, count))
+
+
+def log(*nodes: Node, root: str = "") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(render(Document("1 race", nodes), root=root))
+    return content
+
+
+def run(*nodes: Node, root: str = "") -> dict[str, Any]:
+    (only,) = log(*nodes, root=root)["runs"]
+    assert isinstance(only, dict)
+    return only
+
+
+def result(*nodes: Node, root: str = "") -> dict[str, Any]:
+    (only,) = run(*nodes, root=root)["results"]
+    assert isinstance(only, dict)
+    return only
+
+
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from objects(inner)
+
+
+def uris(value: Any) -> list[str]:
+    return [
+        part["artifactLocation"]["uri"] for part in objects(value) if "artifactLocation" in part
+    ]
+
+
+def test_a_whole_file(golden: Callable[[str, str], None]) -> None:
+    document = Document("1 race", (Section("1.", (note(),)), Note("warn", "a gap")))
+
+    golden("run-race.sarif", render(document, root="/p"))
+
+
+def test_what_the_standard_requires_is_there() -> None:
+    content = log(note(), note(rule="reuse"), Note("warn", "a gap"))
+
+    assert content["version"] == "2.1.0"
+    (only,) = content["runs"]
+    driver = only["tool"]["driver"]
+    assert driver["name"] == "cudakit"
+    assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"]) == 2
+    assert isinstance(only["invocations"][0]["executionSuccessful"], bool)
+    for one in only["results"]:
+        assert one["message"]["text"]
+        assert driver["rules"][one["ruleIndex"]]["id"] == one["ruleId"]
+        assert one["level"] in {"none", "note", "warning", "error"}
+        for flow in one["codeFlows"]:
+            assert all(thread["locations"] for thread in flow["threadFlows"])
+    for part in objects(content):
+        assert part.get("startLine", 1) >= 1
+        assert part.get("id", 1) != -1
+
+
+@pytest.mark.parametrize(
+    ("level", "said"), [("error", "error"), ("warn", "warning"), ("info", "note"), ("ok", "note")]
+)
+def test_levels_are_those_of_the_standard(level: Any, said: str) -> None:
+    finding = note().finding
+
+    assert result(Note(level, "x", finding=finding))["level"] == said
+
+
+def test_a_result_points_at_the_programs_own_frame_of_its_first_place() -> None:
+    (location,) = result(note())["locations"]
+
+    assert location["physicalLocation"] == {
+        "artifactLocation": {"uri": "file:///p/train.py"},
+        "region": {"startLine": 44},
+    }
+    assert location["logicalLocations"][0]["fullyQualifiedName"] == "step"
+
+
+def test_both_stacks_are_threads_of_one_flow_outermost_first() -> None:
+    (flow,) = result(note())["codeFlows"]
+    lines = [
+        [
+            step["location"]["physicalLocation"]["region"]["startLine"]
+            for step in thread["locations"]
+        ]
+        for thread in flow["threadFlows"]
+    ]
+
+    assert [thread["message"]["text"] for thread in flow["threadFlows"]] == [
+        "later: kernel",
+        "earlier: copy",
+    ]
+    assert lines == [[44, 9], [31]]
+
+
+def test_all_places_are_related_locations_with_their_labels() -> None:
+    related = result(note())["relatedLocations"]
+
+    assert [(place["id"], place["message"]["text"]) for place in related] == [
+        (1, "later: kernel"),
+        (2, "earlier: copy"),
+    ]
+    assert uris(related) == ["file:///p/train.py", "file:///p/data/loader.py"]
+
+
+def test_the_message_has_the_remedies_and_the_count_stands_beside_it() -> None:
+    one = result(note())
+
+    assert one["message"]["text"] == "read too early\nwait"
+    assert one["occurrenceCount"] == 3
+
+
+def test_files_below_the_root_are_named_relative_to_it() -> None:
+    one = run(note(), root="/p")
+
+    assert one["originalUriBaseIds"] == {"SRCROOT": {"uri": "file:///p/"}}
+    (location,) = one["results"][0]["locations"]
+    assert location["physicalLocation"]["artifactLocation"] == {
+        "uri": "train.py",
+        "uriBaseId": "SRCROOT",
+    }
+    assert "file:///v/site-packages/torch/nn.py" in uris(one)
+    assert uris(run(note(), root="/pa")) == uris(run(note()))
+
+
+@pytest.mark.parametrize("filename", ["", "<stdin>", "<frozen importlib>"])
+def test_generated_code_has_a_name_and_no_place(filename: str) -> None:
+    one = result(note(stacks=(("here", Stack((Frame("f", filename, 3),))),)))
+
+    (location,) = one["locations"]
+    assert location == {"logicalLocations": [{"fullyQualifiedName": "f", "kind": "function"}]}
+
+
+def test_a_place_without_a_stack_is_left_out() -> None:
+    one = result(note(stacks=(("here", Stack(())), ("there", EARLIER))))
+    assert uris(one["locations"]) == ["file:///p/data/loader.py"]
+    assert len(one["relatedLocations"]) == 1
+
+    nowhere = result(note(stacks=(("here", Stack(())),)))
+    assert not {"locations", "relatedLocations", "codeFlows"} & nowhere.keys()
+
+
+def test_a_line_that_is_not_known_has_no_region() -> None:
+    (location,) = result(note(stacks=(("here", Stack((Frame("f", "/a.py", 0),))),)))["locations"]
+
+    assert "region" not in location["physicalLocation"]
+
+
+def test_other_notes_are_notifications_and_other_nodes_are_not_read() -> None:
+    nodes = (
+        Facts((("a", Text("b")),)),
+        View("race", (), fallback=Note("info", "in a view")),
+        Section("s", (Note("warn", "a gap", ("do",)),)),
+    )
+    (invocation,) = run(*nodes)["invocations"]
+
+    assert invocation["toolExecutionNotifications"] == [
+        {"level": "note", "message": {"text": "in a view"}},
+        {"level": "warning", "message": {"text": "a gap\ndo"}},
+    ]
+    assert run(*nodes)["results"] == []
+
+
+@pytest.mark.parametrize(
+    ("filename", "uri"),
+    [
+        ("/a b/#1?.py", "file:///a%20b/%231%3F.py"),
+        ("/über/%41.py", "file:///%C3%BCber/%2541.py"),
+        ("/x\udcff.py", "file:///x%FF.py"),
+        ("/x\ud800.py", "file:///x%3F.py"),
+        ("http:evil.py", "http%3Aevil.py"),
+        ("//host/share.py", "file:////host/share.py"),
+        ("C:\\x.py", "C%3A%5Cx.py"),
+    ],
+)
+def test_a_path_is_escaped_as_a_uri(filename: str, uri: str) -> None:
+    (location,) = result(note(stacks=(("x", Stack((Frame("f", filename, 1),))),)))["locations"]
+
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
+@given(st.text(), st.text(min_size=1).filter(lambda name: not name.startswith("<")))
+def test_no_text_breaks_the_file(text: str, filename: str) -> None:
+    stack = Stack((Frame(text, f"/{filename}", 3),))
+    written = render(Document(text, (note(text, stacks=((text, stack),)), Note("info", text))))
+
+    assert written.isascii()
+    (location,) = json.loads(written)["runs"][0]["results"][0]["locations"]
+    uri = location["physicalLocation"]["artifactLocation"]["uri"]
+    assert urlsplit(uri).scheme == "file"
+    assert unquote_to_bytes(urlsplit(uri).path) == f"/{filename}".encode("utf-8", "surrogateescape")

@@ -1,0 +1,201 @@
+"""Recording the memory of torch, with a small package in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from run.programs import Outcome, supervised
+
+from cudakit.run.environment import Settings
+from cudakit.run.notices import About, Notice
+
+# What the agent uses of torch, and how torch behaves there: calls are queued until CUDA is initialised.
+TORCH = {
+    "torch/__init__.py": """
+        from torch import _C, cuda
+        print("torch is imported")
+    """,
+    "torch/cuda/__init__.py": """
+        import os
+        from torch.cuda import memory
+        queued, ready = [], 0
+        def _lazy_call(call):
+            call() if ready == os.getpid() else queued.append(call)
+        def init():
+            global ready
+            ready = os.getpid()
+            for call in queued: call()
+    """,
+    "torch/cuda/memory.py": """
+        import os
+        events = []
+        def _record_memory_history(enabled="all", *, stacks="all", max_entries=1 << 60):
+            assert stacks == "python" and max_entries <= 200_000
+            from torch import cuda
+            assert cuda.ready == os.getpid(), "CUDA is not initialised"
+            events.append("recorded")
+        def _dump_snapshot(filename):
+            with open(filename, "w") as file: file.write(",".join(events))
+        def allocate(name): events.append(name)
+    """,
+    "torch/_C.py": """
+        observers = []
+        def _cuda_attach_out_of_memory_observer(observer): observers.append(observer)
+        def fail():
+            for observer in observers: observer(0, 1, 2, 3)
+    """,
+}
+
+USES = "import torch\ntorch.cuda.init()\ntorch.cuda.memory.allocate('a')\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name, content in TORCH.items():
+        path = tmp_path / "lib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(line[8:] for line in content.splitlines()))
+    return tmp_path
+
+
+def run(
+    place: Path, code: str, *, follow: bool = True, **more: str
+) -> tuple[Outcome, list[Notice]]:
+    notices: list[Notice] = []
+    (place / "s.py").write_text(code)
+    done = supervised(
+        ["s.py"],
+        cwd=place,
+        settings=Settings(memory=Path("out.pkl"), follow=follow),
+        notify=notices.append,
+        **{"PYTHONPATH": str(place / "lib"), **more},
+    )
+    return done, notices
+
+
+def saved(place: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(place.glob("out*"))}
+
+
+def test_a_snapshot_is_saved_at_exit_and_its_path_is_told(place: Path) -> None:
+    done, notices = run(place, USES)
+
+    assert done == Outcome(0, "torch is imported\n", "")
+    assert saved(place) == {"out.pkl": "recorded,a"}
+    assert [(notice.about, notice.text) for notice in notices] == [
+        (About.SNAPSHOTS, str(place / "out.pkl"))
+    ]
+
+
+def test_a_snapshot_is_saved_at_the_first_failure_and_not_at_the_second(place: Path) -> None:
+    code = "torch._C.fail(); torch.cuda.memory.allocate('b'); torch._C.fail()"
+
+    _, notices = run(place, USES + code)
+
+    assert saved(place) == {"out-oom.pkl": "recorded,a", "out.pkl": "recorded,a,b"}
+    assert [Path(notice.text).name for notice in notices] == ["out-oom.pkl", "out.pkl"]
+
+
+def test_the_older_name_of_the_observer_is_known(place: Path) -> None:
+    module = place / "lib/torch/_C.py"
+    name = "_cuda_attachOutOfMemoryObserver"
+    module.write_text(module.read_text().replace("_cuda_attach_out_of_memory_observer", name))
+
+    run(place, USES + "torch._C.fail()")
+
+    assert "out-oom.pkl" in saved(place)
+
+
+@pytest.mark.parametrize(
+    "code", ["pass", "import torch", "import importlib.util as u; print(u.find_spec('torch').name)"]
+)
+def test_nothing_is_saved_where_cuda_is_not_used(place: Path, code: str) -> None:
+    _, notices = run(place, code)
+
+    assert saved(place) == {}
+    assert notices == []
+
+
+def test_looking_for_torch_before_importing_it_changes_nothing(place: Path) -> None:
+    run(place, "import importlib.util as u; u.find_spec('torch')\n" + USES)
+
+    assert saved(place) == {"out.pkl": "recorded,a"}
+
+
+def test_the_import_leaves_no_trace(place: Path) -> None:
+    code = (
+        "import sys; before = len(sys.meta_path)\nimport torch\n"
+        "print(before - len(sys.meta_path), vars(torch.__loader__).keys() - {'name', 'path'},\n"
+        "      type(torch.__spec__.loader).__name__)"
+    )
+
+    done, _ = run(place, code)
+
+    assert done.stdout.splitlines()[1:] == ["1 set() SourceFileLoader"]
+
+
+def test_a_program_without_torch_gets_the_error_that_it_gets_without_cudakit(place: Path) -> None:
+    (place / "lib/torch/__init__.py").unlink()
+    for path in sorted((place / "lib/torch").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (place / "lib/torch").rmdir()
+
+    done, notices = run(place, "import torch")
+
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"
+    assert done.stderr.count("  File ") == 1
+    assert notices == []
+
+
+def test_processes_that_the_program_starts_have_files_of_their_own(place: Path) -> None:
+    code = (
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n"
+        + USES
+        + "import os\nif not os.fork(): torch.cuda.init(); sys.exit()\nos.wait()"
+    )
+
+    _, notices = run(place, code)
+
+    assert sorted(saved(place)) == sorted(
+        ["out.pkl", *(f"out-{n.process}.pkl" for n in notices if n.text != f"{place}/out.pkl")]
+    )
+    assert len(notices) == 3
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
+def test_a_rank_is_part_of_the_name(place: Path, variable: str) -> None:
+    run(place, USES, **{variable: "3"})
+
+    assert saved(place) == {"out-rank003.pkl": "recorded,a"}
+
+
+def test_two_processes_of_one_rank_do_not_overwrite_each_other(place: Path) -> None:
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n" + USES
+
+    _, notices = run(place, code, RANK="0")
+
+    assert len(saved(place)) == len(notices) == 2
+
+
+def test_a_snapshot_that_cannot_be_saved_is_told_and_leaves_nothing(place: Path) -> None:
+    done, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
+
+    assert done.status == 0
+    assert notice.about is About.FAILED
+    assert "out.pkl" in notice.text
+    assert not list(place.glob("*.part"))
+
+
+def test_a_torch_that_is_too_old_is_told(place: Path) -> None:
+    (place / "lib/torch/cuda/memory.py").write_text("def _dump_snapshot(name): pass")
+
+    done, notices = run(place, "import torch; torch.cuda.init()")
+
+    assert done.status == 0
+    assert "_record_memory_history" in notices[0].text
+
+
+def test_the_environment_of_these_tests_names_no_rank() -> None:
+    assert not {"RANK", "LOCAL_RANK"} & set(os.environ)

@@ -1,0 +1,228 @@
+"""The agent, in programs that are supervised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run.programs import WATCHING, Outcome, supervised
+
+from cudakit.run.agent.start import parse
+from cudakit.run.environment import AGENT, Settings
+from cudakit.run.notices import About, Notice
+
+# A module that tells how it is called, in the place of the native recorder.
+STAND_IN = """
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdio.h>
+static PyObject *start(PyObject *self, PyObject *args) {
+    const char *spool, *library; unsigned long long walker = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "ss|K", &spool, &library, &walker)) return NULL;
+    if (!*library) { PyErr_SetString(PyExc_RuntimeError, "no library\\nhere"); return NULL; }
+    printf("start %s %llu\\n", library, walker); fflush(stdout);
+    Py_RETURN_NONE;
+}
+static PyObject *stop(PyObject *self, PyObject *args) {
+    (void)self; (void)args;
+    printf("stop\\n"); fflush(stdout);
+    Py_RETURN_NONE;
+}
+static PyMethodDef methods[] = {{"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, 0, methods, 0, 0, 0, 0};
+PyMODINIT_FUNC PyInit_NAME(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made) PyModule_AddIntConstant(made, "walker", 77);
+    return made;
+}
+"""
+
+
+def built(directory: Path, name: str) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    headers = Path(sysconfig.get_path("include"))
+    if not compiler or not (headers / "Python.h").is_file():
+        pytest.skip("there is no C compiler, or no headers of Python")
+    source, made = directory / f"{name}.c", directory / f"{name}.abi3.so"
+    source.write_text(STAND_IN.replace("NAME", name))
+    command = [compiler, "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(made)
+
+
+@pytest.fixture(scope="session")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory.mktemp("recorder"), "_recorder")
+
+
+@pytest.fixture(scope="session")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory.mktemp("frames"), "_frames")
+
+
+def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[Notice]]:
+    notices: list[Notice] = []
+    done = supervised(["-c", code], cwd=cwd, settings=settings, notify=notices.append)
+    return done, notices
+
+
+def test_the_recorder_starts_before_the_program_and_is_not_stopped_by_python(
+    tmp_path: Path, recorder: str, frames: str
+) -> None:
+    settings = replace(
+        WATCHING,
+        library="/lib/s.so",
+        recorder=recorder,
+        frames={str(sys.implementation.cache_tag): frames, "cpython-00": "/none"},
+    )
+    code = (
+        "import atexit; atexit.register(print, 'at exit', flush=True); print('program', flush=True)"
+    )
+
+    done, notices = run(code, settings, tmp_path)
+
+    assert done == Outcome(0, "start /lib/s.so 77\nprogram\nat exit\n", "")
+    assert notices == []
+
+
+def test_without_frames_for_this_python_the_recorder_runs_without_them(
+    tmp_path: Path, recorder: str
+) -> None:
+    settings = replace(WATCHING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"})
+
+    done, notices = run("pass", settings, tmp_path)
+
+    assert done.stdout == "start /s.so 0\n"
+    assert notices == []
+
+
+def test_frames_that_cannot_be_loaded_are_told_and_missed(tmp_path: Path, recorder: str) -> None:
+    frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
+    settings = replace(WATCHING, library="/s.so", recorder=recorder, frames=frames)
+
+    done, (notice,) = run("pass", settings, tmp_path)
+
+    assert done.stdout == "start /s.so 0\n"
+    assert "/none/_frames.so" in notice.text
+
+
+def test_a_recorder_that_cannot_start_is_told_in_one_line_and_the_program_runs(
+    tmp_path: Path, recorder: str
+) -> None:
+    done, (notice,) = run("print(1)", replace(WATCHING, recorder=recorder), tmp_path)
+
+    assert done == Outcome(0, "1\n", "")
+    assert notice.about is About.FAILED
+    assert notice.text == "RuntimeError: no library here"
+
+
+def test_a_recorder_that_is_not_there_is_told_and_the_program_runs(tmp_path: Path) -> None:
+    done, (notice,) = run("print(1)", replace(WATCHING, recorder="/none/_recorder.so"), tmp_path)
+
+    assert done == Outcome(0, "1\n", "")
+    assert "/none/_recorder.so" in notice.text
+
+
+def test_cuda_that_is_there_before_the_agent_is_told(
+    tmp_path: Path, recorder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = tmp_path / "libcuda.so.1"
+    shutil.copy(recorder, early)
+    monkeypatch.setenv("LD_PRELOAD", str(early))
+
+    done, notices = run("print(1)", replace(WATCHING, library="/s.so", recorder=recorder), tmp_path)
+
+    assert done.stdout == "1\n"
+    assert [notice.text for notice in notices] == [
+        f"RuntimeError: CUDA was loaded before it could be watched: {early}"
+    ]
+
+
+def test_the_recorder_runs_in_processes_that_the_program_starts(
+    tmp_path: Path, recorder: str
+) -> None:
+    settings = replace(WATCHING, library="/s.so", recorder=recorder)
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(2)'])"
+
+    followed, _ = run(code, settings, tmp_path)
+    alone, _ = run(code, replace(settings, follow=False), tmp_path)
+
+    assert followed.stdout.count("start") == 2
+    assert alone.stdout == "start /s.so 0\n2\n"
+
+
+def test_the_resource_tracker_of_multiprocessing_is_left_alone(
+    tmp_path: Path, recorder: str
+) -> None:
+    code = (
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "m = SharedMemory(create=True, size=9); m.close(); m.unlink()"
+    )
+
+    done, _ = run(code, replace(WATCHING, library="/s.so", recorder=recorder), tmp_path)
+
+    assert done.stdout.count("start") == 1
+
+
+def test_settings_that_cannot_be_read_do_not_harm_the_program() -> None:
+    for text in ("", "{", "[]", '{"spool": 1}'):
+        done = subprocess.run(
+            [sys.executable, "-c", "print(1)"],
+            env={"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": text},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_settings_are_read_as_json_reads_them() -> None:
+    settings = {
+        "spool": '/é "x"\n',
+        "follow": True,
+        "memory": None,
+        "supervisor": 12,
+        "frames": {"a": "b"},
+    }
+
+    assert parse(json.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    "module", ["json", "re", "typing", "importlib", "atexit", "ctypes", "types"]
+)
+def test_the_agent_imports_nothing_that_the_program_may_have_of_its_own(
+    module: str,
+) -> None:
+    # Without site-packages, whose .pth files may import anything.
+    code = f"import sys; print('{module}' in sys.modules)"
+    outcomes = []
+    for given in ({}, {"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": json.dumps(SETTINGS)}):
+        python = str(Path(sys.base_prefix) / "bin" / Path(sys.executable).name)
+        if not Path(python).exists():
+            pytest.skip("there is no Python outside of this environment")
+        done = subprocess.run(
+            [python, "-s", "-c", code], env=given, check=True, capture_output=True, text=True
+        )
+        outcomes.append(done.stdout)
+
+    assert outcomes[0] == outcomes[1]
+
+
+SETTINGS = {
+    "spool": "/none",
+    "sanitize": False,
+    "memory": None,
+    "recorder": "",
+    "library": "",
+    "frames": {},
+    "follow": True,
+    "supervisor": 1,
+}

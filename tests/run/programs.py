@@ -1,0 +1,107 @@
+"""Running programs twice: as they are, and under supervision with the same standard streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
+
+from cudakit.run.command import resolve
+from cudakit.run.environment import Settings
+from cudakit.run.notices import Notice
+from cudakit.run.supervise import supervise
+from cudakit.trace.spool import Batch
+
+WATCHING = Settings(sanitize=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended, and what it wrote."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def plain(words: Sequence[str], *, cwd: Path, stdin: str = "", **more: str) -> Outcome:
+    """Run a command as a shell does, the Python of these tests in the place of ``python``."""
+    first = sys.executable if words[0] == "python" else words[0]
+    done = subprocess.run(
+        [first, *words[1:]],
+        cwd=cwd,
+        env=environment(more),
+        input=stdin,
+        close_fds=False,  # as a shell does
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def supervised(
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    stdin: str = "",
+    settings: Settings = WATCHING,
+    consume: Callable[[Batch], bool] = lambda _: False,
+    notify: Callable[[Notice], None] = lambda _: None,
+    seconds_to_end: float = 5.0,
+    **more: str,
+) -> Outcome:
+    """Run what a user writes behind ``cudakit run``, supervised by this process."""
+    with TemporaryFile() as given, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        given.write(stdin.encode())
+        given.seek(0)
+        with _working_in(cwd), _redirected(given, stdout, stderr):
+            status = supervise(
+                resolve(words, python=sys.executable),
+                settings=settings,
+                consume=consume,
+                notify=notify,
+                environment=environment(more),
+                seconds_to_end=seconds_to_end,
+            )
+        return Outcome(status, _content(stdout), _content(stderr))
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
+    # So that stand-ins for modules and plain runs leave the same files behind.
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+@contextmanager
+def _working_in(directory: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _redirected(*files: BinaryIO) -> Iterator[None]:
+    kept = [os.dup(number) for number in range(3)]
+    for number, file in enumerate(files):
+        os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, copy in enumerate(kept):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _content(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode()

@@ -1,0 +1,194 @@
+"""Signals from outside, sent to the supervisor or by a terminal to both."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cudakit.run.child import shell_status
+
+SUPERVISOR = """
+import sys
+from cudakit.run.child import finish
+from cudakit.run.command import resolve
+from cudakit.run.environment import Settings
+from cudakit.run.supervise import supervise
+command = resolve(sys.argv[1:], python=sys.executable)
+sys.exit(finish(supervise(command, settings=Settings(), consume=lambda _: False)))
+"""
+
+WAITS = "import time; print('ready', flush=True); time.sleep(60)"
+COUNTS = """
+import signal, sys, time
+count = 0
+def handler(*_):
+    global count
+    count += 1
+for name in sys.argv[1].split(","):
+    signal.signal(getattr(signal, name), handler)
+print("ready", flush=True)
+while not count:
+    time.sleep(0.01)
+time.sleep(0.3)
+print("received", count, flush=True)
+sys.exit(9)
+"""
+
+
+def supervisor(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-c", SUPERVISOR, "-c", script, *arguments]
+
+
+def started(script: str, *arguments: str, ignored: int = 0) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        supervisor(script, *arguments),
+        stdout=subprocess.PIPE,
+        text=True,
+        # An ignored signal stays ignored in what is started, as under nohup.
+        preexec_fn=(lambda: signal.signal(ignored, signal.SIG_IGN)) if ignored else None,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_is_passed_on_and_both_die_by_it(name: str) -> None:
+    number = signal.Signals[name]
+    script = WAITS if name != "SIGINT" else f"import signal; signal.signal(2, 0); {WAITS}"
+    with started(
+        f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {script}"
+    ) as process:
+        process.send_signal(number)
+
+    assert process.returncode == -number
+
+
+def test_a_program_that_handles_a_signal_gets_it_once_and_decides_how_to_end() -> None:
+    with started(COUNTS, "SIGTERM") as process:
+        process.send_signal(signal.SIGTERM)
+        stdout = process.stdout.read() if process.stdout else ""
+
+    assert (process.returncode, stdout) == (9, "received 1\n")
+
+
+def test_the_supervisor_survives_signals_that_the_program_survives() -> None:
+    with started(COUNTS, "SIGUSR1,SIGWINCH,SIGCONT") as process:
+        process.send_signal(signal.SIGWINCH)
+        process.wait()
+
+    assert process.returncode == 9
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    script = "import signal, time; print('ready', flush=True); time.sleep(0.4); print(signal.getsignal(1))"
+    with started(script, ignored=signal.SIGHUP) as process:
+        process.send_signal(signal.SIGHUP)
+        stdout = process.stdout.read() if process.stdout else ""
+
+    assert (process.returncode, stdout) == (0, "1\n")
+
+
+def in_a_terminal(argv: list[str], act: Callable[[int], None]) -> str:
+    """Run a program in a terminal of its own; ``act`` types into it once "ready" was shown."""
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(argv[0], argv)  # noqa: S606
+    shown = until(terminal, "ready")
+    act(terminal)
+    shown += until(terminal, None)
+    os.waitpid(process, 0)
+    os.close(terminal)
+    return shown
+
+
+def until(terminal: int, word: str | None) -> str:
+    shown = ""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (word is None or word not in shown):
+        if not select.select([terminal], [], [], 0.1)[0]:
+            continue
+        try:
+            shown += os.read(terminal, 1000).decode()
+        except OSError:  # everyone has left the terminal
+            break
+    return shown
+
+
+LISTENS = """
+import os, sys
+from cudakit.run.signals import Reception
+with Reception() as reception:
+    print("ready", flush=True)
+    if sys.argv[1:]:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    for number in reception.received(0.5):
+        print("passes on", number.name, flush=True)
+"""
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x1c", b"\x1a"], ids=["interrupt", "quit", "stop"])
+def test_what_a_terminal_sends_to_both_is_not_passed_on(key: bytes) -> None:
+    argv = [sys.executable, "-P", "-c", LISTENS]
+
+    assert "passes on" not in in_a_terminal(argv, lambda terminal: type_keys(terminal, key))
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT", "SIGTSTP", "SIGTERM"])
+def test_what_is_sent_to_the_supervisor_alone_is_passed_on(name: str) -> None:
+    argv = [sys.executable, "-P", "-c", LISTENS, str(signal.Signals[name].value)]
+
+    assert f"passes on {name}" in in_a_terminal(argv, lambda _: None)
+
+
+@pytest.mark.parametrize(("key", "name"), [(b"\x03", "SIGINT"), (b"\x1c", "SIGQUIT")])
+def test_a_key_of_the_terminal_reaches_the_program(key: bytes, name: str) -> None:
+    shown = in_a_terminal(supervisor(COUNTS, name), lambda terminal: type_keys(terminal, key))
+
+    assert "received 1" in shown
+
+
+def type_keys(terminal: int, keys: bytes) -> None:
+    os.write(terminal, keys)
+
+
+# A shell with job control, as far as it is needed: it tells when its job stops, and continues it.
+SHELL = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+def job():
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+process = subprocess.Popen(sys.argv[1:], preexec_fn=job)
+_, status = os.waitpid(process.pid, os.WUNTRACED)
+os.tcsetpgrp(0, os.getpgrp())
+print("stopped", os.WIFSTOPPED(status), flush=True)
+os.tcsetpgrp(0, process.pid)
+os.killpg(process.pid, signal.SIGCONT)
+_, status = os.waitpid(process.pid, 0)
+os.tcsetpgrp(0, os.getpgrp())
+print("ended", os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+def test_a_program_that_is_stopped_and_continued_takes_the_supervisor_with_it() -> None:
+    shown = in_a_terminal(
+        [sys.executable, "-c", SHELL, *supervisor(COUNTS, "SIGCONT")],
+        lambda terminal: type_keys(terminal, b"\x1a"),
+    )
+
+    assert "stopped True" in shown
+    assert "ended 9" in shown
+
+
+def test_a_shell_counts_a_death_by_a_signal_from_128_on() -> None:
+    assert [shell_status(status) for status in (0, 3, -15)] == [0, 3, 143]

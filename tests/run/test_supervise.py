@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run.programs import WATCHING, plain, supervised
+
+from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
+from cudakit.run.environment import Settings
+from cudakit.run.supervise import supervise
+from cudakit.trace.kinds import Kind
+from cudakit.trace.spool import Batch
+
+RECORDS = """
+import os, signal, sys, time
+from cudakit.gpu.api import LEGACY
+from cudakit.gpu.sim import Sim
+gpu = Sim()
+def fill(count):
+    ptr = gpu.malloc(64)
+    for _ in range(count):
+        gpu.fill(ptr, 1, 64, LEGACY)
+    gpu.sync()
+"""
+
+
+class Counted:
+    """A consumer that counts fills, in each process."""
+
+    def __init__(self, enough: int = 1 << 60) -> None:
+        self.fills: dict[int, int] = {}
+        self.seen_s: list[float] = []
+        self._enough = enough
+
+    def __call__(self, batch: Batch) -> bool:
+        fills = int((batch.records["kind"] == Kind.FILL).sum())
+        self.fills[batch.process] = self.fills.get(batch.process, 0) + fills
+        self.seen_s.append(time.monotonic())
+        return self.total >= self._enough
+
+    @property
+    def total(self) -> int:
+        return sum(self.fills.values())
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Look at the directories that supervisors make: nothing may be left of them."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_program_records_is_handed_over(tmp_path: Path) -> None:
+    consume = Counted()
+
+    done = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
+
+    assert (done.status, done.stderr) == (0, "")
+    assert list(consume.fills.values()) == [20]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os._exit(4)", 4),
+        ("sys.exit(3)", 3),
+    ],
+)
+def test_what_was_recorded_survives_every_end(tmp_path: Path, end: str, status: int) -> None:
+    consume = Counted()
+
+    done = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, consume=consume)
+
+    assert done.status == status
+    assert consume.total == 20
+
+
+def test_what_is_recorded_is_handed_over_while_the_program_runs(tmp_path: Path) -> None:
+    consume = Counted()
+    script = RECORDS + "fill(1); print(time.monotonic()); sys.stdout.flush(); time.sleep(0.4)"
+
+    done = supervised(["-c", script], cwd=tmp_path, consume=consume)
+
+    assert consume.seen_s[-1] - float(done.stdout) < 0.3
+
+
+FORKS = "pid = os.fork(); fill(3); pid and os.waitpid(pid, 0)"
+STARTS = """
+import subprocess
+fill(3)
+subprocess.run([sys.executable, "-P", "-c", "from cudakit.gpu.sim import Sim; g = Sim(); "
+    "g.fill(g.malloc(8), 1, 8, g.stream())"], check=True)
+"""
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_processes_that_the_program_starts_are_followed_unless_they_shall_not_be(
+    tmp_path: Path, *, follow: bool
+) -> None:
+    consume = Counted()
+
+    done = supervised(
+        ["-c", RECORDS + STARTS],
+        cwd=tmp_path,
+        consume=consume,
+        settings=Settings(sanitize=True, follow=follow),
+    )
+
+    assert (done.status, done.stderr) == (0, "")
+    assert sorted(consume.fills.values()) == ([1, 3] if follow else [3])
+
+
+def test_a_process_that_is_forked_off_is_followed(tmp_path: Path) -> None:
+    consume = Counted()
+
+    supervised(["-c", RECORDS + FORKS], cwd=tmp_path, consume=consume)
+
+    assert sorted(consume.fills.values()) == [3, 3]
+
+
+@pytest.mark.parametrize("pythonpath", ["", "/mine"])
+def test_children_that_are_not_followed_see_the_environment_as_it_was(
+    tmp_path: Path, pythonpath: str
+) -> None:
+    script = """
+import os
+print({n: os.environ[n] for n in os.environ if n == "PYTHONPATH" or n.startswith("CUDAKIT")})
+"""
+    more = {"PYTHONPATH": pythonpath} if pythonpath else {}
+
+    seen = supervised(["-c", script], cwd=tmp_path, settings=Settings(follow=False), **more)
+
+    assert seen == plain(["python", "-c", script], cwd=tmp_path, **more)
+
+
+def test_a_consumer_that_has_enough_ends_the_program(tmp_path: Path) -> None:
+    script = RECORDS + "fill(5)\nwhile True: fill(1); time.sleep(0.01)"
+
+    done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5))
+
+    assert done.status == -signal.SIGTERM
+
+
+def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
+
+    done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2)
+
+    assert done.status == -signal.SIGKILL
+
+
+def test_a_consumer_that_fails_does_not_harm_the_program(tmp_path: Path) -> None:
+    def consume(_: Batch) -> bool:
+        raise ZeroDivisionError
+
+    marker = tmp_path / "done"
+    script = RECORDS + f"fill(1); time.sleep(0.2); open({str(marker)!r}, 'w').close()"
+
+    with pytest.raises(ZeroDivisionError):
+        supervised(["-c", script], cwd=tmp_path, consume=consume)
+    assert marker.exists()
+
+
+def test_a_process_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
+    consume = Counted()
+    script = RECORDS + (
+        "fill(2)\n"
+        "if not os.fork():\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.alarm(2)\n"
+        "    while True: fill(1)\n"
+    )
+    begin = time.monotonic()
+
+    supervised(["-c", script], cwd=tmp_path, consume=consume)
+
+    assert time.monotonic() - begin < 1.8
+    assert consume.total >= 2
+
+
+def test_a_program_that_records_nothing_leaves_the_spool_empty(
+    tmp_path: Path, temporary: Path
+) -> None:
+    script = f"""
+import os
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=10); memory.close(); memory.unlink()
+(spool,) = os.listdir({str(temporary)!r})
+print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!r} + "/" + spool).st_mode))
+"""
+    done = supervised(["-c", script], cwd=tmp_path)
+
+    assert done.stdout == "[] 0o40700\n"
+
+
+def test_a_damaged_trace_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    script = (
+        "import os; open(os.environ['CUDAKIT_SPOOL'] + '/1-000000.trace', 'wb').write(b'x' * 99)"
+    )
+
+    done = supervised(["-c", script], cwd=tmp_path, notify=lambda notice: told.append(notice.text))
+
+    assert done.status == 0
+    assert len(told) == 1
+    assert "is not a trace" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [("#!/no/such/interpreter\n", CommandNotFound), ("\x7fELF broken", CommandNotExecutable)],
+)
+def test_a_program_that_cannot_be_started_is_refused(
+    tmp_path: Path, content: str, error: type[Exception]
+) -> None:
+    path = tmp_path / "program"
+    path.write_text(content)
+    path.chmod(0o755 if error is CommandNotFound else 0o644)
+
+    with pytest.raises(error):
+        supervise(Command(str(path), (str(path),)), settings=WATCHING, consume=lambda _: False)
+
+
+def test_signals_are_handled_as_before_afterwards(tmp_path: Path) -> None:
+    def handled() -> list[object]:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return [mask, *(signal.getsignal(number) for number in signal.valid_signals())]
+
+    before = handled()
+    supervised(["-c", "pass"], cwd=tmp_path)
+
+    assert handled() == before
+
+
+def test_no_file_is_left_open(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    supervised(["-c", RECORDS + "fill(2)"], cwd=tmp_path, consume=Counted())
+
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S"])
+def test_a_closed_python_runs_unwatched(tmp_path: Path, option: str) -> None:
+    words = [sys.executable, option, "-c", "import sys; print(sys.flags, sys.argv); sys.exit(5)"]
+
+    assert supervised(words, cwd=tmp_path) == plain(words, cwd=tmp_path)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cudakit.trace.events import Event, Launch, Mark
+from cudakit.trace.layout import unpack
+from cudakit.trace.log import Clock, Frame, Stack
+from cudakit.trace.spool import Batch, Spool, SpoolWriter, complain
+
+END_AT = 24
+
+
+def mark(index: int) -> Event:
+    return Event(Mark(name=f"mark {index}"), seq=index)
+
+
+def spool_writer(directory: Path, *, segment_bytes: int = 1 << 20) -> SpoolWriter:
+    return SpoolWriter(directory, clock=Clock.VIRTUAL, segment_bytes=segment_bytes)
+
+
+def names(batches: list[Batch]) -> list[str]:
+    return [
+        event.fact.name
+        for batch in batches
+        for event in unpack(batch.records, batch.strings)
+        if isinstance(event.fact, Mark | Launch)
+    ]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    with Spool(tmp_path) as spool:
+        yield spool
+
+
+@pytest.fixture
+def discarding(tmp_path: Path) -> Iterator[Spool]:
+    with Spool(tmp_path, discard=True) as spool:
+        yield spool
+
+
+def read(spool: Spool) -> list[str]:
+    return names(list(spool.batches()))
+
+
+def files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def in_a_fork(body: Callable[[], None]) -> int:
+    process = os.fork()
+    if not process:
+        try:
+            body()
+        finally:
+            os._exit(0)
+    os.waitpid(process, 0)
+    return process
+
+
+def test_a_process_that_records_nothing_leaves_no_file(tmp_path: Path, spool: Spool) -> None:
+    spool_writer(tmp_path)
+
+    assert files(tmp_path) == set()
+    assert read(spool) == []
+
+
+def test_an_event_can_be_read_as_soon_as_it_is_written(tmp_path: Path, spool: Spool) -> None:
+    writer = spool_writer(tmp_path)
+    for index in range(3):
+        writer.write(mark(index))
+
+        (batch,) = spool.batches()
+
+        assert names([batch]) == [f"mark {index}"]
+        assert batch.process == os.getpid()
+    assert read(spool) == []
+
+
+def test_a_long_trace_goes_on_in_further_files(tmp_path: Path, spool: Spool) -> None:
+    writer = spool_writer(tmp_path, segment_bytes=1000)
+    stacks: list[Stack] = [(Frame("step", "train.py", line),) for line in range(1, 31)]
+    for index, stack in enumerate(stacks):
+        writer.write(Event(Launch(1, f"k{index % 7}"), site=writer.stack(stack)))
+
+    (*batches,) = spool.batches()
+
+    assert f"{os.getpid()}-000003.trace" in files(tmp_path)
+    assert names(batches) == [f"k{index % 7}" for index in range(30)]
+    sites = [int(site) for batch in batches for site in batch.records["site"]]
+    assert [batches[-1].stacks[site] for site in sites] == stacks
+
+
+def test_what_was_read_is_discarded_on_demand(tmp_path: Path, discarding: Spool) -> None:
+    writer = spool_writer(tmp_path, segment_bytes=300)
+    found = []
+    for index in range(20):
+        writer.write(mark(index))
+        found += read(discarding)
+        left = [path.name for path in tmp_path.iterdir() if path.stat().st_size]
+        assert len(left) == 1
+
+    assert found == [f"mark {index}" for index in range(20)]
+
+
+def test_a_name_is_not_used_again_after_its_file_was_discarded(
+    tmp_path: Path, discarding: Spool
+) -> None:
+    first = spool_writer(tmp_path, segment_bytes=100)
+    for index in range(3):
+        first.write(mark(index))
+    assert read(discarding) == ["mark 0", "mark 1", "mark 2"]
+
+    spool_writer(tmp_path).write(mark(7))
+    first.write(mark(3))
+
+    assert sorted(read(discarding)) == ["mark 3", "mark 7"]
+    assert discarding.damaged == []
+
+
+def test_two_traces_of_one_process_are_kept_apart(tmp_path: Path, spool: Spool) -> None:
+    writers = [spool_writer(tmp_path), spool_writer(tmp_path)]
+    for index, writer in enumerate(writers):
+        writer.write(mark(index))
+
+    batches = sorted(spool.batches(), key=lambda batch: batch.chain)
+
+    assert [(batch.process, batch.chain) for batch in batches] == [
+        (os.getpid(), 0),
+        (os.getpid(), 1),
+    ]
+    assert sorted(names(batches)) == ["mark 0", "mark 1"]
+
+
+def test_a_process_that_was_forked_off_writes_a_trace_of_its_own(
+    tmp_path: Path, spool: Spool
+) -> None:
+    writer = spool_writer(tmp_path)
+    site = writer.stack((Frame("step", "train.py", 3),))
+    writer.write(mark(0))
+
+    child = in_a_fork(lambda: writer.write(Event(Launch(1, "k"), site=site)))
+    writer.write(mark(1))
+
+    found = {batch.process: batch for batch in spool.batches()}
+    assert names([found[os.getpid()]]) == ["mark 0", "mark 1"]
+    assert names([found[child]]) == ["k"]
+    # The number that the parent gave to a stack means the same in the child.
+    assert found[child].stacks[site][0].function == "step"
+
+
+def test_a_program_that_replaces_itself_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
+    writer = spool_writer(tmp_path)
+    writer.write(mark(0))
+    assert read(spool) == ["mark 0"]
+    writer.write(mark(1))
+    other = tmp_path / "other"
+    other.mkdir()
+    spool_writer(other).write(mark(2))
+    (path,) = other.iterdir()
+    path.replace(tmp_path / path.name)  # as a recorder does that knows of no earlier one
+
+    batches = list(spool.batches())
+
+    assert names(batches) == ["mark 1", "mark 2"]
+    assert [batch.chain for batch in batches] == [0, 1]
+
+
+def test_a_file_is_read_up_to_the_end_that_its_header_says(tmp_path: Path, spool: Spool) -> None:
+    writer = spool_writer(tmp_path)
+    writer.write(mark(0))
+    (path,) = tmp_path.iterdir()
+    size_bytes = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(1 << 16)
+        file.seek(END_AT)
+        file.write(struct.pack("<Q", size_bytes))
+
+    assert read(spool) == ["mark 0"]
+
+
+def test_a_file_whose_header_is_not_there_yet_is_read_later(tmp_path: Path, spool: Spool) -> None:
+    spool_writer(tmp_path).write(mark(0))
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    assert read(spool) == []
+
+    path.write_bytes(content)
+
+    assert read(spool) == ["mark 0"]
+
+
+def test_a_damaged_trace_does_not_keep_others_from_being_read(tmp_path: Path, spool: Spool) -> None:
+    (tmp_path / "1-000000.trace").write_bytes(b"PK" + bytes(60))
+    spool_writer(tmp_path).write(mark(0))
+
+    assert read(spool) == ["mark 0"]
+    assert read(spool) == []
+    assert len(spool.damaged) == 1
+    assert "is not a trace" in spool.damaged[0]
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_nothing_is_lost_when_the_process_ends_at_once(
+    tmp_path: Path, spool: Spool, end: str
+) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from cudakit.trace.events import Event, Mark\n"
+        "from cudakit.trace.log import Clock\n"
+        "from cudakit.trace.spool import SpoolWriter\n"
+        "SpoolWriter(Path(sys.argv[1]), clock=Clock.VIRTUAL).write(Event(Mark('last words')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script + end, str(tmp_path)], check=False, capture_output=True
+    )
+
+    assert done.stderr == b""
+    assert done.returncode in (0, -signal.SIGKILL)
+    assert read(spool) == ["last words"]
+
+
+def test_files_of_processes_that_ended_are_closed(tmp_path: Path, discarding: Spool) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for index in range(5):
+        in_a_fork(lambda index=index: spool_writer(tmp_path).write(mark(index)))  # type: ignore[misc]
+    assert len(read(discarding)) == 5
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not any(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_a_spool_that_cannot_be_written_does_not_fail_the_program(tmp_path: Path) -> None:
+    writer = spool_writer(tmp_path / "gone")
+
+    writer.write(mark(0))
+
+    assert writer.stack((Frame("f", "x.py", 1),)) == 0
+    writer.write(mark(1))
+
+
+def test_a_trace_that_cannot_go_on_says_so(tmp_path: Path) -> None:
+    writer = spool_writer(tmp_path, segment_bytes=100)
+    writer.write(mark(0))
+    (tmp_path / f"{os.getpid()}-000001.trace").mkdir()
+
+    writer.write(mark(1))
+    writer.write(mark(2))
+
+    (line,) = (tmp_path / f"{os.getpid()}.failed").read_text().splitlines()
+    assert line.startswith("events are lost: ")
+
+
+def test_a_complaint_is_one_line(tmp_path: Path) -> None:
+    complain(tmp_path, "first\nsecond")
+    complain(tmp_path, "third")
+
+    assert (tmp_path / f"{os.getpid()}.failed").read_text() == "first second\nthird\n"
