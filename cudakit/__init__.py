@@ -25,19 +25,21 @@ if TYPE_CHECKING:
         synchronize,
     )
     from cudakit.api.devices import devices
-    from cudakit.api.memory import load_snapshot, memviz, memviz_diff
+    from cudakit.api.memory import load_snapshot, memviz, memviz_diff, record_memory
     from cudakit.api.nvtx import (
         mark,
         pop_range,
         push_range,
         range,  # noqa: A004 the term of NVTX
     )
+    from cudakit.api.sanitize import sanitize
     from cudakit.errors import (
         CudaError,
         CudakitError,
         EnvironmentUnusable,
         InputError,
         MissingDependency,
+        RaceError,
         SnapshotError,
         UsageError,
     )
@@ -50,6 +52,7 @@ _HOMES = {
     "EnvironmentUnusable": "cudakit.errors",
     "InputError": "cudakit.errors",
     "MissingDependency": "cudakit.errors",
+    "RaceError": "cudakit.errors",
     "SnapshotError": "cudakit.errors",
     "UsageError": "cudakit.errors",
     "can_access_peer": "cudakit.api.device",
@@ -71,6 +74,8 @@ _HOMES = {
     "profiler": "cudakit.api",
     "push_range": "cudakit.api.nvtx",
     "range": "cudakit.api.nvtx",
+    "record_memory": "cudakit.api.memory",
+    "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.api.device",
     "stream": "cudakit.api.device",
     "synchronize": "cudakit.api.device",
@@ -82,6 +87,7 @@ __all__ = [
     "EnvironmentUnusable",
     "InputError",
     "MissingDependency",
+    "RaceError",
     "SnapshotError",
     "UsageError",
     "__version__",
@@ -104,6 +110,8 @@ __all__ = [
     "profiler",
     "push_range",
     "range",
+    "record_memory",
+    "sanitize",
     "set_device",
     "stream",
     "synchronize",

@@ -1,6 +1,7 @@
 """Every error that cudakit raises on purpose, and the exit code of each.
 
 CudakitError                     4   something inside cudakit is wrong
+├── RaceError                    1   operations on the GPU touch the same bytes, unordered
 ├── UsageError                   2   the command line cannot be carried out
 ├── InputError                   2   a file that cannot be used
 │   └── SnapshotError            2   not a memory snapshot, or a broken or hostile one
@@ -23,6 +24,12 @@ class CudakitError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class RaceError(CudakitError):
+    """Two operations on the GPU touch the same bytes, and nothing orders them: the message is the report."""
+
+    exit_code = 1
 
 
 class UsageError(CudakitError):

@@ -27,6 +27,7 @@ import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.run.launcher import Launcher
 from cudakit.core.devices.diagnose.registry import DEEP, THEMES
 from cudakit.document import Unavailable
 
@@ -48,6 +49,10 @@ RESULTS = {
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
         "cudakit.core.devices.diagnose.result:Explanation",
+    ),
+    "run-json.md": (
+        "run --sanitize -o FILE.json",
+        "cudakit.core.sanitize.result:SanitizeResult",
     ),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
@@ -111,7 +116,9 @@ def command_page(name: str, command: click.Command) -> str:
         f"```\n{usage}\n```",
         f"## Options\n\n{options(context)}",
         f"## JSON\n\n{chr(10).join(forms)}" if forms else "",
-        "The [exit codes](exit-codes.md) are those of every command.",
+        ""
+        if isinstance(command, Launcher)
+        else "The [exit codes](exit-codes.md) are those of every command.",
     )
 
 
@@ -152,7 +159,8 @@ def checks_page() -> str:
 def result_page(line: str, home: str) -> str:
     module, attribute = home.split(":")
     result = getattr(import_module(module), attribute)
-    intro = f"What `cudakit {line}` prints. A number that is not finite is null."
+    does = "writes" if " -o " in line else "prints"
+    intro = f"What `cudakit {line}` {does}. A number that is not finite is null."
     return sections(f"# cudakit {line}\n\n{intro}", *map(record, records(result)))
 
 
@@ -250,7 +258,11 @@ def function_section(function: types.FunctionType) -> str:
 def exit_codes() -> str:
     said = notes(ExitCode)
     rows = [(str(code.value), said[code.name]) for code in ExitCode]
-    return sections(f"# Exit codes\n\n{ExitCode.__doc__}", table(("Code", "Meaning"), rows))
+    return sections(
+        f"# Exit codes\n\n{ExitCode.__doc__}",
+        table(("Code", "Meaning"), rows),
+        "[`cudakit run`](run.md) ends as the program that it runs, and has codes of its own for the rest.",
+    )
 
 
 def errors() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
@@ -59,3 +60,27 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
     from cudakit.core.memory.analyze.diff import diff
 
     return diff(load_snapshot(before), load_snapshot(after), MemorySpec())
+
+
+def record_memory(
+    path: Path = "cudakit-memory.pickle",
+    *,
+    max_entries: int = 200_000,
+    stacks: Literal["python", "all"] = "python",
+) -> AbstractContextManager[None]:
+    """Record what torch allocates in a ``with`` block, for ``cudakit memviz``: ``cudakit run --memory``.
+
+    Also a decorator of a function. The snapshot is written to ``path`` when the block ends, however it
+    ends. When memory first runs out inside, one more is written before the error is raised, to a name
+    with ``-oom`` in it: ``cudakit-memory-oom.pickle``. Files that exist are replaced. The last
+    ``max_entries`` events of each device are kept; ``stacks`` "all" adds frames of C++.
+
+    Uses ``torch.cuda.memory._record_memory_history``, of which a process has one: what else uses it, and
+    another block inside, gets in the way. Raises MissingDependency without torch.
+
+    >>> with cudakit.record_memory("step.pickle"):  # doctest: +SKIP
+    ...     train_step()
+    """
+    from cudakit.gpu.capture.torch_memory import record
+
+    return record(fspath(path), max_entries=max_entries, stacks=stacks)

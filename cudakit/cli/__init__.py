@@ -29,6 +29,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.memviz:memviz",
         "Show who holds GPU memory, and why it ran out.",
     ),
+    "run": (
+        "cudakit.cli.run:run",
+        "Run a program and find the races between its streams.",
+    ),
 }
 
 _EPILOG = """\b
@@ -111,6 +115,6 @@ def _show_help() -> int:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    # What follows "--" belongs to another program.
+    # What follows "--" belongs to another program, as does the standard output of ``run``.
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in own
+    return "--json" in own and own[0] != "run"

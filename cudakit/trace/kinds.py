@@ -71,6 +71,7 @@ class Known(IntEnum):
     EXACT = 1
     SUMMARY = 2  # what the kernel did when it was last looked at
     ASSUMED = 3  # from its arguments
+    UNCERTAIN = 4  # from a table among its arguments, which may hold what earlier calls left there
 
 
 class StreamFlag(IntEnum):

@@ -44,6 +44,8 @@ class Operation:
     number: int
     past: Past
     event: Event
+    stream: int
+    node: int
     accesses: list[Access] = field(default_factory=list)
 
 
@@ -75,7 +77,7 @@ class Order:
             case Free(how=How.SYNC | How.PINNED) | ContextSync():
                 self._host |= frozenset(operation.number for operation in self.operations)
             case EventRecord(number, stream):
-                self._events[number] = self._before(stream)
+                self._events[number] = self._streams[stream] = self._before(stream)
             case StreamWait(stream, number):
                 self._streams[stream] = self._before(stream) | self._events.get(number, NOTHING)
             case EventSync(number) | EventQueryOk(number):
@@ -122,7 +124,7 @@ class Order:
 
     def _operate(self, event: Event, stream: int, accesses: list[Access]) -> None:
         past = self._before(stream)
-        operation = self._new(event, past, accesses)
+        operation = self._new(event, past, accesses, stream)
         self._of_call[event.seq, 0] = operation.accesses
         self._streams[stream] = past | {operation.number}
 
@@ -134,13 +136,15 @@ class Order:
             for before, after in self._edges[graph]:
                 if after == node:
                     past |= made[before].past | {made[before].number}
-            made[node] = self._new(event, past, list(known))
+            made[node] = self._new(event, past, list(known), stream, node)
             self._of_call[event.seq, node] = made[node].accesses
         done = begin | {operation.number for operation in made.values()}
         self._streams[stream] = self._executables[executable] = done
 
-    def _new(self, event: Event, past: Past, accesses: list[Access]) -> Operation:
-        operation = Operation(len(self.operations), past, event, accesses)
+    def _new(
+        self, event: Event, past: Past, accesses: list[Access], stream: int, node: int = 0
+    ) -> Operation:
+        operation = Operation(len(self.operations), past, event, stream, node, accesses)
         self.operations.append(operation)
         return operation
 

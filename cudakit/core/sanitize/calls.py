@@ -14,6 +14,7 @@ WRITE: Final = int(Mode.WRITE)
 ATOMIC: Final = int(Mode.ATOMIC)
 EXACT: Final = int(Known.EXACT)
 ASSUMED: Final = int(Known.ASSUMED)
+UNCERTAIN: Final = int(Known.UNCERTAIN)
 
 
 # These two are not frozen: that would make them four times as slow to make, and one is made per launch.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.calls import Call
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view
 
 # The kinds that the engine knows, and which of their own fields it takes, in its order.
@@ -84,7 +84,7 @@ class Batch:
             for kind in map(Kind, set(self.kinds))
         }
         accesses = view(records[is_access], Kind.ACCESS)
-        self.known = np.bincount(accesses["known"], minlength=4).tolist()
+        self.known = np.bincount(accesses["known"], minlength=max(Known) + 1).tolist()
         self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, _ACCESS), strict=False)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cudakit.core.sanitize.calls import ASSUMED, EXACT, Touch
+from cudakit.core.sanitize.calls import ASSUMED, EXACT, UNCERTAIN, Touch
 from cudakit.core.sanitize.cells import Pardon
 from cudakit.core.sanitize.clocks import Clock
 from cudakit.core.sanitize.races import Confidence
@@ -79,9 +79,8 @@ class Judge:
 
         A launch of a graph is one operation, but for its own nodes.
         """
-        previous, current = new.previous, new.current
-        own_launch = (previous.slot, previous.tick) == (current.slot, current.tick)
-        place = previous.slot, previous.call.node if own_launch else 0
+        previous = new.previous
+        place = previous.slot, previous.call.node if _is_one_launch(new) else 0
         old = self.open.get(place)
         if old is not None and old.previous is previous and old.confidence is new.confidence:
             new = replace(new, lo=min(old.lo, new.lo), hi=max(old.hi, new.hi))
@@ -90,11 +89,10 @@ class Judge:
 
     def _is_implied(self, conflict: Conflict) -> bool:
         """Say whether to come after a later node of the same launch is enough."""
-        node = conflict.previous.call.node
-        return any(
-            later and later != node and self.ancestors.get(later, 0) >> node & 1
-            for slot, later in self.open
-            if slot == conflict.current.slot
+        slot, node = conflict.previous.slot, conflict.previous.call.node
+        return _is_one_launch(conflict) and any(
+            at == slot and later != node and self.ancestors.get(later, 0) >> node & 1
+            for at, later in self.open
         )
 
     def _is_pardoned(self, kept: Remembers, touch: Touch, current: Touch, past: Clock) -> bool:
@@ -118,9 +116,14 @@ class Judge:
 def _confidence(kept: Remembers, one: Touch, other: Touch) -> Confidence:
     """Say how sure it is that two touches share bytes."""
     known = {one.known, other.known}
-    if known == {ASSUMED}:
+    if known == {ASSUMED} or UNCERTAIN in known:
         return Confidence.POSSIBLE
     return Confidence.CERTAIN if known == {EXACT} and not kept.approximate else Confidence.LIKELY
+
+
+def _is_one_launch(conflict: Conflict) -> bool:
+    previous, current = conflict.previous, conflict.current
+    return (previous.slot, previous.tick) == (current.slot, current.tick)
 
 
 def _weight(conflict: Conflict) -> tuple[int, int, int]:

@@ -133,6 +133,7 @@ class Engine:
         coverage.accesses_exact += known[Known.EXACT]
         coverage.accesses_summary += known[Known.SUMMARY]
         coverage.accesses_assumed += known[Known.ASSUMED]
+        coverage.accesses_uncertain += known[Known.UNCERTAIN]
 
     def _found(self, conflict: Conflict) -> None:
         if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:

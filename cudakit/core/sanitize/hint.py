@@ -13,7 +13,7 @@ from cudakit.units import format_bytes
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
     """Say what happened."""
     later, earlier, size = _who(current), _who(previous), format_bytes(size_bytes)
-    uses = "is given" if current.known is Known.ASSUMED else "uses"
+    uses = "is given" if current.known >= Known.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later} {uses} {size} that {earlier} may not have made available yet"
@@ -97,7 +97,7 @@ def _operation(side: Side) -> str:
 
 def _does(kind: RaceKind, current: Side, previous: Side) -> str:
     # What is only assumed is not asserted: a kernel may leave alone what it is given.
-    if current.known is Known.ASSUMED:
+    if current.known >= Known.ASSUMED:
         return "is given"
     if kind is RaceKind.READ_AFTER_WRITE or not current.writes:
         return "reads"
@@ -106,7 +106,7 @@ def _does(kind: RaceKind, current: Side, previous: Side) -> str:
 
 
 def _doing(kind: RaceKind, previous: Side) -> str:
-    if previous.known is Known.ASSUMED:
+    if previous.known >= Known.ASSUMED:
         return "using"
     return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"
 

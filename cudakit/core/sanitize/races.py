@@ -104,12 +104,13 @@ class Race:
 class Coverage:
     """How much of what happened was understood. Counts."""
 
-    launches: int = 0
+    launches: int = 0  # of kernels, nodes of graphs not counted
     launches_unknown: int = 0  # without any access: their arguments were not seen
-    copies: int = 0
-    fills: int = 0
-    accesses_exact: int = 0
-    accesses_summary: int = 0
-    accesses_assumed: int = 0
+    copies: int = 0  # exact, and not counted among the accesses
+    fills: int = 0  # likewise
+    accesses_exact: int = 0  # of kernels and of nodes of graphs
+    accesses_summary: int = 0  # remembered of an earlier launch
+    accesses_assumed: int = 0  # from a pointer among the arguments of a kernel
+    accesses_uncertain: int = 0  # from a large table among them, which may hold old pointers
     graph_launches: int = 0
     suspected: int = 0  # races that are only possible, and were not reported

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from cudakit.core.sanitize.calls import ASSUMED, WRITE, Call, Touch
+from cudakit.core.sanitize.calls import ASSUMED, UNCERTAIN, WRITE, Call, Touch
 from cudakit.core.sanitize.clocks import NEVER, Clock, Release
 from cudakit.core.sanitize.columns import AccessRow
 from cudakit.core.sanitize.conflicts import Judge
@@ -41,7 +41,8 @@ class Actor(Protocol):
 class Shadow:
     """The shadow of the memory of one process.
 
-    ``shows_near``: also tell of kernels whose pointer lies before the bytes, in the same allocation.
+    ``shows_near``: also tell of kernels whose pointer lies before the bytes, in the same allocation, and
+    of pointers that are uncertain.
     """
 
     def __init__(self, judge: Judge, *, shows_near: bool = False) -> None:
@@ -55,7 +56,9 @@ class Shadow:
 
     def add(self, touch: Touch, past: Clock, stride: int = 0, count: int = 0) -> None:
         """Look at an access, with a stride or without, however well it is known, and keep it."""
-        if touch.known == ASSUMED:
+        if touch.known == UNCERTAIN and not self._shows_near:
+            return
+        if touch.known >= ASSUMED:
             self.point(touch, past)
         elif count > 1:
             self.touch_rows(touch, past, rows_of(touch.lo, touch.hi, stride, count))
@@ -73,30 +76,23 @@ class Shadow:
         strided, shows_near = self.strided.cells, self._shows_near
         for lo, hi, mode, known, stride, count, _ in rows:
             touch = Touch(slot, tick, call, lo, hi, mode, known)
-            if strided or count > 1 or shows_near:
+            if strided or count > 1 or shows_near or known == UNCERTAIN:
                 self.add(touch, past, stride, count)
             elif known == ASSUMED:
                 pointer = pointers.get(lo)
-                if pointer is None or (segments and self.segments.at(lo).hi > lo):
-                    self.point(touch, past)
-                elif not pointer.takes(touch, past):
-                    self.point(touch, past)
+                is_beside = not segments or self.segments.at(lo).hi <= lo
+                if pointer and is_beside and pointer.takes(touch, past):
+                    continue
+                self.point(touch, past)
             else:
                 segment = segments.get(lo)
-                if segment is None or segment.hi != hi or pointers:
-                    self.add(touch, past)
-                elif not segment.takes(touch, past):
-                    self.add(touch, past)
+                if segment and segment.hi == hi and not pointers and segment.takes(touch, past):
+                    continue
+                self.add(touch, past)
 
     def touch(self, touch: Touch, past: Clock) -> None:
         """Look at an access to all bytes of a range, and keep it."""
-        segment = self.segments.beginning_at.get(touch.lo)
-        if segment is None or segment.hi != touch.hi or not segment.takes(touch, past):
-            self._touch_tiles(touch, past)
-        if self._rows:
-            self._against_strided(touch, past)
-        if self._points:
-            self._against_pointers(touch, past)
+        self._touch_range(touch, past)
         if self.judge.open:
             self.judge.close()
 
@@ -104,7 +100,8 @@ class Shadow:
         """Look at an access to rows, and keep it."""
         if rows.count <= _FEW_ROWS:
             for lo, hi in rows.ranges():
-                self.touch(_part(touch, lo, hi), past)
+                self._touch_range(_part(touch, lo, hi), past)
+            self.judge.close()
             return
         weigh, mode = self.judge.weigh, touch.mode
         for segment in self.segments.within(rows.lo, rows.hi):
@@ -150,6 +147,15 @@ class Shadow:
         self.segments.clear(lo, hi)
         self.strided.clear(lo, hi)
         self.pointers.clear(lo, hi)
+
+    def _touch_range(self, touch: Touch, past: Clock) -> None:
+        segment = self.segments.beginning_at.get(touch.lo)
+        if segment is None or segment.hi != touch.hi or not segment.takes(touch, past):
+            self._touch_tiles(touch, past)
+        if self._rows:
+            self._against_strided(touch, past)
+        if self._points or self._shows_near:
+            self._against_pointers(touch, past)
 
     def _touch_tiles(self, touch: Touch, past: Clock) -> None:
         """Look at an access to bytes that are not alike, and join those that become alike by it."""

@@ -84,7 +84,8 @@ class Order:
         self._contexts: dict[int, Context] = {}
         self._gone: list[Stream] = []
         self.host = Timeline(0, self._width)
-        self.hosts = {0: self.host}
+        self._hosts = [self.host]
+        self._threads: dict[int, Timeline] = {}
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
@@ -125,16 +126,20 @@ class Order:
 
     def destroy(self, stream: Stream) -> None:
         """Take no more work; what the stream has goes on, and others may still come after it."""
-        stream.release()
-        self._gone.append(stream)
+        if stream not in self._gone:
+            stream.release()
+            self._gone.append(stream)
 
     def act_as(self, thread: int) -> None:
         """Let the calls that follow be those of one host thread, with a clock of its own."""
-        if thread not in self.hosts:
-            self.hosts[thread] = Timeline(self._new_slot(), self._width)
-            for known in list(self.hosts.values()):  # among them is the thread that started it
-                self.hosts[thread].acquire(known.snapshot(), None)
-        self.host = self.hosts[thread]
+        if not self._threads:
+            self._threads[thread] = self.host
+        if thread not in self._threads:
+            self._threads[thread] = Timeline(self._new_slot(), self._width)
+            for known in self._hosts:  # among them is the thread that started it
+                self._threads[thread].acquire(known.snapshot(), None)
+            self._hosts.append(self._threads[thread])
+        self.host = self._threads[thread]
         self.version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
@@ -171,7 +176,7 @@ class Order:
 
     def is_known(self, slot: int, tick: int) -> bool:
         """Say whether everything that is enqueued from now on comes after a tick."""
-        return all(tick <= host.past[slot] for host in self.hosts.values())
+        return all(tick <= host.past[slot] for host in self._hosts)
 
     def last_sync(self, later: int, earlier: int, slot: int) -> Sync | None:
         """Return what last ordered a stream after part of another, given by its number and its slot."""
@@ -181,7 +186,10 @@ class Order:
         return timeline.reasons[slot] if known else None
 
     def _enter(self, stream: Stream, call: Call) -> None:
-        """Let what comes next in a stream wait for all that CUDA makes it wait for."""
+        """Let what comes next in a stream wait for all that CUDA makes it wait for.
+
+        What it waits for is released by that, and has to enter anew when it goes on.
+        """
         host, context = self.host, stream.context
         if host.tick > stream.past[host.slot]:
             stream.acquire(host.snapshot(), None)
@@ -194,8 +202,6 @@ class Order:
             release = other.release()
             if release.tick > stream.past[other.slot]:
                 stream.acquire(release, _at_once(SyncKind.DEFAULT_STREAM, call))
-        if others and stream.seen == _RELEASED:
-            self.version += 1  # there is something again that those will have to wait for
         stream.seen = self.version
 
     def _new_slot(self) -> int:
@@ -203,7 +209,7 @@ class Order:
         self._slots += 1
         if self._slots > self._width:
             self._width *= 2
-            for timeline in (*self._streams.values(), *self.hosts.values()):
+            for timeline in (*self._streams.values(), *self._hosts):
                 timeline.widen(self._width)
         return slot
 

@@ -55,7 +55,7 @@ def _kind(previous: Touch, current: Touch, pooled: Allocation | None) -> RaceKin
 
 def _writes(one: Touch, other: Touch) -> bool:
     """Say whether a side counts as a write; of what is only assumed, what the other side does not do."""
-    if one.known == ASSUMED and other.known != ASSUMED:
+    if one.known >= ASSUMED > other.known:
         return not other.mode & WRITE
     return bool(one.mode & ~Mode.READ)
 

@@ -44,7 +44,8 @@ class Waits:
             self._order.create(call.stream, StreamFlag(flag), call.context)
 
     def destroy_stream(self, call: Call) -> None:
-        self._order.destroy(self._order.stream(call))
+        if self._order.has(call.stream):
+            self._order.destroy(self._order.stream(call))
 
     def record(self, call: Call, event: int) -> None:
         stream = self._order.enqueue(call)

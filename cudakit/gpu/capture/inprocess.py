@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import mkdtemp
@@ -43,6 +42,8 @@ class Recording:
         self._spool = Spool(directory, discard=True)
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._closed = False
+        atexit.register(self.close)
         if always:
             threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
 
@@ -56,9 +57,19 @@ class Recording:
             yield
             return
         with self._lock:
-            for batch in self._spool.batches():
+            for batch in () if self._closed else self._spool.batches():
                 self._consume(batch)
             yield
+
+    def close(self) -> None:
+        """Read no more and delete what was read: the process ends."""
+        if os.getpid() != self._process:
+            self._spool.close()  # the lock may be held by a thread that was not forked off
+            return
+        with self._lock:
+            self._closed = True
+            self._spool.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def watch_simulated(self, *, wanted: bool) -> None:
         """Record the simulated devices that are opened from now on, or no more of them."""
@@ -94,12 +105,12 @@ def begin(
             hint="one of them is enough: it finds the races of all",
         )
     directory = Path(mkdtemp(prefix="cudakit-"))
-    atexit.register(partial(shutil.rmtree, directory, ignore_errors=True))
     recorded, unwatched = False, ""
     try:
         recorded = gpu == "auto" and _record_cuda(directory, found)
     except CudakitError as error:
         if on_missing == "refuse":
+            directory.rmdir()
             raise
         unwatched = f"CUDA was not watched: {error.message}"
     return Recording(consume, directory, always=recorded, unwatched=unwatched)

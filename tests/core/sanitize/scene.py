@@ -88,13 +88,18 @@ class Scene:
         los = [place(buffer) for buffer in buffers]
         return self.kernel(stream, *(Access(lo, lo + size, mode) for lo in los), **where)
 
-    def given(self, stream: int, *pointers: int | str, end: int = 0, **where: Any) -> list[Race]:
+    def given(
+        self,
+        stream: int,
+        *pointers: int | str,
+        end: int = 0,
+        known: Known = Known.ASSUMED,
+        **where: Any,
+    ) -> list[Race]:
         """Launch a kernel of which only the pointers among its arguments are known."""
         los = [place(pointer) for pointer in pointers]
         return self.kernel(
-            stream,
-            *(Access(lo, end or lo + 4096, READ | WRITE, Known.ASSUMED) for lo in los),
-            **where,
+            stream, *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in los), **where
         )
 
     def record(self, event: int, stream: int, **where: Any) -> list[Race]:

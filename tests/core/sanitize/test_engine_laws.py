@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from core.sanitize.expected import pairs, told
 from core.sanitize.random_traces import Step, steps, trace
 from gpu.programs import Program, Run, programs
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import Engine
@@ -30,6 +30,8 @@ def races(
 
 @settings(max_examples=300, deadline=None)
 @given(steps())
+@example([("graph", 40, 56, 4), ("kernel", 0, 2, 3), ("graph", 0, 47, 27)])
+@example([("kernel", 0, 0, 2), ("graph", 16, 44, 6)])
 def test_the_engine_tells_of_just_the_races_that_brute_force_finds(steps: list[Step]) -> None:
     events = trace(steps)
 

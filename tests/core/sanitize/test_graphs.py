@@ -43,6 +43,15 @@ def test_nodes_that_no_edge_orders_race_inside_the_graph() -> None:
     assert (race.current.graph, race.current.kind, race.current.stream) == (1, Kind.COPY, 1)
 
 
+def test_a_node_that_races_with_another_is_not_told_of_with_those_before_it() -> None:
+    s = Scene()
+    for node, mode in ((1, READ), (2, READ), (3, WRITE)):
+        s.call(GraphNode(1, node, Work.COPY), access(node, "x", mode))
+    s.call(GraphEdge(1, 1, 2))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    assert (race.previous.node, race.current.node) == (2, 3)
+
+
 def test_edges_may_go_against_the_numbers_of_nodes() -> None:
     s = Scene()
     build(s, (3, 2), (2, 1), (1, 4))

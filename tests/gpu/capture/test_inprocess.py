@@ -75,6 +75,28 @@ with recording.drained():
 """)
 
 
+def test_the_directory_goes_when_the_process_ends_and_not_with_one_that_was_forked_off() -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from cudakit.gpu.capture.inprocess import begin
+recording = begin(print, gpu="sim")
+recording.watch_simulated(wanted=True)
+directory = os.environ["CUDAKIT_SPOOL"]
+child = os.fork()
+if not child:
+    sys.exit()
+os.waitpid(child, 0)
+assert Path(directory).is_dir()
+print(directory)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip()
+    assert not Path(done.stdout.strip()).exists()
+
+
 # The library is a CUDA that does nothing but tell of itself.
 CUDA = """
 import ctypes, json, os, sys

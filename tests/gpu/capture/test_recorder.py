@@ -102,6 +102,25 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
     assert len(calls) == 1
 
 
+def test_a_pointer_in_a_large_table_is_uncertain_for_it_may_be_left_over(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+memory(ALLOC, 0x10000, 0x1000)
+kernel = Kernel(b"foreach", 2, (0, 3000), (3000, 8))
+table = (U * 375)()
+table[0], table[300] = 0x10010, 0x10020
+again = U(0x10010)
+parameters = (P * 2)(ctypes.addressof(table), ctypes.addressof(again))
+cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
+"""
+    events = recorded(tmp_path, library, program)
+    assert [(each.lo, each.known) for each in facts(events, Access)] == [
+        (0x10010, Known.ASSUMED),  # it is given a second time, beside the table
+        (0x10020, Known.UNCERTAIN),
+    ]
+
+
 def test_packed_arguments_are_read_as_well(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)

@@ -41,6 +41,7 @@ def _seen(result: SanitizeResult) -> Note:
             ("exact", seen.accesses_exact),
             ("remembered of earlier launches", seen.accesses_summary),
             ("assumed from arguments", seen.accesses_assumed),
+            ("uncertain, in tables among arguments", seen.accesses_uncertain),
         )
         if count
     ]

@@ -23,6 +23,7 @@ _KNOWN: Final = {
     Known.EXACT: "exact",
     Known.SUMMARY: "what it did when it was last looked at",
     Known.ASSUMED: "assumed, from a pointer among its arguments",
+    Known.UNCERTAIN: "uncertain, from a table among its arguments that may hold old pointers",
 }
 
 _HOW: Final = {
@@ -41,7 +42,7 @@ def accessed(side: Side) -> str:
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
     if side.operation in ("allocation", "free") or not does:
         return f"{size} at {at}"
-    if side.known is Known.ASSUMED:
+    if side.known >= Known.ASSUMED:
         return f"given {at}, may {' and '.join(does)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"

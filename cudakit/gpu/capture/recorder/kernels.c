@@ -12,6 +12,11 @@
 #define MAX_PARAMETER_BYTES 32764 /* CUDA Programming Guide, "Function parameters" */
 #define MAX_LAYOUTS 65536
 
+/* A parameter larger than this is a table with room for more than it holds, such as the lists of tensors
+ * of torch's foreach kernels (ATen/native/cuda/MultiTensorApply.cuh): behind its entries lies what earlier
+ * calls left on the stack. What describes a single reduction or matrix product is smaller. */
+#define TABLE_BYTES 2048
+
 /* Of cuLaunchKernel's ``extra``. */
 #define EXTRA_END NULL
 #define EXTRA_BUFFER ((void *)1)
@@ -20,6 +25,7 @@ typedef struct {
     uint16_t parameter;
     uint16_t within; /* bytes from its begin */
     uint16_t packed; /* bytes from the begin of all parameters */
+    uint8_t known;   /* how well a pointer here is known */
 } word;
 
 struct kernel_layout {
@@ -51,7 +57,8 @@ static size_t words_in(uint16_t number, size_t offset, size_t size, word *into)
     size_t count = 0;
     for (size_t at = (offset + 7) & ~(size_t)7; at + 8 <= offset + size; at += 8) {
         if (into)
-            into[count] = (word){number, (uint16_t)(at - offset), (uint16_t)at};
+            into[count] = (word){number, (uint16_t)(at - offset), (uint16_t)at,
+                                 size > TABLE_BYTES ? KNOWN_UNCERTAIN : KNOWN_ASSUMED};
         count++;
     }
     return count;
@@ -121,12 +128,12 @@ static const char *packed_buffer(void **extra)
     return NULL;
 }
 
-static bool is_known(uint64_t pointer, const record *accesses, size_t count)
+static record *find(uint64_t pointer, record *accesses, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (accesses[i].access.lo == pointer)
-            return true;
-    return false;
+            return accesses + i;
+    return NULL;
 }
 
 size_t kernels_scan(const struct kernel_layout *layout, void **parameters, void **extra,
@@ -143,7 +150,10 @@ size_t kernels_scan(const struct kernel_layout *layout, void **parameters, void 
         uint64_t value;
         memcpy(&value, at, sizeof value);
         const allocation *target = allocations_find(value);
-        if (!target || is_known(value, accesses, count))
+        record *same = target ? find(value, accesses, count) : NULL;
+        if (same && place->known < same->access.known)
+            same->access.known = place->known;
+        if (!target || same)
             continue;
         record *access = accesses + count++;
         *access = *like;
@@ -152,7 +162,7 @@ size_t kernels_scan(const struct kernel_layout *layout, void **parameters, void 
         access->access.lo = value;
         access->access.hi = target->hi;
         access->access.mode = MODE_READ | MODE_WRITE;
-        access->access.known = KNOWN_ASSUMED;
+        access->access.known = place->known;
     }
     return count;
 }

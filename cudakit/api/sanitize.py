@@ -1,0 +1,138 @@
+"""Races between streams in a block of this process: ``cudakit run --sanitize``, from the inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from cudakit.errors import RaceError, UsageError
+
+if TYPE_CHECKING:
+    from cudakit.core.sanitize.report import Report
+    from cudakit.core.sanitize.result import FoundRace, SanitizeResult
+    from cudakit.core.sanitize.watch import Watch
+    from cudakit.gpu.capture.inprocess import Recording
+    from cudakit.trace.spool import Batch
+
+    Which = Literal["auto", "sim"]
+
+
+class Sanitized:
+    """What was found in a block so far: inside it all that was enqueued by now, after it all of it."""
+
+    def __init__(self, session: _Session, report: Report) -> None:
+        self._session = session
+        self._report = report
+        self._final: SanitizeResult | None = None
+
+    @property
+    def result(self) -> SanitizeResult:
+        """What ``cudakit run --sanitize -o FILE.json`` writes, as an object."""
+        return self._final or self._session.result(self._report)
+
+    @property
+    def races(self) -> tuple[FoundRace, ...]:
+        """The races that were found, the surest first."""
+        return self.result.races
+
+    def close(self) -> None:
+        """Keep what was found: the block is over."""
+        self._final = self._session.result(self._report)
+
+
+@contextmanager
+def sanitize(
+    *,
+    raise_on_race: bool = False,
+    suppress: Iterable[str] = (),
+    show: Literal["likely", "possible"] = "likely",
+    gpu: Which = "auto",
+) -> Iterator[Sanitized]:
+    """Find races between streams in what a block enqueues on GPUs, from all threads of this process.
+
+    Enter the first block before CUDA is used: to import torch is early enough, to make a tensor on the
+    GPU is too late. From then on the process stays recorded, and later blocks know what came before them.
+    With ``raise_on_race`` a race raises RaceError at the end of the block, with the report as its message.
+    ``suppress`` and ``show`` mean what the options of ``cudakit run`` mean. Simulated devices that are
+    opened inside the block are watched too, and with ``gpu="sim"`` nothing else is.
+
+    Raises UsageError where CUDA is in use already, inside another block, and under ``cudakit run
+    --sanitize``; EnvironmentUnusable where CUDA cannot be recorded.
+
+    >>> with cudakit.sanitize(gpu="sim") as report:
+    ...     pass
+    >>> report.races
+    ()
+    """
+    from cudakit.core.sanitize.races import Confidence
+    from cudakit.core.sanitize.report import Report
+    from cudakit.core.sanitize.suppress import suppressions
+    from cudakit.gpu.demangle import demangle
+
+    report = Report(show=Confidence(show), suppressions=suppressions(suppress), demangle=demangle)
+    session = _session(gpu)
+    session.enter(report)
+    sanitized = Sanitized(session, report)
+    try:
+        yield sanitized
+    finally:
+        sanitized.close()
+        session.leave()
+    if raise_on_race:
+        _raise(sanitized.result)
+
+
+def _raise(result: SanitizeResult) -> None:
+    from cudakit.core.sanitize.message import findings, message
+
+    if races := findings(result):
+        raise RaceError(message(races))
+
+
+class _Session:
+    """The recording of this process, and the block that it is in."""
+
+    def __init__(self, gpu: Which) -> None:
+        from cudakit.core.sanitize.watch import Watch
+        from cudakit.gpu.capture.inprocess import begin
+
+        self._watch: Watch = Watch()
+        self._outside = _nobodys()
+        self._report: Report = self._outside
+        self._recording: Recording = begin(self._take, gpu=gpu)
+
+    def enter(self, report: Report) -> None:
+        if self._report is not self._outside:
+            raise UsageError(
+                "a block of cudakit.sanitize() is inside another one",
+                hint="the outer one finds the races of both: leave the inner one out",
+            )
+        with self._recording.drained():
+            self._report = report
+        self._recording.watch_simulated(wanted=True)
+
+    def leave(self) -> None:
+        self._recording.watch_simulated(wanted=False)
+        self._report = self._outside
+
+    def result(self, report: Report) -> SanitizeResult:
+        with self._recording.drained():
+            unwatched = self._recording.unwatched
+            return self._watch.result(report, notes=(unwatched,) if unwatched else ())
+
+    def _take(self, batch: Batch) -> None:
+        self._watch.feed(batch, self._report)
+
+
+# A process can be recorded once: what is known of it serves every block.
+@cache
+def _session(gpu: Which) -> _Session:
+    return _Session(gpu)
+
+
+def _nobodys() -> Report:
+    from cudakit.core.sanitize.report import Report
+
+    return Report()

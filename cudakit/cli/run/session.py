@@ -1,0 +1,135 @@
+"""One run: everything is checked, the program is started, and what was found is told."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from cudakit.cli.failure import ExitCode, report
+from cudakit.cli.run import outputs, voice
+from cudakit.cli.run.launcher import before_the_start
+from cudakit.cli.run.watching import Watching
+from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.races import Confidence
+from cudakit.errors import UsageError
+from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.run.child import finish, shell_status
+from cudakit.run.command import Command, resolve
+from cudakit.run.environment import Settings
+from cudakit.run.supervise import supervise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What was asked."""
+
+    words: tuple[str, ...]
+    sanitize: bool
+    memory: bool
+    outputs: tuple[str, ...]
+    force: bool
+    quiet: bool
+    show: Literal["likely", "possible"]
+    suppress: tuple[str, ...]
+    stop_on_first: bool
+    host_threads: Literal["joined", "strict"]
+    on_missing: Literal["refuse", "run"]
+    snapshot: str
+    python: str | None
+    no_follow: bool
+
+    def __post_init__(self) -> None:
+        if not self.sanitize and not self.memory:
+            raise UsageError(
+                "nothing is to be watched",
+                hint="--sanitize finds races, --memory records who holds torch's memory",
+            )
+        if self.outputs and not self.sanitize:
+            raise UsageError(
+                "-o writes the races that --sanitize finds",
+                hint="add --sanitize; --snapshot FILE is where --memory writes",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    command: Command
+    settings: Settings
+    watching: Watching
+    files: outputs.Files
+
+
+def run_program(spec: RunSpec) -> int:
+    """Run the program; return its exit code, or 1 for races, or die of the signal that it died of."""
+    status, code = 0, int(ExitCode.OK)
+    try:
+        with ExitStack() as stack:
+            with before_the_start():
+                prepared = _prepare(spec, stack)
+            watching = prepared.watching
+            status = supervise(
+                prepared.command,
+                settings=prepared.settings,
+                consume=watching.consume,
+                notify=watching.notify,
+            )
+            code = _tell(spec, prepared, shell_status(status))
+    except Exception as error:
+        if not status:
+            raise
+        # The program's status says more than that its report could not be written.
+        code = report(error, as_json=False)
+    return code if watching.stopped or not status else finish(status)
+
+
+def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
+    """Check all that can be checked, and open what is written later."""
+    command = resolve(spec.words, python=spec.python)
+    watching = Watching(
+        show=Confidence(spec.show),
+        suppress=spec.suppress,
+        strict_threads=spec.host_threads == "strict",
+        stop_on_first=spec.stop_on_first,
+        warn=voice.warn,
+    )
+    files = stack.enter_context(outputs.opened(spec.outputs, force=spec.force))
+    memory = outputs.snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
+    if command.unwatched:
+        watching.unwatched(command.unwatched)
+    return _Prepared(command, _settings(spec, command, watching, memory), watching, files)
+
+
+def _settings(spec: RunSpec, command: Command, watching: Watching, memory: Path | None) -> Settings:
+    settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
+    if not spec.sanitize:
+        return settings
+    found = preflight(command.python)
+    if isinstance(found, Ready):
+        return replace(settings, **found.settings())
+    if _has_device():
+        if spec.on_missing == "refuse":
+            raise found.error()
+        watching.unwatched(f"CUDA is not watched: {found.message}; {found.hint}")
+    return settings
+
+
+def _has_device() -> bool:
+    """Say whether anything is missed where CUDA cannot be watched: without a device nothing is."""
+    from cudakit.gpu.cuda.current import device_count
+
+    return device_count() > 0
+
+
+def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
+    """Say and write what was found; return 1 for races."""
+    watching = prepared.watching
+    if spec.memory and not spec.quiet:
+        voice.snapshots(watching.snapshots)
+    if not spec.sanitize:
+        return ExitCode.OK
+    result = watching.result(exit_status=exit_status)
+    voice.races(result, quiet=spec.quiet)
+    outputs.write(prepared.files, result)
+    return ExitCode.FINDINGS if findings(result) else ExitCode.OK

@@ -1,0 +1,252 @@
+"""The pytest plugin: a test whose streams race fails, with the report as its message.
+
+``pytest --cuda-sanitize`` watches every test, the marker ``cuda_sanitize`` single ones. Nothing is
+imported, and nothing recorded, before one of them asks for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from cudakit.core.sanitize.report import Report
+    from cudakit.trace.spool import Batch
+
+_NAME = "cudakit-sanitizer"
+_MARKER = "cuda_sanitize"
+# What is counted: one of it, and several.
+_COUNTED = {
+    "tests": ("test", "tests"),
+    "raced": ("of them raced", "of them raced"),
+    "launches": ("launch", "launches"),
+    "copies": ("copy", "copies"),
+    "fills": ("fill", "fills"),
+    "gaps": ("event not understood", "events not understood"),
+    "elsewhere": ("race outside of these tests", "races outside of these tests"),
+}
+
+# What a hook that wraps others is: it hands on what they return.
+Wrapper: TypeAlias = Generator[None, object, object]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("cudakit")
+    group.addoption(
+        "--cuda-sanitize",
+        action="store_true",
+        help="fail every test whose CUDA streams race",
+    )
+    group.addoption(
+        "--cuda-sanitize-on-missing",
+        choices=("refuse", "run"),
+        default="refuse",
+        help="where CUDA cannot be watched: refuse to run (default), or run and say so",
+    )
+    parser.addini(
+        "cuda_sanitize_suppress",
+        "races that are not to fail a test, as cudakit run --suppress takes them",
+        type="linelist",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start before any test module is imported, which may use CUDA."""
+    config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
+    config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
+    if config.getoption("--cuda-sanitize") and not _hands_out_tests(config):
+        _start(config, everything=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start late for tests that ask by the marker: no fixture has run yet."""
+    config = session.config
+    wanted = any(item.get_closest_marker(_MARKER) for item in session.items)
+    if wanted and not config.pluginmanager.has_plugin(_NAME) and not _hands_out_tests(config):
+        _start(config, everything=False)
+
+
+def _hands_out_tests(config: pytest.Config) -> bool:
+    """Say whether the tests run in other processes, those of pytest-xdist."""
+    distributes = config.getoption("dist", "no") != "no"
+    return distributes and not hasattr(config, "workerinput")
+
+
+def _start(config: pytest.Config, *, everything: bool) -> None:
+    from cudakit.errors import CudakitError
+
+    try:
+        sanitizer = _Sanitizer(config, everything=everything)
+    except CudakitError as error:
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        raise pytest.UsageError(f"{error.message}{hint}") from error
+    config.pluginmanager.register(sanitizer, _NAME)
+
+
+class _Calls:
+    """Which test made which calls to CUDA, by their numbers in one trace."""
+
+    def __init__(self) -> None:
+        self._lasts: list[int] = []
+        self._tests: list[str] = []
+
+    def add(self, last: int, test: str) -> None:
+        """Note the last call so far, and that the test made it."""
+        if self._tests and self._tests[-1] == test:
+            self._lasts[-1] = max(self._lasts[-1], last)
+        else:
+            self._lasts.append(last)
+            self._tests.append(test)
+
+    def test_of(self, seq: int) -> str:
+        """Return the test that made a call; nothing where none was running."""
+        return self._tests[min(bisect_left(self._lasts, seq), len(self._tests) - 1)]
+
+
+class _Sanitizer:
+    """Records this process, and charges each race to the test that was running."""
+
+    def __init__(self, config: pytest.Config, *, everything: bool) -> None:
+        from cudakit.core.sanitize.suppress import suppressions
+        from cudakit.core.sanitize.watch import Watch
+        from cudakit.gpu.capture.inprocess import begin
+
+        self._everything = everything
+        self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))
+        self._watch = Watch()
+        self._outside = self._report = self._new_report()
+        self._test = ""  # that is running, and is watched
+        self._tests = 0
+        self._raced: set[str] = set()
+        self._calls: defaultdict[tuple[int, int], _Calls] = defaultdict(_Calls)
+        self._shared: list[str] = []  # earlier tests that have a side in a race of this one
+        on_missing = config.getoption("--cuda-sanitize-on-missing")
+        self._recording = begin(self._take, on_missing=on_missing)
+        self._recording.watch_simulated(wanted=True)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
+        if self._everything or item.get_closest_marker(_MARKER):
+            with self._recording.drained():
+                self._report = self._new_report()
+                self._test = item.nodeid
+                self._tests += 1
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Wrapper:
+        return (yield from self._charged(item, "call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Wrapper:
+        try:
+            return (yield from self._charged(item, "teardown"))
+        finally:
+            self._report, self._test = self._outside, ""
+
+    def summary(self) -> dict[str, int]:
+        """Count what was seen, by the names of ``_COUNTED``."""
+        from cudakit.core.sanitize.message import findings
+
+        with self._recording.drained():
+            result = self._watch.result(self._outside)
+        seen = result.coverage
+        return {
+            "tests": self._tests,
+            "raced": len(self._raced),
+            "launches": seen.launches + seen.graph_launches,
+            "copies": seen.copies,
+            "fills": seen.fills,
+            "gaps": sum(result.gaps.values()),
+            "elsewhere": len(findings(result)),
+        }
+
+    @property
+    def unwatched(self) -> str:
+        """Why CUDA is not watched; empty where it is."""
+        return self._recording.unwatched
+
+    def _charged(self, item: pytest.Item, when: str) -> Wrapper:
+        """Fail the test for a race in this part of it; what the test itself says comes first."""
+        try:
+            result = yield
+        except BaseException:
+            if text := self._found():
+                item.add_report_section(when, "races", text)
+            raise
+        if text := self._found():
+            pytest.fail(text, pytrace=False)
+        return result
+
+    def _found(self) -> str:
+        """Return the message for the races since the last look, or nothing."""
+        from cudakit.core.sanitize.message import findings, message
+
+        if self._report is self._outside:
+            return ""
+        with self._recording.drained():
+            races = findings(self._watch.result(self._report))
+            shared, self._shared = self._shared, []
+            self._report = self._new_report()
+        if not races:
+            return ""
+        self._raced.add(self._test)
+        return "\n\n".join([message(races), *dict.fromkeys(shared)])
+
+    def _new_report(self) -> Report:
+        from cudakit.core.sanitize.report import Report
+        from cudakit.gpu.demangle import demangle
+
+        return Report(suppressions=self._suppressions, demangle=demangle)
+
+    def _take(self, batch: Batch) -> None:
+        calls = self._calls[batch.process, batch.chain]
+        calls.add(int(batch.records["seq"].max()), self._test)
+        for race in self._watch.feed(batch, self._report):
+            owner = calls.test_of(race.previous.seq)
+            if race.previous.seq and owner != self._test:
+                where = f"in {owner}" if owner else "outside of the tests that are watched"
+                self._shared.append(f"the earlier operation of a race was enqueued {where}")
+
+
+class _Summary:
+    """Says at the end what was seen, by this process or by the workers of pytest-xdist."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._unwatched = ""
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        sanitizer = session.config.pluginmanager.get_plugin(_NAME)
+        if sanitizer is None:
+            return
+        told = {"counts": sanitizer.summary(), "unwatched": sanitizer.unwatched}
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_NAME] = told
+        self._add(told)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        # A worker that crashed has told nothing.
+        self._add(getattr(node, "workeroutput", {}).get(_NAME, {}))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._counts["tests"]:
+            terminalreporter.section("races on the GPU", sep="-")
+            said = (_counted(name, count) for name, count in self._counts.items() if count)
+            terminalreporter.write_line(f"watched: {', '.join(said)}")
+        if self._unwatched:
+            terminalreporter.write_line(f"not watched: {self._unwatched}")
+
+    def _add(self, told: dict[str, Any]) -> None:
+        self._counts.update(told.get("counts", {}))
+        self._unwatched = told.get("unwatched", "") or self._unwatched
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{count:,} {_COUNTED[name][count != 1]}"

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import cudakit
+
+
+class Torch(SimpleNamespace):
+    """As much of torch as a snapshot needs."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+        self.observers: list[Callable[..., None]] = []
+        memory = SimpleNamespace(
+            _record_memory_history=lambda enabled="all", **_: self.asked.append(enabled),
+            _dump_snapshot=lambda path: Path(path).write_text(f"after {len(self.asked)} calls"),
+        )
+        self.cuda = SimpleNamespace(memory=memory)
+        self._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.observers.append)
+
+    def run_out_of_memory(self) -> None:
+        for observer in self.observers:
+            observer(0, 1, 2, 3)
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Torch:
+    made = Torch()
+    monkeypatch.setitem(sys.modules, "torch", made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def files() -> set[str]:
+    return {place.name for place in Path().iterdir()}
+
+
+def test_a_block_is_recorded_and_saved_at_its_end(torch: Torch) -> None:
+    with cudakit.record_memory("step.pickle"):
+        assert torch.asked == ["all"]
+        assert files() == set()
+
+    assert files() == {"step.pickle"}
+    assert torch.asked == ["all", None]
+
+
+def test_a_block_that_fails_is_saved_as_well(torch: Torch) -> None:
+    with pytest.raises(KeyError), cudakit.record_memory():
+        raise KeyError
+
+    assert files() == {"cudakit-memory.pickle"}
+    assert torch.asked[-1] is None
+
+
+def test_the_first_time_that_memory_runs_out_is_saved(torch: Torch) -> None:
+    with cudakit.record_memory("step.pickle"):
+        torch.run_out_of_memory()
+        Path("step-oom.pickle").write_text("the first")
+        torch.run_out_of_memory()
+
+    assert files() == {"step.pickle", "step-oom.pickle"}
+    assert Path("step-oom.pickle").read_text() == "the first"
+
+
+def test_what_happens_after_the_block_is_not_saved(torch: Torch) -> None:
+    with cudakit.record_memory("step.pickle"):
+        pass
+    torch.run_out_of_memory()
+
+    assert files() == {"step.pickle"}
+
+
+def test_a_function_can_be_recorded_at_each_call(torch: Torch) -> None:
+    @cudakit.record_memory("step.pickle")
+    def step() -> int:
+        return 1
+
+    assert torch.asked == []
+    assert step() + step() == 2
+    assert torch.asked == ["all", None, "all", None]
+
+
+def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    with pytest.raises(cudakit.MissingDependency, match="torch"), cudakit.record_memory("x.pickle"):
+        pass

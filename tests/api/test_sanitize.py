@@ -1,0 +1,188 @@
+"""``cudakit.sanitize()``, on simulated devices, each in a process of its own: recording lasts as long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+STEP = """
+import threading
+import cudakit
+from cudakit.gpu.open import open_gpu
+
+def step(*, ordered=False):
+    gpu = open_gpu("sim")
+    first, second = gpu.stream(), gpu.stream()
+    memory = gpu.malloc(1024)
+    gpu.fill(memory, 0, 1024, first)
+    if ordered:
+        gpu.sync_stream(first)
+    gpu.fill(memory, 1, 1024, second)
+    gpu.close()
+
+def refused(call, what):
+    try:
+        call()
+    except cudakit.CudakitError as error:
+        assert what in error.message, error.message
+        assert error.hint
+    else:
+        raise AssertionError("nothing was raised")
+"""
+
+
+def run(code: str, *, gpu: str = "sim") -> None:
+    """Run a program with the names above; it fails by raising."""
+    text = STEP + code.replace("SANITIZE", f"cudakit.sanitize(gpu={gpu!r}")
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", text], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_block_finds_the_races_in_it_while_it_runs_and_keeps_them() -> None:
+    run("""
+with SANITIZE) as report:
+    step(ordered=True)
+    assert report.races == ()
+    step()
+    assert [race.kind.value for race in report.races] == ["write-after-write"]
+step()
+assert len(report.races) == 1 and report.races[0].count == 1
+assert report.result.simulated
+assert report.result.exit_status is None
+""")
+
+
+def test_later_blocks_find_their_own_races_only() -> None:
+    run("""
+with SANITIZE) as first:
+    step()
+with SANITIZE) as second:
+    step(ordered=True)
+with SANITIZE) as third:
+    step()
+    step()
+assert [sum(race.count for race in block.races) for block in (first, second, third)] == [1, 0, 2]
+""")
+
+
+def test_a_race_with_what_was_enqueued_before_the_block_belongs_to_the_block() -> None:
+    run("""
+with SANITIZE) as before:
+    gpu = open_gpu("sim")
+    first, second = gpu.stream(), gpu.stream()
+    memory = gpu.malloc(1024)
+    gpu.fill(memory, 0, 1024, first)
+with SANITIZE) as after:
+    gpu.fill(memory, 1, 1024, second)
+assert (len(before.races), len(after.races)) == (0, 1)
+""")
+
+
+def test_what_every_thread_enqueues_is_in_the_block() -> None:
+    run("""
+with SANITIZE) as report:
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+assert len(report.races) == 1
+""")
+
+
+def test_a_race_can_be_raised_with_the_report_as_its_message() -> None:
+    run("""
+try:
+    with SANITIZE, raise_on_race=True):
+        step()
+except cudakit.RaceError as error:
+    head, _, race = error.message.partition("\\n\\n")
+    assert head == "1 race between operations on the GPU"
+    assert race.startswith("write-after-write (certain): the fill on stream 4 writes 1.00 KiB")
+    assert "<string>:13 step" in race and "fix:     record an event on stream 3" in race
+    assert error.exit_code == 1
+else:
+    raise AssertionError("nothing was raised")
+with SANITIZE, raise_on_race=True):
+    step(ordered=True)
+""")
+
+
+def test_what_the_block_raises_comes_before_its_races() -> None:
+    run("""
+try:
+    with SANITIZE, raise_on_race=True) as report:
+        step()
+        raise KeyError("mine")
+except KeyError:
+    assert len(report.races) == 1
+""")
+
+
+def test_a_suppressed_race_is_counted_and_not_raised() -> None:
+    run("""
+with SANITIZE, suppress=["site:*:step"], raise_on_race=True) as report:
+    step()
+assert report.races == () and report.result.suppressed[0].races == 1
+""")
+
+
+def test_a_block_inside_another_is_refused_and_the_outer_one_goes_on() -> None:
+    run("""
+with SANITIZE) as report:
+    refused(lambda: SANITIZE).__enter__(), "inside another one")
+    step()
+assert len(report.races) == 1
+""")
+
+
+def test_a_process_that_is_watched_already_is_not_watched_twice() -> None:
+    run("""
+import os
+os.environ["CUDAKIT_SPOOL"] = "/nowhere"
+refused(lambda: SANITIZE).__enter__(), "watched already")
+""")
+
+
+def test_a_process_that_is_forked_off_in_a_block_ends_the_block_in_peace() -> None:
+    run("""
+import os, warnings
+warnings.simplefilter("ignore")
+with SANITIZE) as report:
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    step()
+if child == 0:
+    os._exit(0)
+assert sum(race.count for race in report.races) == 2
+""")
+
+
+@pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
+def test_without_a_device_nothing_can_be_missed_and_nothing_is_refused() -> None:
+    run(
+        """
+with SANITIZE) as report:
+    step()
+assert len(report.races) == 1 and report.result.notes == ()
+""",
+        gpu="auto",
+    )
+
+
+@pytest.mark.gpu
+def test_a_block_that_comes_after_cuda_says_how_to_begin() -> None:
+    run(
+        """
+cudakit.synchronize()
+refused(lambda: SANITIZE).__enter__(), "CUDA is in use")
+""",
+        gpu="auto",
+    )

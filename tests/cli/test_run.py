@@ -1,0 +1,375 @@
+"""``cudakit run`` from end to end, on programs that use the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from invocation import Cli, CliRun
+
+HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+PROGRAM = """
+import sys
+from cudakit.gpu.open import open_gpu
+
+gpu = open_gpu("sim")
+upload, clearing = gpu.stream(), gpu.stream()
+host, memory = gpu.host_malloc(1024), gpu.malloc(1024)
+gpu.copy(memory, host, 1024, upload)
+if "fixed" in sys.argv:
+    gpu.sync_stream(upload)
+gpu.fill(memory, 0, 1024, clearing)
+gpu.sync()
+"""
+
+# To be run instead of the program proper, by what must not start it.
+TELLTALE = "from pathlib import Path; Path('started').touch()"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A directory with a program, and ways to run it."""
+
+    path: Path
+    cli: Cli
+    command: list[str]
+
+    def program(self, end: str = "", *, name: str = "program.py", text: str = PROGRAM) -> str:
+        place = self.path / name
+        place.write_text(text + end)
+        return name
+
+    def run(self, *arguments: str | Path) -> CliRun:
+        """Run in this process, what the program prints excepted."""
+        return self.cli("run", *arguments)
+
+    def process(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        line = [*self.command, "run", *map(str, arguments)]
+        return subprocess.run(line, capture_output=True, text=True, cwd=self.path, check=False)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, command: list[str]) -> Here:
+    monkeypatch.chdir(tmp_path)
+    # For "python3" to be the one that has cudakit.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    return Here(tmp_path, cli, command)
+
+
+# --- what is found, and the exit code ---------------------------------------------------------------
+
+
+def test_a_race_is_reported_on_stderr_and_makes_the_exit_code_1(here: Here) -> None:
+    run = here.process("--sanitize", here.program("print('mine')"))
+
+    assert (run.returncode, run.stdout) == (1, "mine\n")
+    assert run.stderr.startswith("1 race between streams")
+    assert "program.py:8" in run.stderr
+    assert "record an event on stream 3" in run.stderr
+
+
+def test_a_program_that_waits_is_clean(here: Here) -> None:
+    run = here.run("--sanitize", here.program(), "fixed")
+
+    assert (run.exit_code, run.stdout) == (0, "")
+    assert run.stderr.startswith("no races found")
+
+
+def test_quiet_says_one_line_of_races_and_nothing_of_none(here: Here) -> None:
+    program = here.program()
+    racing, clean = (
+        here.run("--sanitize", "-q", program),
+        here.run("--sanitize", "-q", program, "fixed"),
+    )
+
+    assert (racing.exit_code, racing.stderr.count("\n")) == (1, 1)
+    assert "1 race between streams" in racing.stderr
+    assert (clean.exit_code, clean.stderr) == (0, "")
+
+
+def test_the_status_of_the_program_comes_before_its_races(here: Here) -> None:
+    run = here.run("--sanitize", here.program("sys.exit(3)"))
+
+    assert run.exit_code == 3
+    assert "1 race" in run.stderr
+
+
+def test_a_program_that_dies_of_a_signal_is_reported_and_died_of(here: Here) -> None:
+    end = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    run = here.process("--sanitize", "-o", "races.json", here.program(end))
+
+    assert run.returncode == -signal.SIGTERM
+    assert "1 race" in run.stderr
+    assert json.loads((here.path / "races.json").read_text())["exit_status"] == 128 + 15
+
+
+def test_a_program_without_cuda_just_runs(here: Here) -> None:
+    program = here.program(text="pass")
+
+    assert here.run("--sanitize", program) == CliRun(
+        0, "", "cudakit: nothing was enqueued on a GPU: there was nothing to look at\n"
+    )
+    assert here.run("--sanitize", "-q", program) == CliRun(0, "", "")
+
+
+def test_processes_that_the_program_starts_are_watched_unless_not_followed(here: Here) -> None:
+    child = here.program()
+    parent = here.program(
+        name="parent.py",
+        text=f"import subprocess, sys; subprocess.run([sys.executable, {child!r}], check=True)",
+    )
+
+    assert here.run("--sanitize", parent).exit_code == 1
+    assert here.run("--sanitize", "--no-follow", parent).exit_code == 0
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def test_every_file_of_o_is_written_by_its_suffix(here: Here) -> None:
+    files = [f"races.{suffix}" for suffix in ("json", "html", "sarif")]
+    wanted = [part for file in files for part in ("-o", file)]
+    run = here.run("--sanitize", *wanted, here.program())
+
+    result, page, log = ((here.path / file).read_text() for file in files)
+    assert run.exit_code == 1
+    assert json.loads(result)["schema"] == "cudakit.sanitize/1"
+    assert json.loads(result)["exit_status"] == 0
+    assert json.loads(result)["simulated"] is True
+    assert [race["kind"] for race in json.loads(result)["races"]] == ["write_after_write"]
+    assert page.startswith("<!DOCTYPE html>")
+    assert json.loads(log)["version"] == "2.1.0"
+
+
+def test_what_follows_the_program_is_its_own(here: Here) -> None:
+    words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
+    program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")
+
+    assert here.run("--sanitize", "-q", program, *words) == CliRun(0, "", "")
+    assert here.run("--sanitize", "-q", "--", program, *words) == CliRun(0, "", "")
+
+
+def test_a_module_code_or_a_command_can_be_run(here: Here) -> None:
+    here.program(name="module.py")
+
+    assert here.run("--sanitize", "-q", "-m", "module", "-q").exit_code == 1
+    assert here.run("--sanitize", "-q", "-m", "module", "fixed").exit_code == 0
+    assert here.run("--sanitize", "-q", "-c", "import module").exit_code == 1
+    assert here.run("--sanitize", "-q", "python3", "module.py").exit_code == 1
+
+
+def test_a_suppressed_race_is_said_and_does_not_fail(here: Here) -> None:
+    run = here.run("--sanitize", "--suppress", "site:program.py", here.program())
+
+    assert run.exit_code == 0
+    assert "1 race suppressed" in run.stderr
+
+
+def test_the_first_race_can_stop_the_program(here: Here) -> None:
+    program = here.program("import time; time.sleep(100)")
+    run = here.run("--sanitize", "--stop-on-first", "-o", "races.json", program)
+
+    assert run.exit_code == 1
+    assert "the program is stopped" in run.stderr
+    assert json.loads((here.path / "races.json").read_text())["stopped"] is True
+
+
+def test_a_python_that_cannot_be_entered_is_said_even_quietly(here: Here) -> None:
+    run = here.run("--sanitize", "-q", "python3", "-I", "-c", "pass")
+
+    assert run.exit_code == 0
+    assert "python3 -I" in run.stderr
+    assert "nothing will be watched" in run.stderr
+
+
+# --- what fails before the program starts ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--sanitize finds races, --memory records"),
+        (["--memory", "-o", "races.json"], "-o writes the races"),
+        (["--sanitize", "-o", "races.txt"], "does not say what it is to hold"),
+        (["--sanitize", "-o", "races"], "does not say what it is to hold"),
+        (["--sanitize", "-o", "-"], "standard output belongs to the program"),
+        (["--sanitize", "-o", "there.json"], "there.json exists"),
+        (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
+        (["--memory", "--snapshot", "there.json"], "there.json exists"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
+        (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
+        (["--sanitize", "--frobnicate"], "--frobnicate"),
+        (["--sanitize", "--json"], "--json"),
+        (["--sanitize", "-m", "-c"], "not both"),
+    ],
+)
+def test_what_cannot_be_carried_out_ends_with_125_and_starts_nothing(
+    here: Here, options: list[str], said: str
+) -> None:
+    (here.path / "there.json").write_text("mine")
+    run = here.run(*options, here.program(text=TELLTALE))
+
+    assert (run.exit_code, run.stdout) == (125, "")
+    assert said in run.stderr
+    assert run.stderr.startswith("cudakit: error: ")
+    assert run.stderr.count("\n") == 2
+    assert {place.name for place in here.path.iterdir()} == {"there.json", "program.py"}
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [("nowhere.py", 127), ("no-such-command", 127), ("./broken", 127), ("./folder", 126)],
+)
+def test_what_is_not_there_or_not_executable_has_the_codes_of_a_shell(
+    here: Here, word: str, code: int
+) -> None:
+    (here.path / "folder").mkdir()
+    here.program(name="broken", text="#!/no/such/interpreter\n")
+    (here.path / "broken").chmod(0o755)
+    run = here.run("--sanitize", "-o", "races.json", word, "--json")
+
+    assert (run.exit_code, run.stdout) == (code, "")
+    assert run.stderr.startswith("cudakit: error: ")
+    assert not (here.path / "races.json").exists()
+
+
+def test_force_replaces_a_file(here: Here) -> None:
+    (here.path / "races.json").write_text("mine")
+
+    assert here.run("--sanitize", "-f", "-o", "races.json", here.program()).exit_code == 1
+    assert json.loads((here.path / "races.json").read_text())["races"]
+
+
+# --- where CUDA cannot be watched ------------------------------------------------------------------
+
+
+@pytest.fixture
+def _another_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every machine one on which CUDA cannot be watched."""
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
+
+
+@pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
+@pytest.mark.usefixtures("_another_tool")
+def test_without_a_device_nothing_can_be_missed_and_simulated_ones_are_watched(here: Here) -> None:
+    run = here.run("--sanitize", "-q", here.program())
+
+    assert run.exit_code == 1
+    assert "not watched" not in run.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_another_tool")
+def test_with_a_device_what_cannot_be_watched_is_refused_with_the_remedy(here: Here) -> None:
+    run = here.run("--sanitize", here.program(text=TELLTALE))
+
+    assert run.exit_code == 125
+    assert "hint: " in run.stderr
+    assert not (here.path / "started").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_another_tool")
+def test_on_missing_run_runs_it_and_says_so(here: Here) -> None:
+    run = here.run("--sanitize", "-q", "--on-missing", "run", here.program(text=TELLTALE))
+
+    assert run.exit_code == 0
+    assert "CUDA is not watched" in run.stderr
+    assert (here.path / "started").exists()
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+# As much of torch as a snapshot needs.
+TORCH = """
+import types
+
+def _dump_snapshot(path):
+    open(path, "w").close()
+
+memory = types.SimpleNamespace(
+    _record_memory_history=lambda **options: None, _dump_snapshot=_dump_snapshot
+)
+cuda = types.SimpleNamespace(memory=memory, _lazy_call=lambda call: call())
+_C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=lambda observer: None)
+"""
+
+
+def test_memory_names_the_snapshot_and_the_command_that_reads_it(here: Here) -> None:
+    here.program(name="torch.py", text=TORCH)
+    run = here.run("--memory", here.program(text="import torch"))
+
+    snapshot = here.path / "cudakit-memory.pickle"
+    assert (run.exit_code, run.stdout) == (0, "")
+    assert run.stderr.endswith(f"cudakit memviz {snapshot}\n")
+    assert snapshot.exists()
+
+
+def test_races_and_memory_can_be_watched_together(here: Here) -> None:
+    here.program(name="torch.py", text=TORCH)
+    run = here.run("--memory", "--snapshot", "a.pickle", "--sanitize", here.program("import torch"))
+
+    assert run.exit_code == 1
+    assert "1 race between streams" in run.stderr
+    assert "cudakit memviz" in run.stderr
+    assert (here.path / "a.pickle").exists()
+
+
+def test_a_program_without_torch_leaves_no_snapshot_and_is_told_so(here: Here) -> None:
+    run = here.run("--memory", here.program(text="pass"))
+
+    assert run.exit_code == 0
+    assert "no memory was recorded" in run.stderr
+
+
+# --- the command line -------------------------------------------------------------------------------
+
+
+def test_the_help_fits_a_terminal_of_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("run", "--help").stdout.splitlines()
+
+    assert [line for line in lines if len(line) > 80] == []
+
+
+Complete = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def complete(here: Here) -> Complete:
+    def complete(line: str) -> list[str]:
+        words = line.split(" ")
+        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        run = subprocess.run(
+            here.command,
+            env=os.environ | environment | {"_CUDAKIT_COMPLETE": "bash_complete"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return run.stdout.split()
+
+    return complete
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cudakit run --st", "plain,--stop-on-first"),
+        ("cudakit run --show pos", "plain,possible"),
+        ("cudakit run --sanitize trai", "file,trai"),
+    ],
+)
+def test_a_shell_completes_options_their_values_and_the_program(
+    complete: Complete, line: str, found: str
+) -> None:
+    assert complete(line) == [found]

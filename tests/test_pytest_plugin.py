@@ -1,0 +1,207 @@
+"""The pytest plugin, on suites that use the simulated device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+SUITE = """
+import pytest
+from cudakit.gpu.open import open_gpu
+
+def step(ordered):
+    gpu = open_gpu("sim")
+    first, second = gpu.stream(), gpu.stream()
+    memory = gpu.malloc(1024)
+    gpu.fill(memory, 0, 1024, first)
+    if ordered:
+        gpu.sync_stream(first)
+    gpu.fill(memory, 1, 1024, second)
+    gpu.close()
+"""
+
+RACING = "def test_racing():\n    step(False)\n"
+WAITING = "def test_waiting():\n    step(True)\n"
+WATCHED = ("--cuda-sanitize", "--cuda-sanitize-on-missing=run")
+
+
+def run(
+    pytester: pytest.Pytester, *tests: str, options: tuple[str, ...] = WATCHED
+) -> pytest.RunResult:
+    pytester.makepyfile(test_suite="\n".join((SUITE, *tests)))
+    return pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", *options)
+
+
+def test_the_plugin_is_found_by_pytest() -> None:
+    (found,) = (entry for entry in entry_points(group="pytest11") if entry.name == "cudakit")
+    assert found.value == "cudakit.pytest_plugin"
+
+
+def test_to_import_it_costs_nothing() -> None:
+    script = (
+        "import sys, pytest; before = set(sys.modules); import cudakit.pytest_plugin;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["cudakit", "cudakit.pytest_plugin"]
+
+
+def test_a_test_that_races_fails_with_the_report_as_its_message(pytester: pytest.Pytester) -> None:
+    found = run(pytester, RACING, WAITING)
+
+    found.assert_outcomes(failed=1, passed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "1 race between operations on the GPU",
+            "write-after-write (certain): the fill on stream 4 writes *",
+            "*/test_suite.py:11 step",
+            "*/test_suite.py:15 test_racing",
+            "  fix:     record an event on stream 3 *",
+            "watched: 2 tests, 1 of them raced, 4 fills",
+            "FAILED test_suite.py::test_racing - Failed: 1 race between operations on *",
+        ]
+    )
+    found.stdout.no_fnmatch_line("*::test_waiting*")
+
+
+def test_without_the_option_nothing_is_watched(pytester: pytest.Pytester) -> None:
+    found = run(pytester, RACING, options=())
+
+    found.assert_outcomes(passed=1)
+    found.stdout.no_fnmatch_line("watched: *")
+
+
+def test_the_marker_watches_single_tests(pytester: pytest.Pytester) -> None:
+    marked = f"@pytest.mark.cuda_sanitize\n{RACING}"
+    found = run(pytester, marked, RACING.replace("racing", "other"), options=WATCHED[1:])
+
+    found.assert_outcomes(failed=1, passed=1)
+    found.stdout.fnmatch_lines(["watched: 1 test, *", "FAILED *::test_racing - *"])
+
+
+def test_what_the_test_itself_says_comes_first(pytester: pytest.Pytester) -> None:
+    found = run(pytester, f"{RACING}    assert 1 == 2\n")
+
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["E *assert 1 == 2", "*Captured races call*", "1 race between *"])
+
+
+def test_a_race_that_is_known_can_be_expected(pytester: pytest.Pytester) -> None:
+    found = run(pytester, f"@pytest.mark.xfail(strict=True)\n{RACING}")
+
+    found.assert_outcomes(xfailed=1)
+
+
+def test_a_race_in_a_fixture_is_its_tests(pytester: pytest.Pytester) -> None:
+    fixtures = """
+@pytest.fixture
+def before():
+    step(False)
+
+@pytest.fixture
+def after():
+    yield
+    step(False)
+
+def test_before(before): pass
+def test_after(after): pass
+"""
+    found = run(pytester, fixtures)
+
+    found.assert_outcomes(failed=1, passed=1, errors=1)
+    found.stdout.fnmatch_lines(["FAILED *::test_before - *", "ERROR *::test_after - *"])
+
+
+def test_a_race_between_two_tests_is_the_later_ones_and_names_the_earlier(
+    pytester: pytest.Pytester,
+) -> None:
+    tests = """
+@pytest.fixture(scope="module")
+def shared():
+    gpu = open_gpu("sim")
+    yield gpu, gpu.malloc(1024), gpu.stream(), gpu.stream()
+    gpu.close()
+
+def test_earlier(shared):
+    gpu, memory, stream, _ = shared
+    gpu.fill(memory, 0, 1024, stream)
+
+def test_between(shared):
+    step(True)
+
+def test_later(shared):
+    gpu, memory, _, stream = shared
+    gpu.fill(memory, 1, 1024, stream)
+"""
+    found = run(pytester, tests)
+
+    found.assert_outcomes(failed=1, passed=2)
+    found.stdout.fnmatch_lines(
+        [
+            "the earlier operation of a race was enqueued in *::test_earlier",
+            "FAILED *::test_later - *",
+        ]
+    )
+
+
+def test_races_outside_of_tests_are_counted_at_the_end(pytester: pytest.Pytester) -> None:
+    found = run(pytester, "step(False)", WAITING)
+
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["watched: 1 test, *, 1 race outside of these tests"])
+
+
+def test_races_can_be_suppressed_in_the_configuration(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ncuda_sanitize_suppress = site:*:step\n")
+    found = run(pytester, RACING)
+
+    found.assert_outcomes(passed=1)
+
+
+def test_a_suppression_that_is_none_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ncuda_sanitize_suppress = nonsense\n")
+    found = run(pytester, RACING)
+
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: *'nonsense' is not a suppression", "hint: *"])
+
+
+@pytest.mark.parametrize("options", [WATCHED[:1], ()], ids=["option", "marker"])
+def test_a_run_that_is_watched_already_is_a_usage_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDAKIT_SPOOL", str(pytester.path))
+    found = run(pytester, f"@pytest.mark.cuda_sanitize\n{RACING}", options=options)
+
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: this process is watched already*"])
+
+
+@pytest.mark.gpu
+def test_where_cuda_cannot_be_watched_the_run_is_refused_with_the_remedy(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
+    refused = run(pytester, WAITING, options=WATCHED[:1])
+    told = run(pytester, WAITING)
+
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["ERROR: CUDA_INJECTION64_PATH *", "hint: *"])
+    told.assert_outcomes(passed=1)
+    told.stdout.fnmatch_lines(["not watched: CUDA was not watched: *"])
+
+
+@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_the_workers_of_xdist_watch_themselves(pytester: pytest.Pytester) -> None:
+    found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
+
+    found.assert_outcomes(failed=1, passed=1)
+    found.stdout.fnmatch_lines(["watched: 2 tests, 1 of them raced, 4 fills"])
