@@ -6,18 +6,36 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudakit.errors import CudaError, MissingDependency
+from cudakit.gpu.compile_cache import CompileCache, cache_key
 
 
-def compile_cuda(source: str, capability: tuple[int, int], *, options: Sequence[str] = ()) -> bytes:
+def compile_cuda(
+    source: str,
+    capability: tuple[int, int],
+    *,
+    options: Sequence[str] = (),
+    cache: CompileCache | None = None,
+) -> bytes:
     """Compile a source to a cubin for a compute capability, as (9, 0).
 
     A capability newer than this NVRTC gets PTX of the newest that it knows, which the driver compiles.
-    ``options`` are nvcc's, as NVRTC takes them. Raises CudaError with the compiler's log for a source
-    that does not compile, MissingDependency where there is no NVRTC.
+    ``options`` are nvcc's, as NVRTC takes them. What is in the ``cache`` is not compiled. Raises CudaError
+    with the compiler's log for a source that does not compile, MissingDependency without NVRTC.
     """
     nvrtc = _nvrtc()
     known = _check(nvrtc.nvrtcGetSupportedArchs())
     target, kind = choose_target(capability, known)
+    if cache is None:
+        return _image(nvrtc, source, target, kind, options)
+    key = cache_key(f"NVRTC {_check(nvrtc.nvrtcVersion())}", target, options, source)
+    image = cache.get(key)
+    if image is None:
+        image = _image(nvrtc, source, target, kind, options)
+        cache.keep(key, image)
+    return image
+
+
+def _image(nvrtc: Any, source: str, target: str, kind: str, options: Sequence[str]) -> bytes:
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
     try:
         _compile(nvrtc, program, [f"--gpu-architecture={target}", *options])
@@ -67,7 +85,7 @@ def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> An
         explanation = "CUDA C++ does not compile" if seen else "the compiler refused a call"
         text = f"{explanation} {seen()}" if seen else explanation
         raise CudaError(int(status), status.name, text)
-    return values[0] if values else None
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _nvrtc() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.compile import compile_cuda
+from cudakit.gpu.compile_cache import user_cache
 from cudakit.gpu.cuda.context import Handles
 from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import Streams
@@ -49,7 +51,7 @@ class Kernels(Streams):
                 attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             )
         )
-        return compile_cuda(source, (major, minor))
+        return compile_cuda(source, (major, minor), cache=user_cache(os.environ))
 
     def load(self, image: bytes) -> Module:
         # PTX is text, which ends in a zero; to the binary kinds one more byte is nothing.

@@ -52,6 +52,7 @@ class Kernels(Transfers):
         super().__init__(*args, **kwargs)
         self._own_twins = dict(twins or {})
         self._limits = {name: self.limit(name, known) for name, known in _LIMITS.items()}
+        self._clock_khz = self.limit("clock_rate_khz", 1_000_000)
         self._modules: Ids[_Image] = Ids("module")
         self._kernels: Ids[_Loaded] = Ids("kernel")
 
@@ -97,13 +98,8 @@ class Kernels(Transfers):
         _check_arguments(loaded, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
         twin, values = self._twin(loaded.name), tuple(args)
-        job = Job(
-            Work.LAUNCH,
-            lambda: self._run(
-                twin, Launch(loaded.name, grid, block, shared_bytes, self.span), values
-            ),
-            loaded.name,
-        )
+        shape = (loaded.name, grid, block, shared_bytes)
+        job = Job(Work.LAUNCH, lambda: self._run(twin, self._launch(*shape), values), loaded.name)
         if task := self.submit(lane, job):
             self.emit(facts.Launch(lane.number, loaded.name, grid, block), {0: task})
 
@@ -121,6 +117,10 @@ class Kernels(Transfers):
             )
         return found
 
+    def _launch(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> Launch:
+        begin_ns, clock_khz = self.schedule.begin_ns, self._clock_khz
+        return Launch(name, grid, block, shared_bytes, self.span, begin_ns, clock_khz)
+
     def _run(self, twin: Twin, launch: Launch, args: Sequence[Argument]) -> Outcome:
         try:
             twin(launch, *args)
@@ -133,7 +133,7 @@ class Kernels(Transfers):
         launch.finish()
         moved = sum(_moved_bytes(access) for access in launch.accesses)
         cost_ns = self.costs.in_memory_ns(moved) + launch.busy_ns
-        return Outcome(cost_ns, tuple(launch.accesses))
+        return Outcome(cost_ns, tuple(launch.accesses), launch.held)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         most = self._limits

@@ -16,6 +16,7 @@ _PACES = (0.02, 0.2, 0.5, 0.9)
 class Policy(Protocol):
     """The tasks that wait for nothing, and which of them is next."""
 
+    def __len__(self) -> int: ...
     def push(self, task: Task) -> None: ...
     def pop(self) -> Task: ...
     def is_due(self, now_ns: int) -> bool: ...
@@ -26,6 +27,9 @@ class InTime:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Task]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def push(self, task: Task) -> None:
         heappush(self._heap, (task.earliest_ns, task.priority, task.number, task))
@@ -44,6 +48,9 @@ class Shuffled:
         self._random = random.Random(seed)  # noqa: S311 chance that can be repeated, not a secret
         self._pace = self._random.choice(_PACES)
         self._tasks: list[Task] = []
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def push(self, task: Task) -> None:
         self._tasks.append(task)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from cudakit.errors import CudaError
 from cudakit.gpu.sim.clock import Clock
 from cudakit.gpu.sim.policy import InTime, Policy, Shuffled
-from cudakit.gpu.sim.tasks import Engine, Job, Outcome, Task
+from cudakit.gpu.sim.tasks import Engine, Hold, Job, Outcome, Task
 
 
 class Schedule:
@@ -30,6 +30,12 @@ class Schedule:
         self._end_ns = 0  # of all that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
+        self._held: dict[Task, tuple[Hold, Outcome]] = {}  # that run, and wait for the host
+
+    @property
+    def begin_ns(self) -> int:
+        """When the task that runs began."""
+        return self._front_ns
 
     def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
         """Enqueue a job that waits for other tasks, and begins no earlier than after a delay."""
@@ -51,6 +57,7 @@ class Schedule:
 
     def catch_up(self) -> None:
         """Let the device do what it may have done by now."""
+        self._end_holds()
         while self.fault is None and self._ready.is_due(self._clock.now_ns):
             self._run_next()
 
@@ -67,6 +74,8 @@ class Schedule:
         self._clock.reach(self._end_ns)
 
     def _run_next(self) -> None:
+        if self._held and self._went_on():
+            return
         task = self._next()
         task.begin_ns = self._front_ns = max(task.earliest_ns, self._front_ns)
         try:
@@ -74,7 +83,36 @@ class Schedule:
         except CudaError as error:
             self.fault = error
             return
-        self._finish(task, outcome)
+        if outcome.hold and not outcome.hold.is_over():
+            self._held[task] = outcome.hold, outcome
+        else:
+            self._finish(task, outcome)
+
+    def _end_holds(self) -> None:
+        """End what has waited for something that is there by now, or too long."""
+        now_ns = max(self._clock.now_ns, self._front_ns)
+        for task, (hold, outcome) in [*self._held.items()]:
+            if hold.is_over():
+                del self._held[task]
+                waited_ns = min(now_ns - task.begin_ns, hold.limit_ns)
+                self._finish(task, outcome._replace(cost_ns=max(outcome.cost_ns, waited_ns)))
+            elif now_ns >= task.begin_ns + hold.limit_ns:
+                self._give_up(task)
+
+    def _went_on(self) -> bool:
+        """End what is held, where that is due or nothing else is left that could run."""
+        left = len(self._held)
+        self._end_holds()
+        if self._held and not self._ready:
+            self._give_up(
+                min(self._held, key=lambda task: task.begin_ns + self._held[task][0].limit_ns)
+            )
+        return len(self._held) < left
+
+    def _give_up(self, task: Task) -> None:
+        hold, outcome = self._held.pop(task)
+        hold.give_up()
+        self._finish(task, outcome._replace(cost_ns=hold.limit_ns))
 
     def _next(self) -> Task:
         """Pick one that can run, and whose engine is free."""

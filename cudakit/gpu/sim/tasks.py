@@ -18,11 +18,20 @@ class Engine(Enum):
     DEVICE_TO_HOST = 2
 
 
+class Hold(NamedTuple):
+    """What a job that runs waits for, something that the host does; and how it ends where that comes late."""
+
+    is_over: Callable[[], bool]
+    limit_ns: int
+    give_up: Callable[[], None]
+
+
 class Outcome(NamedTuple):
     """How long a job took, and what of memory it turned out to touch."""
 
     cost_ns: int = 0
     accesses: tuple[Access, ...] = ()
+    hold: Hold | None = None  # it goes on until then, and took no less than its cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from cudakit.gpu.api import Dim3
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.gpu.sim.space import Bytes, Span
+from cudakit.gpu.sim.tasks import Hold
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Mode
 
@@ -64,7 +65,10 @@ class Launch:
     block: Dim3
     shared_bytes: int
     span: Callable[[int, int, str], Span]
+    begin_ns: int = 0  # of virtual time
+    clock_khz: int = 1_000_000  # of the SMs
     busy_ns: int = 0
+    held: Hold | None = None
     accesses: list[Access] = field(default_factory=list)
     _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
 
@@ -103,6 +107,18 @@ class Launch:
     def busy(self, nanoseconds: int) -> None:
         """Say how long the kernel takes, beyond what its accesses do."""
         self.busy_ns += int(nanoseconds)
+
+    def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
+        """Say that the kernel goes on until the host has done something: a kernel that polls memory.
+
+        Where that has not come within a time, ``give_up`` is called, and the kernel ends.
+        """
+        self.held = Hold(is_over, limit_ns, give_up)
+
+    @property
+    def begin_cycles(self) -> int:
+        """What the cycle counters of the SMs said at the beginning."""
+        return self.begin_ns * self.clock_khz // 1_000_000
 
     def finish(self) -> None:
         """Put back what was not written to memory itself."""

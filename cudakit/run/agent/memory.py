@@ -4,8 +4,6 @@ Nothing is imported: torch is waited for. What is called of it is the part of ``
 names begin with an underscore, as of torch 2.1 and newer.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
         directory: str
 
-        def attempt(self, action: Callable[[], None]) -> None: ...
+        def attempt(self, action: "Callable[[], None]") -> None: ...
 
         def say(self, what: str, line: str) -> None: ...
 
@@ -40,7 +38,7 @@ class History:
     or else with its number. At the first failure a file is written whose name ends with ``-oom``.
     """
 
-    def __init__(self, path: str, spool: Spool, supervisor: int) -> None:
+    def __init__(self, path: str, spool: "Spool", supervisor: int) -> None:
         self._stem, self._suffix = os.path.splitext(path)
         self._spool = spool
         self._main = os.getpid() if os.getppid() == supervisor else 0
@@ -56,7 +54,7 @@ class History:
         else:
             sys.meta_path.insert(0, _Awaited("torch", self._imported))
 
-    def _imported(self, torch: ModuleType) -> None:
+    def _imported(self, torch: "ModuleType") -> None:
         self._torch = torch
         # What is queued there is called when CUDA is initialised, or at once where it is.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialised))
@@ -118,13 +116,16 @@ class History:
 class _Awaited:
     """A finder that calls back when one module was imported, and is gone by then."""
 
-    def __init__(self, name: str, imported: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, imported: "Callable[[ModuleType], None]") -> None:
         self._name = name
         self._imported = imported
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
         """Find the module by the other finders, and call back when it is executed, if it ever is."""
         if name != self._name:
             return None
@@ -134,10 +135,10 @@ class _Awaited:
             self._call_back_after(spec.loader)
         return spec
 
-    def _call_back_after(self, loader: Any) -> None:
+    def _call_back_after(self, loader: "Any") -> None:
         execute = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
+        def exec_module(module: "ModuleType") -> None:
             del loader.exec_module
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
             execute(module)

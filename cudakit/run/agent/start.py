@@ -1,10 +1,9 @@
 """The agent: switches on in this process what `cudakit run` was asked for.
 
 It is loaded by its path into programs that may have no cudakit, and imports nothing that Python has not
-imported by itself. Whatever fails becomes a line of ``PID.failed`` in the spool, and the program goes on.
+imported by itself, not even ``__future__``: hence the annotations in quotes. Whatever fails becomes a line
+of ``PID.failed`` in the spool, and the program goes on.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -46,7 +45,7 @@ class Spool:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def attempt(self, action: Callable[[], None]) -> None:
+    def attempt(self, action: "Callable[[], None]") -> None:
         """Do something that must not harm the program, and say it where it fails."""
         try:
             action()
@@ -62,7 +61,7 @@ class Spool:
             pass  # the supervisor is gone, and nobody is left to be told
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(text: str) -> "dict[str, Any]":
     """Read JSON, by the part of ``json`` that imports nothing else if it can be had."""
     try:
         from _json import make_scanner
@@ -97,7 +96,7 @@ def leave_children_alone(directory: str) -> None:
         os.environ[ONLY] = str(os.getpid())
 
 
-def record(settings: dict[str, Any], spool: Spool) -> None:
+def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     """Start the native recorder. Raises where CUDA is there already: what it did would be missing."""
     if library := _mapped(b"/libcuda.so"):
         raise RuntimeError(f"CUDA was loaded before it could be watched: {library}")
@@ -109,7 +108,7 @@ def record(settings: dict[str, Any], spool: Spool) -> None:
         os.register_at_fork(after_in_child=recorder.stop)
 
 
-def record_memory(settings: dict[str, Any], spool: Spool) -> None:
+def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
     """Record the memory of torch, should the program import it."""
     path = os.path.join(os.path.dirname(__file__), "memory.py")
     spec = spec_from_file_location("_cudakit_memory", path)
@@ -127,7 +126,7 @@ def _mapped(name: bytes) -> str:
         return next(found, b"").decode(errors="replace")
 
 
-def _walker(frames: dict[str, str], spool: Spool) -> int:
+def _walker(frames: dict[str, str], spool: "Spool") -> int:
     """Return the address of what reads the stacks of this interpreter, 0 where there is none."""
     walkers: list[int] = []
     path = frames.get(sys.implementation.cache_tag or "")
@@ -136,7 +135,7 @@ def _walker(frames: dict[str, str], spool: Spool) -> int:
     return walkers[0] if walkers else 0
 
 
-def _extension(name: str, path: str) -> ModuleType:
+def _extension(name: str, path: str) -> "ModuleType":
     loader = ExtensionFileLoader(name, path)
     module = module_from_spec(ModuleSpec(name, loader, origin=path))
     loader.exec_module(module)

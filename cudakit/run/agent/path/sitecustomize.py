@@ -5,8 +5,6 @@ may be in here, where it would hide a module of the program. Nothing is imported
 imported by then: the program may have modules of the same names. See ``site`` of the standard library.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from _frozen_importlib import module_from_spec

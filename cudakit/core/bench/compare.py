@@ -1,0 +1,190 @@
+"""Whether the same cases became faster or slower between two runs, and how sure that is. Pure.
+
+A run's interval is that of its median, and at least 0.5 % to either side: by so much the medians of runs
+on one idle machine differ. Cases whose intervals lie apart are faster or slower, if they also lie apart in
+cycles; a clock that was merely lower changes times and not cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+from typing import ClassVar, TypeAlias
+
+from cudakit.core.bench.result import Axis, BenchResult, CaseResult
+from cudakit.core.bench.stats import dependence, median_interval
+from cudakit.errors import InputError
+from cudakit.units import Unavailable
+
+# Of the median, to either side of it.
+RESOLUTION = 0.005
+
+_Interval: TypeAlias = tuple[float, float, float]  # low, median, high
+
+
+class Verdict(Enum):
+    """What became of a case."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    AMBIGUOUS = "ambiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseComparison:
+    """One case in two runs."""
+
+    name: str  # of the bench
+    axes: Mapping[str, Axis]
+    contender: str  # who ran it
+    verdict: Verdict
+    before_s: float | Unavailable  # median
+    after_s: float | Unavailable  # median
+    change: float | Unavailable  # of the median: 0.05 is 5 % slower
+    change_interval: tuple[float, float] | Unavailable  # the least and the most that it may be
+    clock_change: float | Unavailable  # of the SM clock: -0.05 is 5 % lower
+    cycles_change: float | Unavailable  # of the median of time by clock
+    reason: str  # why the verdict is not what the times alone say; empty where it is
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, case by case."""
+
+    schema: ClassVar[str] = "cudakit.bench.compare/1"
+    simulated: bool  # whether either of them is
+    differences: tuple[str, ...]  # of machine and method; empty unless it was forced
+    cases: tuple[CaseComparison, ...]  # in the order of the later run
+    only_before: tuple[str, ...]  # cases that the later run does not have
+    only_after: tuple[str, ...]  # cases that the earlier run does not have
+
+    def count(self, verdict: Verdict) -> int:
+        """Count the cases of a verdict."""
+        return sum(case.verdict is verdict for case in self.cases)
+
+
+def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> Comparison:
+    """Compare what two runs have in common; ``force`` also where machine or method differ.
+
+    Raises InputError where they are unlike, or have no case in common.
+    """
+    earlier = {case.key: case for case in before.results}
+    later = {case.key: case for case in after.results}
+    pairs = [(earlier[key], case) for key, case in later.items() if key in earlier]
+    if not pairs:
+        raise InputError(
+            f"the two runs have no case in common: {_some(before)} and {_some(after)}",
+            hint="run the same bench with the same options twice",
+        )
+    differences = tuple(dict.fromkeys(line for pair in pairs for line in _unlike(*pair)))
+    if differences and not force:
+        raise InputError(
+            f"the two runs are not alike: {'; '.join(differences)}",
+            hint="measure both on one machine in one way, or compare anyway with --force",
+        )
+    return Comparison(
+        simulated=before.simulated or after.simulated,
+        differences=differences,
+        cases=tuple(compare_case(*pair) for pair in pairs),
+        only_before=tuple(label(case) for key, case in earlier.items() if key not in later),
+        only_after=tuple(label(case) for key, case in later.items() if key not in earlier),
+    )
+
+
+def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
+    """Give the verdict on one case."""
+    first, last = _interval(before.samples_s), _interval(after.samples_s)
+    verdict, reason = _verdict(before, after)
+    known = first is not None and last is not None and first[1] > 0
+    unknown = Unavailable(reason or "it took no time")
+    return CaseComparison(
+        name=after.name,
+        axes=after.axes,
+        contender=after.contender,
+        verdict=verdict,
+        before_s=before.median_s,
+        after_s=after.median_s,
+        change=last[1] / first[1] - 1 if known and first and last else unknown,
+        change_interval=_change_interval(first, last) if known and first and last else unknown,
+        clock_change=_change(before.sm_clock_hz, after.sm_clock_hz),
+        cycles_change=_change(before.cycles, after.cycles),
+        reason=reason,
+    )
+
+
+def label(case: CaseResult | CaseComparison) -> str:
+    """Name a case on one line: ``gemm dtype=bf16 m=8192``."""
+    contender = () if case.contender == "cudakit" else (f"by {case.contender}",)
+    return " ".join((case.name, *(f"{k}={v}" for k, v in case.axes.items()), *contender))
+
+
+def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
+    for case, which in ((before, "before"), (after, "after")):
+        if isinstance(case.median_s, Unavailable):
+            return Verdict.AMBIGUOUS, f"{which}: {case.median_s.reason}"
+    in_time = _relation(before.samples_s, after.samples_s)
+    if in_time is Verdict.AMBIGUOUS:
+        return in_time, "the intervals overlap, and a median lies outside of the other's"
+    if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
+        return in_time, ""
+    in_cycles = _relation(before.cycles, after.cycles)
+    if in_cycles is in_time:
+        return in_time, ""
+    return Verdict.AMBIGUOUS, _clock_words(before, after, in_time, in_cycles)
+
+
+def _relation(before: tuple[float, ...], after: tuple[float, ...]) -> Verdict:
+    """Relate two sets of samples by their intervals alone."""
+    first, last = _interval(before), _interval(after)
+    if first is None or last is None:
+        return Verdict.AMBIGUOUS
+    if last[2] < first[0]:
+        return Verdict.FASTER
+    if last[0] > first[2]:
+        return Verdict.SLOWER
+    mutual = first[0] <= last[1] <= first[2] and last[0] <= first[1] <= last[2]
+    return Verdict.SAME if mutual else Verdict.AMBIGUOUS
+
+
+def _interval(amounts: tuple[float, ...]) -> _Interval | None:
+    """Give the interval of the median, no narrower than runs differ; None without samples."""
+    if not amounts:
+        return None
+    low, high = median_interval(amounts, dependence=dependence(amounts))
+    middle = median(amounts)
+    return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
+
+
+def _change_interval(first: _Interval, last: _Interval) -> tuple[float, float] | Unavailable:
+    if first[0] <= 0:
+        return Unavailable("it took no time")
+    return last[0] / first[2] - 1, last[2] / first[0] - 1
+
+
+def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
+    if not before or not after or not median(before):
+        return Unavailable("the SM clock is not known of both runs")
+    return median(after) / median(before) - 1
+
+
+def _clock_words(
+    before: CaseResult, after: CaseResult, in_time: Verdict, in_cycles: Verdict
+) -> str:
+    change = median(after.sm_clock_hz) / median(before.sm_clock_hz) - 1
+    clock = f"the clock was {abs(change) * 100:.1f} % {'lower' if change < 0 else 'higher'}"
+    if in_cycles is Verdict.SAME:
+        return f"{in_time.value} in time, the same in cycles: {clock}"
+    return f"{in_time.value} in time, {in_cycles.value} in cycles: {clock}"
+
+
+def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
+    yield from before.environment.unlike(after.environment)
+    yield from before.method.unlike(after.method)
+
+
+def _some(result: BenchResult) -> str:
+    names = [label(case) for case in result.results]
+    return f"{names[0]}{' ...' if len(names) > 1 else ''}" if names else "nothing"

@@ -1,0 +1,229 @@
+"""The machine that a figure is of, and the state that it was in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cudakit.gpu.api.facts import DeviceFacts, Field, Scalar, Telemetry
+from cudakit.units import Unavailable
+
+_NOT_ASKED = Unavailable("nobody was there to ask")
+_MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
+_SLOWED = {
+    "slowed_by_power_cap_ns": "power cap",
+    "slowed_by_sync_boost_ns": "sync boost",
+    "slowed_by_software_thermal_ns": "heat, by software",
+    "slowed_by_hardware_thermal_ns": "heat, by hardware",
+    "slowed_by_power_brake_ns": "power brake",
+}
+# What changes how CUDA, its libraries and Python's users of them behave.
+_VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What moves, at one time."""
+
+    time_ns: int  # since 1970
+    sm_clock_mhz: float | Unavailable  # as NVML says; a kernel that reads both clocks knows better
+    memory_clock_mhz: float | Unavailable
+    temperature_c: float | Unavailable  # of the GPU
+    memory_temperature_c: float | Unavailable
+    power_w: float | Unavailable  # of the last second
+    energy_j: float | Unavailable  # since the driver was loaded
+    clock_reasons: tuple[str, ...] | Unavailable  # why the clock is what it is
+    slowed_ns: Mapping[str, int] = field(default_factory=dict)  # so far, by reason
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a figure depends on besides what was asked."""
+
+    simulated: bool  # whether nothing here is a measurement
+    gpu: str | Unavailable  # name of the product
+    uuid: str | Unavailable
+    pci_bus_id: str | Unavailable
+    compute_capability: str | Unavailable
+    multiprocessors: int | Unavailable  # SMs
+    sm_clock_max_mhz: float | Unavailable  # the highest
+    memory_clock_mhz: float | Unavailable  # the highest
+    memory_bus_bits: int | Unavailable
+    memory_bytes: int | Unavailable  # that CUDA can give out
+    l2_bytes: int | Unavailable
+    pcie: str | Unavailable  # "5.0 x16": the most that GPU and slot can
+    power_limit_w: float | Unavailable  # in force
+    power_limit_default_w: float | Unavailable
+    modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
+    versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
+    other_processes: int | Unavailable = _NOT_ASKED  # on the GPU
+    host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
+    command: tuple[str, ...] = ()  # what was called
+    before: Moment | None = None  # the first sample
+    after: Moment | None = None  # the last sample
+
+    @property
+    def slowed(self) -> Mapping[str, float]:
+        """Seconds for which the clock was held down between ``before`` and ``after``, by reason."""
+        if self.before is None or self.after is None:
+            return {}
+        earlier = self.before.slowed_ns
+        spans = {
+            why: (ns - earlier[why]) / 1e9
+            for why, ns in self.after.slowed_ns.items()
+            if why in earlier
+        }
+        return {why: seconds for why, seconds in spans.items() if seconds > 0}
+
+    @property
+    def energy_j(self) -> float | Unavailable:
+        """Energy between ``before`` and ``after``."""
+        if self.before is None or self.after is None:
+            return _NOT_ASKED
+        first, last = self.before.energy_j, self.after.energy_j
+        if isinstance(first, Unavailable):
+            return first
+        return last if isinstance(last, Unavailable) else last - first
+
+    def unlike(self, other: Environment) -> tuple[str, ...]:
+        """Name what makes two machines different ones: figures of both say nothing of the software."""
+        return (
+            *_difference("the GPU is", self.gpu, other.gpu),
+            *_difference("simulated is", self.simulated, other.simulated),
+            *_difference("SMs are", self.multiprocessors, other.multiprocessors),
+            *_versions(self.versions, other.versions),
+        )
+
+
+def environment(
+    facts: DeviceFacts,
+    *,
+    simulated: bool,
+    versions: Mapping[str, str],
+    management: DeviceFacts | None = None,
+    before: Telemetry | None = None,
+    after: Telemetry | None = None,
+    other_processes: int | Unavailable = _NOT_ASKED,
+    host: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+    command: tuple[str, ...] = (),
+) -> Environment:
+    """Record a machine. ``facts`` are CUDA's, ``management`` are NVML's of the same device.
+
+    Of ``variables``, which may be the whole process environment, only those that matter are kept.
+    """
+    known: dict[str, Field] = {**(management.fields if management else {}), **facts.fields}
+    moving = after or before
+    limits = moving.fields if moving else {}
+    return Environment(
+        simulated=simulated,
+        gpu=_text(known, "name"),
+        uuid=facts.uuid,
+        pci_bus_id=facts.pci_bus_id,
+        compute_capability=_text(known, "compute_capability"),
+        multiprocessors=_integer(known, "multiprocessor_count"),
+        sm_clock_max_mhz=_number(known, "clock_rate_khz", 1e-3),
+        memory_clock_mhz=_number(known, "memory_clock_rate_khz", 1e-3),
+        memory_bus_bits=_integer(known, "global_memory_bus_width_bits"),
+        memory_bytes=_integer(known, "usable_memory_bytes"),
+        l2_bytes=_integer(known, "l2_cache_size_bytes"),
+        pcie=_pcie(known),
+        power_limit_w=_number(limits, "power_limit_enforced_w"),
+        power_limit_default_w=_number(known, "power_limit_default_w"),
+        modes={name: _mode(known[name]) for name in _MODES if name in known},
+        versions=dict(sorted(versions.items())),
+        other_processes=other_processes,
+        host=dict(host or {}),
+        variables=relevant_variables(variables or {}),
+        command=command,
+        before=moment(before) if before else None,
+        after=moment(after) if after else None,
+    )
+
+
+def moment(telemetry: Telemetry) -> Moment:
+    """Take from a look at the device what figures depend on."""
+    fields = telemetry.fields
+    reasons = fields.get("clock_event_reasons", _NOT_ASKED)
+    return Moment(
+        time_ns=telemetry.time_ns,
+        sm_clock_mhz=_number(fields, "clock_sm_mhz"),
+        memory_clock_mhz=_number(fields, "clock_memory_mhz"),
+        temperature_c=_number(fields, "temperature_gpu_c"),
+        memory_temperature_c=_number(fields, "temperature_memory_c"),
+        power_w=_number(fields, "power_draw_w"),
+        energy_j=_number(fields, "energy_j"),
+        clock_reasons=tuple(map(str, reasons)) if isinstance(reasons, tuple) else _why_not(reasons),
+        slowed_ns={
+            why: ns for name, why in _SLOWED.items() if isinstance(ns := fields.get(name), int)
+        },
+    )
+
+
+def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Pick the environment variables that change how CUDA and its users behave, in order of name."""
+    return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
+
+
+def _number(
+    fields: Mapping[str, Field], name: str, factor: float | None = None
+) -> float | Unavailable:
+    value = fields.get(name, _NOT_ASKED)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if factor is None else value * factor
+    return _why_not(value)
+
+
+def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
+    value = fields.get(name, _NOT_ASKED)
+    return value if isinstance(value, int) else _why_not(value)
+
+
+def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
+    value = fields.get(name, _NOT_ASKED)
+    return value if isinstance(value, Unavailable) else str(value)
+
+
+def _mode(value: Field) -> Scalar | Unavailable:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _why_not(value: Field) -> Unavailable:
+    return value if isinstance(value, Unavailable) else Unavailable(f"it is {value!r}")
+
+
+def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
+    generation = fields.get("pcie_generation_max", _NOT_ASKED)
+    width = fields.get("pcie_width_max", _NOT_ASKED)
+    for value in (generation, width):
+        if isinstance(value, Unavailable):
+            return value
+    return f"{generation}.0 x{width}"
+
+
+def _difference(what: str, mine: object, others: object) -> tuple[str, ...]:
+    if mine == others:
+        return ()
+    return (f"{what} {_shown(mine)} and {_shown(others)}",)
+
+
+def _versions(mine: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, ...]:
+    # Other versions of cudakit or Python do not make the device do something else.
+    names = sorted((mine.keys() | others.keys()) - {"cudakit", "python"})
+    return tuple(
+        line
+        for name in names
+        for line in _difference(f"{name} is", mine.get(name), others.get(name))
+    )
+
+
+def _shown(value: object) -> str:
+    match value:
+        case Unavailable():
+            return "not known"
+        case None:
+            return "not recorded"
+        case bool():
+            return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,91 @@
+"""Results read back from the files that ``--json`` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from cudakit.core.bench.plain import Mismatch, read
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.errors import InputError
+from cudakit.units import Unavailable
+
+_HINT = "write one with cudakit bench ... --json"
+
+
+def load_result(path: Path) -> BenchResult:
+    """Read a file that ``cudakit bench ... --json`` wrote.
+
+    Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
+    """
+    plain = _json(_text(path), path)
+    if not isinstance(plain, dict):
+        raise InputError(f"{path} holds no result of cudakit bench", hint=_HINT)
+    if "error" in plain and "schema" not in plain:
+        raise InputError(f"{path} holds an error, not a result: {_said(plain['error'])}")
+    schema = plain.get("schema")
+    if schema != BenchResult.schema:
+        raise InputError(
+            f"{path} has the schema {schema!r}, and {BenchResult.schema!r} is needed",
+            hint=_HINT if not _is_newer(schema) else "read it with the cudakit that wrote it",
+        )
+    try:
+        result = read(BenchResult, plain)
+    except Mismatch as problem:
+        raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
+    _check(result, path)
+    return result
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file", hint=_HINT) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
+        ) from None
+
+
+def _json(text: str, path: Path) -> object:
+    try:
+        plain: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        end = "it ends too soon" if error.pos >= len(text.rstrip()) else error.msg
+        raise InputError(
+            f"{path} is not JSON: {end} (line {error.lineno}, column {error.colno})", hint=_HINT
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path} is not JSON of a result: {error}", hint=_HINT) from None
+    return plain
+
+
+def _said(error: object) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _is_newer(schema: object) -> bool:
+    name, _, version = str(schema).partition("/")
+    return name == "cudakit.bench" and version.isdigit() and int(version) > 1
+
+
+def _check(result: BenchResult, path: Path) -> None:
+    """Refuse what no measurement gives, and would make statistics of nonsense."""
+    for at, case in enumerate(result.results):
+        problem = _problem(case)
+        if problem:
+            raise InputError(f"{path} is damaged: results[{at}].{problem}", hint=_HINT)
+
+
+def _problem(case: CaseResult) -> str:
+    if not all(0 <= time < math.inf for time in case.samples_s):
+        return "samples_s has a time that is negative or no number"
+    if not all(0 < clock < math.inf for clock in case.sm_clock_hz):
+        return "sm_clock_hz has a clock that is not positive"
+    if case.sm_clock_hz and len(case.sm_clock_hz) != len(case.samples_s):
+        return f"sm_clock_hz has {len(case.sm_clock_hz)} clocks for {len(case.samples_s)} times"
+    if not case.samples_s and not isinstance(case.median_s, Unavailable):
+        return "samples_s is empty, and there is a median"
+    return ""

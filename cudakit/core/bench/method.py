@@ -1,0 +1,40 @@
+"""How a figure was measured: as much a part of it as its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from cudakit.core.bench.stopping import Rule
+
+# isolated: an execution between two events, nothing else on the device. batch: many between two events.
+# graph: many, captured and replayed as one. host: the clock of the host, around call and synchronization.
+Mode: TypeAlias = Literal["isolated", "batch", "graph", "host"]
+
+# rotate: each execution gets another set of buffers, more than the L2 cache holds. flush: the cache is
+# overwritten between executions. hot: the same buffers again and again.
+Cache: TypeAlias = Literal["rotate", "flush", "hot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What was done to get the samples of one case."""
+
+    mode: Mode  # what lies between the two readings of the clock
+    cache: Cache  # what the L2 cache held
+    warmup_s: float = 0.0  # spent before the first sample
+    rule: Rule = field(default_factory=Rule)  # when it stopped
+    blocker: bool = True  # whether a spinning kernel hid the gaps between launches
+    executions: int = 1  # in each sample, which is their mean
+    buffer_sets: int = 1  # that were taken in turn
+    fill: str = "uniform"  # the data: uniform in [-1, 1], normal, zeros, ones, int
+    seed: int = 0  # of the data
+    interleaved: tuple[str, ...] = ()  # who else ran in turn with it, in the same process
+
+    def unlike(self, other: Method) -> tuple[str, ...]:
+        """Name what makes figures of two methods no figures of the same thing."""
+        return tuple(
+            f"{name} {mine} and {others}"
+            for name in ("mode", "cache", "blocker", "fill")
+            if (mine := getattr(self, name)) != (others := getattr(other, name))
+        )

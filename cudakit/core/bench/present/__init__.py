@@ -1,0 +1,42 @@
+"""Results of ``cudakit bench`` as Documents."""
+
+from __future__ import annotations
+
+from cudakit.core.bench.present.cases import cases_table
+from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
+from cudakit.core.bench.present.comparison import present_comparison as present_comparison
+from cudakit.core.bench.present.distribution import distribution_table
+from cudakit.core.bench.present.health import present_health as present_health
+from cudakit.core.bench.present.machine import machine_facts, title
+from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.present.pictures import roofline, sweeps
+from cudakit.core.bench.result import BenchResult
+from cudakit.document import Document, Node, Section, View
+
+
+def present(result: BenchResult, *, detail: bool = False) -> Document:
+    """Show the figures beside their limits, and what should make a reader doubt them.
+
+    ``detail`` adds pictures and the distribution of the samples, which suit a page better than a
+    terminal. The Columns ``results`` are for exports, and come first.
+    """
+    nodes: list[Node] = [result_columns(result.results)]
+    if result.results:
+        nodes += [machine_facts(result.results[0]), cases_table(result.results)]
+    nodes += notes(result)
+    nodes += _exports(result)
+    if detail and result.results:
+        nodes += _detail(result)
+    return Document(title(result), tuple(nodes))
+
+
+def _exports(result: BenchResult) -> list[Node]:
+    samples = sample_columns(result.results)
+    return [samples, *(device_columns(case.environment) for case in result.results[:1])]
+
+
+def _detail(result: BenchResult) -> list[Node]:
+    pictures = [*sweeps(result.results), *roofline(result.results)]
+    distribution = View("bench", ("samples",), fallback=distribution_table(result.results))
+    sections: list[Node] = [Section("Distribution of the samples", (distribution,))]
+    return [*pictures, *sections]

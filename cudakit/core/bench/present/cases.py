@@ -1,0 +1,149 @@
+"""The table of cases: the time of each, its rate, and how near that is to the speed of light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cudakit.core.bench.present.axes import axis_title, axis_value, fixed_words, varying
+from cudakit.core.bench.present.machine import clock_words
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.stats import Summary
+from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
+from cudakit.units import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A column, how it is filled, and whether it has anything to say of some case."""
+
+    title: str
+    cell: Callable[[CaseResult], Value]
+    kind: Literal["number", "text"] = "number"
+    needed: Callable[[CaseResult], bool] = lambda _: True
+
+
+def cases_table(cases: Sequence[CaseResult]) -> Table:
+    """Compare cases in a row each; those of a library that is compared with stand back."""
+    axes = varying(cases)
+    shown = [column for column in _columns(cases) if any(column.needed(case) for case in cases)]
+    return Table(
+        columns=(
+            *(_axis_column(name, cases) for name in axes),
+            *(Column(column.title, column.kind) for column in shown),
+        ),
+        rows=tuple(
+            (
+                *(axis_value(name, case.axes.get(name)) for name in axes),
+                *(column.cell(case) for column in shown),
+            )
+            for case in cases
+        ),
+        caption=_caption(cases),
+        faint=frozenset(at for at, case in enumerate(cases) if case.contender != "cudakit"),
+    )
+
+
+def rate(case: CaseResult) -> Value:
+    """Give the rate by which a case is known: operations per second where it has any, else bytes."""
+    if case.operations:
+        per_second, unit = case.per_second(case.operations), case.operation
+    elif case.bytes_moved:
+        per_second, unit = case.per_second(case.bytes_moved), "B"
+    else:
+        return Unavailable("it is a latency")
+    return per_second if isinstance(per_second, Unavailable) else Rate(per_second, unit)
+
+
+def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
+    peers = {case.contender for case in cases} - {"cudakit"}
+    return [
+        _Shown("bench", lambda case: Text(case.name), "text", lambda _: _several(cases)),
+        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(peers)),
+        _Shown("time", _time),
+        _Shown("±", _noise),
+        _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
+        _Shown("of limit", lambda case: _share(case.ratio_to_limit), needed=_has_limit),
+        _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_limit),
+        _Shown("bound", _bound, "text", _has_limit),
+        _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
+        _Shown("energy", _energy, needed=_has_energy),
+        _Shown("of peer", lambda case: _of_peer(case, cases), needed=lambda _: bool(peers)),
+    ]
+
+
+def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
+    numbers = all(not isinstance(case.axes.get(name), str) for case in cases)
+    return Column(axis_title(name), "number" if numbers else "text")
+
+
+def _caption(cases: Sequence[CaseResult]) -> str:
+    fixed = fixed_words(cases)
+    lines = [f"All with {fixed}."] if fixed else []
+    if any(map(_has_limit, cases)):
+        lines.append(
+            "The limit is the least time that arithmetic and memory allow, at the SM clock measured; "
+            "of datasheet is the same at the datasheet's clock."
+        )
+    return " ".join(lines)
+
+
+def _several(cases: Sequence[CaseResult]) -> bool:
+    return len({case.name for case in cases}) > 1
+
+
+def _time(case: CaseResult) -> Value:
+    return case.median_s if isinstance(case.median_s, Unavailable) else Seconds(case.median_s)
+
+
+def _noise(case: CaseResult) -> Value:
+    found = case.statistics
+    return Ratio(found.noise) if isinstance(found, Summary) else found
+
+
+def _share(ratio: float | Unavailable) -> Value:
+    return ratio if isinstance(ratio, Unavailable) else Ratio(ratio)
+
+
+def _has_limit(case: CaseResult) -> bool:
+    return not isinstance(case.limit, Unavailable)
+
+
+def _bound(case: CaseResult) -> Value:
+    return case.limit if isinstance(case.limit, Unavailable) else Text(case.limit.bound)
+
+
+def _has_clock(case: CaseResult) -> bool:
+    return bool(case.sm_clock_hz)
+
+
+def _has_energy(case: CaseResult) -> bool:
+    return not isinstance(case.energy_j, Unavailable)
+
+
+def _energy(case: CaseResult) -> Value:
+    """Give the energy of one operation, or of one execution where it has none."""
+    if isinstance(case.energy_j, Unavailable):
+        return case.energy_j
+    if case.operations:
+        return Text(f"{case.energy_j / case.operations * 1e12:.3g} pJ/{case.operation}")
+    return Text(f"{case.energy_j:.3g} J")
+
+
+def _of_peer(case: CaseResult, cases: Sequence[CaseResult]) -> Value:
+    """Give the rate of cudakit as a share of that of the first library it is compared with."""
+    if case.contender != "cudakit":
+        return Unavailable("it is the peer")
+    for other in cases:
+        if other.contender != "cudakit" and (other.name, other.axes) == (case.name, case.axes):
+            return _quotient(other.median_s, case.median_s)
+    return Unavailable("no peer ran this case")
+
+
+def _quotient(peer_s: float | Unavailable, own_s: float | Unavailable) -> Value:
+    if isinstance(peer_s, Unavailable):
+        return peer_s
+    if isinstance(own_s, Unavailable):
+        return own_s
+    return Ratio(peer_s / own_s) if own_s else Unavailable("it took no time")

@@ -1,0 +1,136 @@
+"""The figures as columns: what CSV, nvbench's JSON and the pictures of a page read.
+
+``results`` has a row for each case: ``name``, then the axes, then figures from ``median_s`` on, with NaN
+for what is withheld or unknown. ``samples`` has a row for each sample. ``device`` has one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from cudakit.core.bench.compare import label
+from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.present.axes import axis_names
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.stats import Summary
+from cudakit.document import Array, Columns
+from cudakit.units import Unavailable
+
+
+def result_columns(cases: Sequence[CaseResult]) -> Columns:
+    """Give a row for each case."""
+    arrays: dict[str, Array] = {}
+    text: dict[str, tuple[str, ...]] = {}
+    _words("name", [case.name for case in cases], arrays, text)
+    for name in axis_names(cases):
+        _axis(name, cases, arrays, text)
+    if {case.contender for case in cases} - {"cudakit"}:
+        _words("contender", [case.contender for case in cases], arrays, text)
+    for figure in _figures(cases[0]) if cases else ():
+        arrays[figure] = np.array([_figures(case)[figure] for case in cases], np.float64)
+    if cases:
+        arrays["samples"] = np.array([len(case.samples_s) for case in cases], np.int64)
+        arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
+        arrays["converged"] = np.array([case.converged for case in cases], np.bool_)
+    return Columns("results", arrays, text)
+
+
+def sample_columns(cases: Sequence[CaseResult]) -> Columns:
+    """Give a row for each sample of each case, in the order taken."""
+    sizes = [len(case.samples_s) for case in cases]
+    clocks = (case.sm_clock_hz or (np.nan,) * len(case.samples_s) for case in cases)
+    return Columns(
+        "samples",
+        {
+            "case": np.repeat(np.arange(len(cases)), sizes),
+            "time_s": np.array([time for case in cases for time in case.samples_s], np.float64),
+            "sm_clock_hz": np.array([hz for row in clocks for hz in row], np.float64),
+        },
+        {"case": tuple(map(label, cases))},
+    )
+
+
+def device_columns(environment: Environment) -> Columns:
+    """Give the device in one row."""
+    arrays: dict[str, Array] = {}
+    text: dict[str, tuple[str, ...]] = {}
+    for name, word in (
+        ("gpu", environment.gpu),
+        ("compute_capability", environment.compute_capability),
+    ):
+        _words(name, [None if isinstance(word, Unavailable) else word], arrays, text)
+    for name, amount in (
+        ("multiprocessors", environment.multiprocessors),
+        ("sm_clock_max_hz", _scaled(environment.sm_clock_max_mhz, 1e6)),
+        ("memory_clock_hz", _scaled(environment.memory_clock_mhz, 1e6)),
+        ("memory_bus_bits", environment.memory_bus_bits),
+        ("memory_bytes", environment.memory_bytes),
+        ("l2_bytes", environment.l2_bytes),
+    ):
+        arrays[name] = np.array([_number(amount)], np.float64)
+    return Columns("device", arrays, text)
+
+
+def _figures(case: CaseResult) -> dict[str, float]:
+    found = case.statistics if isinstance(case.statistics, Summary) else None
+    low, high = found.ci95_s if found else (np.nan, np.nan)
+    return {
+        "median_s": _number(case.median_s),
+        "ci95_low_s": low,
+        "ci95_high_s": high,
+        **{
+            name: getattr(found, name) if found else np.nan
+            for name in ("minimum_s", "q1_s", "q3_s", "maximum_s", "mean_s", "stdev_s")
+        },
+        "operations_per_s": _rate(case, case.operations),
+        "bytes_per_s": _rate(case, case.bytes_moved),
+        "limit_s": np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds,
+        "ratio_to_limit": _number(case.ratio_to_limit),
+        "ratio_to_datasheet": _number(case.ratio_to_datasheet),
+        "sm_clock_hz": median(case.sm_clock_hz) if case.sm_clock_hz else np.nan,
+        "energy_j": _number(case.energy_j),
+    }
+
+
+def _axis(
+    name: str,
+    cases: Sequence[CaseResult],
+    arrays: dict[str, Array],
+    text: dict[str, tuple[str, ...]],
+) -> None:
+    values = [case.axes.get(name) for case in cases]
+    # A truth is an int to Python, and a word to a reader.
+    for kind, dtype in ((int, np.int64), (float, np.float64)):
+        if all(type(value) is kind for value in values):
+            arrays[name] = np.array(values, dtype)
+            return
+    words = [None if value is None else str(value) for value in values]
+    _words(name, words, arrays, text)
+
+
+def _words(
+    name: str,
+    words: Sequence[str | None],
+    arrays: dict[str, Array],
+    text: dict[str, tuple[str, ...]],
+) -> None:
+    """Store words as numbers into a table of them; -1 where there is none."""
+    known = list(dict.fromkeys(word for word in words if word is not None))
+    numbers = {word: at for at, word in enumerate(known)}
+    arrays[name] = np.array([-1 if word is None else numbers[word] for word in words], np.int64)
+    text[name] = tuple(known)
+
+
+def _rate(case: CaseResult, amount: float) -> float:
+    return _number(case.per_second(amount)) if amount else np.nan
+
+
+def _scaled(value: float | Unavailable, factor: float) -> float | Unavailable:
+    return value if isinstance(value, Unavailable) else value * factor
+
+
+def _number(value: float | Unavailable) -> float:
+    return np.nan if isinstance(value, Unavailable) else float(value)

@@ -1,0 +1,97 @@
+"""A comparison of two runs as a Document: the verdict first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
+from cudakit.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.units import Unavailable, format_ratio
+
+_COLUMNS = (
+    Column("case", "text"),
+    Column("before", "number"),
+    Column("after", "number"),
+    Column("change", "number"),
+    Column("least", "number"),
+    Column("most", "number"),
+    Column("in cycles", "number"),
+    Column("verdict", "text"),
+)
+_NAMED = 3
+
+
+def present_comparison(comparison: Comparison) -> Document:
+    """Show what became of each case; those that are the same stand back."""
+    nodes: list[Node] = [_table(comparison)]
+    return Document(
+        "Simulated: bench compare" if comparison.simulated else "bench compare",
+        (_headline(comparison), *nodes, *_remarks(comparison)),
+    )
+
+
+def _headline(comparison: Comparison) -> Note:
+    counts = [
+        f"{comparison.count(verdict)} {verdict.value}"
+        for verdict in (Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SAME)
+        if comparison.count(verdict)
+    ]
+    slower = comparison.count(Verdict.SLOWER)
+    return Note("error" if slower else "ok", f"{', '.join(counts)}.".capitalize())
+
+
+def _table(comparison: Comparison) -> Table:
+    cases = comparison.cases
+    return Table(
+        _COLUMNS,
+        tuple(map(_row, cases)),
+        caption="Change of the median time, and the least and the most that it may be.",
+        faint=frozenset(at for at, case in enumerate(cases) if case.verdict is Verdict.SAME),
+    )
+
+
+def _row(case: CaseComparison) -> tuple[Value, ...]:
+    interval = case.change_interval
+    least, most = (interval,) * 2 if isinstance(interval, Unavailable) else map(_change, interval)
+    return (
+        Text(label(case)),
+        _seconds(case.before_s),
+        _seconds(case.after_s),
+        _change(case.change),
+        least,
+        most,
+        _change(case.cycles_change),
+        Text(case.verdict.value),
+    )
+
+
+def _seconds(value: float | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Seconds(value)
+
+
+def _change(value: float | Unavailable) -> Value:
+    if isinstance(value, Unavailable):
+        return value
+    return Text(f"+{format_ratio(value)}") if value > 0 else Ratio(value)
+
+
+def _remarks(comparison: Comparison) -> Iterator[Note]:
+    for line in comparison.differences:
+        yield Note("warn", f"The runs are not alike: {line}.")
+    reasons: dict[str, tuple[str, ...]] = {}
+    for case in comparison.cases:
+        if case.reason:
+            reasons[case.reason] = (*reasons.get(case.reason, ()), label(case))
+    for reason, names in reasons.items():
+        yield Note("warn", f"{_some(names)}: {reason}.")
+    for which, names in (
+        ("earlier", comparison.only_before),
+        ("later", comparison.only_after),
+    ):
+        if names:
+            yield Note("info", f"Only in the {which} run: {_some(names)}.")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more

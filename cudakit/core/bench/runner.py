@@ -1,0 +1,108 @@
+"""The runner: warm up, take samples until there are enough, verify; several workloads in turn.
+
+It decides on nothing by itself: the method says how, the stopping rule when, the timer how long.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import TypeAlias
+
+from cudakit.core.bench.course import Course
+from cudakit.core.bench.measured import Measured
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.workload import Workload
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+# How often who watches is told.
+_TELL_S = 0.05
+
+
+def measure(
+    timer: Timer,
+    workloads: Sequence[Workload],
+    method: Method,
+    *,
+    seed: int = 0,
+    progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
+    pause: Callable[[float], None] = time.sleep,
+    hurry: bool | None = None,
+) -> tuple[Measured, ...]:
+    """Measure workloads by one method; several take turns, a sample each, so that all meet the same clock.
+
+    Values are verified before the first sample and after the last; what is wrong keeps no sample. An
+    interrupt ends it with what there is by then, and goes on where nothing is. ``hurry`` does not wait for
+    time to pass, which it does not by itself on a simulated device: there it is the default.
+
+    Raises UsageError for a method that cannot be carried out, and what workloads and device raise.
+    """
+    if timer.gpu.simulated if hurry is None else hurry:
+        method = _hurried(method)
+    names = tuple(workload.name for workload in workloads) if len(workloads) > 1 else ()
+    method = replace(method, seed=seed, interleaved=method.interleaved or names)
+    with ExitStack() as stack:
+        courses: list[Course] = []
+        try:
+            for workload in workloads:
+                prepared = stack.enter_context(closing(workload.prepare(timer.gpu, seed)))
+                course = Course(timer, workload, prepared, method, pause)
+                courses.append(stack.enter_context(closing(course)))
+            with collector_off():
+                _run(courses, _teller(timer.now_s, progress))
+        except KeyboardInterrupt:
+            if not any(course.has_samples for course in courses):
+                raise
+        timer.gpu.sync_stream(timer.stream)  # an interrupt leaves work behind
+        return tuple(
+            course.conclude() for course in courses if course.has_samples or course.is_wrong
+        )
+
+
+def _run(courses: Sequence[Course], tell: Progress) -> None:
+    left = [course for course in courses if not course.is_wrong]
+    for course in left:
+        for fraction in course.warm_up():
+            tell(f"{course.title}: warming up", fraction)
+    for course in left:
+        course.begin()
+    while left:
+        for course in left:
+            course.sample()
+        tell(left[0].title, min(course.fraction for course in left))
+        left = [course for course in left if not course.done]
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep the garbage collector from running amid a sample."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _hurried(method: Method) -> Method:
+    """Return the method without the times that are only there for a real device to settle in."""
+    return replace(method, warmup_s=0.0, rule=replace(method.rule, min_time_s=0.0))
+
+
+def _teller(now_s: Callable[[], float], progress: Progress) -> Progress:
+    """Tell of progress, but not so often that it costs more than the work."""
+    last_s = float("-inf")
+
+    def tell(stage: str, fraction: float) -> None:
+        nonlocal last_s
+        if now_s() - last_s >= _TELL_S:
+            last_s = now_s()
+            progress(stage, fraction)
+
+    return tell

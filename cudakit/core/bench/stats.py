@@ -1,0 +1,162 @@
+"""What samples say: where their middle is, how sure that is, and what should make one doubt it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.bench.modes import is_bimodal
+from cudakit.core.bench.samples import Samples
+
+_Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
+
+# Up to so many samples binomial tails are summed; beyond, the normal distribution is as good.
+_SUMMED = 1000
+# Fewer samples say nothing of how they depend on one another.
+_LEAST_FOR_DEPENDENCE = 20
+# A third of the samples must be enough for an interval of 99 %: 2 ** (1 - 8) is less than 1 %.
+_LEAST_FOR_TREND = 24
+_TREND_CONFIDENCE = 0.99
+# With thousands of samples every drift is significant; below this it does not matter.
+_TREND_MATTERS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The distribution of the times of one case."""
+
+    n: int  # samples
+    minimum_s: float  # the best
+    p5_s: float  # 5 % are below
+    q1_s: float  # a quarter is below
+    median_s: float  # the headline
+    q3_s: float  # three quarters are below
+    p95_s: float  # 95 % are below
+    p99_s: float  # 99 % are below
+    maximum_s: float  # the worst
+    mean_s: float  # the arithmetic mean
+    stdev_s: float  # standard deviation, with n - 1; 0 for one sample
+    mad_s: float  # median distance from the median, not scaled
+    ci95_s: tuple[float, float]  # where the true median is, with 95 % confidence
+    trend: (
+        bool  # whether the last third differs from the first by more than chance, and by over 1 %
+    )
+    bimodal: bool  # whether the times have two peaks with a valley between
+
+    @property
+    def noise(self) -> float:
+        """Half the width of the interval, relative to the median."""
+        return relative_half_width(self.ci95_s, self.median_s)
+
+
+def summarize(samples: Samples) -> Summary:
+    """Describe the samples of one case. Raises ValueError where there are none."""
+    times = _array(samples.times_s)
+    p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
+    return Summary(
+        n=len(times),
+        minimum_s=float(times.min()),
+        p5_s=p5,
+        q1_s=q1,
+        median_s=median,
+        q3_s=q3,
+        p95_s=p95,
+        p99_s=p99,
+        maximum_s=float(times.max()),
+        mean_s=float(times.mean()),
+        stdev_s=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
+        mad_s=float(np.median(np.abs(times - median))),
+        ci95_s=median_interval(times, dependence=dependence(times)),
+        trend=has_trend(times),
+        bimodal=is_bimodal(times),
+    )
+
+
+def median_interval(
+    times: _Times, confidence: float = 0.95, *, dependence: float = 1.0
+) -> tuple[float, float]:
+    """Give an interval that covers the true median, whatever the distribution of the times is.
+
+    How many of n samples lie below the true median is binomial with 1/2, so two order statistics cover it
+    (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: then it is all of
+    them. ``dependence`` widens it for samples that are not independent. Raises ValueError without samples.
+    """
+    ordered = np.sort(_array(times))
+    rank = _lower_rank(len(ordered), confidence)
+    middle = (len(ordered) - 1) / 2
+    rank = max(int(middle - (middle - rank) * dependence**0.5), 0)
+    return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
+
+
+def dependence(times: _Times) -> float:
+    """Say how many samples are worth one independent one: 1 where none knows of the one before.
+
+    Clocks and temperatures make neighbours alike. What moves the median is whether a sample lies above
+    it, so this is the integrated autocorrelation of that (Sokal, Monte Carlo Methods in Statistical
+    Mechanics, 1996), summed while pairs of lags are positive (Geyer, Statistical Science 7, 1992).
+    """
+    values = np.asarray(times, np.float64)
+    if len(values) < _LEAST_FOR_DEPENDENCE:
+        return 1.0
+    above = np.sign(values - np.median(values))
+    above -= above.mean()
+    if not above.any():
+        return 1.0
+    pairs = _autocorrelation(above)[: len(values) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pairs <= 0)
+    stop = int(negative[0]) if len(negative) else len(pairs)
+    return float(min(max(2 * pairs[:stop].sum() - 1, 1.0), len(values)))
+
+
+def relative_half_width(interval: tuple[float, float], median: float) -> float:
+    """Give half the width of an interval as a share of the median; 0 for a median of 0."""
+    return (interval[1] - interval[0]) / 2 / median if median else 0.0
+
+
+def has_trend(times: _Times) -> bool:
+    """Say whether the medians of the first and the last third differ, surely and by enough to matter."""
+    values = np.asarray(times, np.float64)
+    if len(values) < _LEAST_FOR_TREND:
+        return False
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    low, high = sorted(median_interval(part, _TREND_CONFIDENCE) for part in (first, last))
+    apart = low[1] < high[0]
+    change = abs(float(np.median(last) - np.median(first)))
+    return bool(apart and change > _TREND_MATTERS * float(np.median(values)))
+
+
+def _array(times: _Times) -> npt.NDArray[np.float64]:
+    values = np.asarray(times, np.float64)
+    if not len(values):
+        raise ValueError("there are no samples")
+    return values
+
+
+def _lower_rank(n: int, confidence: float) -> int:
+    """Return the index of the lower end among n sorted samples: the last whose tail is small enough."""
+    tail = (1 - confidence) / 2
+    if n > _SUMMED:
+        # The half is the continuity correction.
+        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail) * n**0.5 / 2)
+    probability = below = 0.5**n
+    rank = 0
+    while below <= tail:
+        probability *= (n - rank) / (rank + 1)
+        below += probability
+        rank += 1
+    return max(rank - 1, 0)
+
+
+def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Correlate a series with itself at every lag, by the Fourier transform of its padded self."""
+    size = 1 << (2 * len(centred) - 1).bit_length()
+    power = np.abs(np.fft.rfft(centred, size)) ** 2
+    products = np.fft.irfft(power, size)[: len(centred)]
+    correlation: npt.NDArray[np.float64] = products / products[0]
+    return correlation

@@ -1,0 +1,102 @@
+"""When there are enough samples: the median is known well enough, or will not be known better in time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from cudakit.core.bench.stats import dependence, median_interval, relative_half_width
+
+# A look sorts all samples: looks are so far apart that each costs a sample a fixed number of comparisons.
+_GROWTH = 1.1
+# So many looks back there were half as many samples: the spread is stable if doubling did not change it.
+_LOOKS = 8
+_STABLE = 0.05
+_LEAST_FOR_STABLE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When to stop."""
+
+    min_samples: int = 10  # at least
+    min_time_s: float = 0.5  # of measured time, at least
+    precision: float = 0.01  # half the 95 % interval of the median, relative to it
+    timeout_s: float = 15.0  # since the first sample began
+
+
+class Stopping:
+    """Decides after each sample whether it was the last.
+
+    ``reason`` is why it was: the ``precision`` is reached; the spread is ``stable`` and so wide that the
+    precision would take longer than the timeout leaves (as nvbench's stdrel criterion, which ends there
+    too); or ``timeout``. Empty while it goes on.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.reason: Literal["", "precision", "stable", "timeout"] = ""
+        self._times: list[float] = []
+        self._measured_s = 0.0
+        self._elapsed_s = 0.0
+        self._next_look = rule.min_samples
+        self._spreads: deque[float] = deque(maxlen=_LOOKS)
+
+    @property
+    def converged(self) -> bool:
+        """Whether it stopped, and not because the time ran out."""
+        return self.reason in ("precision", "stable")
+
+    def add(self, time_s: float, *, elapsed_s: float | None = None) -> bool:
+        """Take in a sample; True means stop.
+
+        ``elapsed_s`` is the time since the first sample began, pauses and flushes included; without it,
+        the sum of the samples.
+        """
+        self._times.append(time_s)
+        self._measured_s += time_s
+        self._elapsed_s = self._measured_s if elapsed_s is None else elapsed_s
+        if self._elapsed_s >= self.rule.timeout_s:
+            self.reason = "precision" if self._may_stop() and self._is_precise() else "timeout"
+        elif len(self._times) >= self._next_look:
+            self._look()
+        return bool(self.reason)
+
+    def _look(self) -> None:
+        self._next_look = max(len(self._times) + 1, int(len(self._times) * _GROWTH))
+        half_width, spread = self._noise()
+        self._spreads.append(spread)
+        if not self._may_stop():
+            return
+        if half_width < self.rule.precision:
+            self.reason = "precision"
+        elif self._is_stable() and self._is_out_of_reach(half_width):
+            self.reason = "stable"
+
+    def _may_stop(self) -> bool:
+        enough = len(self._times) >= self.rule.min_samples
+        return enough and self._measured_s >= self.rule.min_time_s
+
+    def _is_precise(self) -> bool:
+        return self._noise()[0] < self.rule.precision
+
+    def _noise(self) -> tuple[float, float]:
+        """Give the half-width of the interval of the median, and the width that holds half of all."""
+        ordered = sorted(self._times)
+        n = len(ordered)
+        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        interval = median_interval(ordered, dependence=dependence(self._times))
+        middle_half = (ordered[n // 4], ordered[n - 1 - n // 4])
+        return relative_half_width(interval, median), relative_half_width(middle_half, median)
+
+    def _is_stable(self) -> bool:
+        if len(self._spreads) < _LOOKS or len(self._times) < _LEAST_FOR_STABLE:
+            return False
+        mean = sum(self._spreads) / _LOOKS
+        return all(abs(spread - mean) <= _STABLE * mean for spread in self._spreads)
+
+    def _is_out_of_reach(self, half_width: float) -> bool:
+        # The interval shrinks with the root of the number of samples.
+        needed_s = self._elapsed_s * (half_width / self.rule.precision) ** 2
+        return needed_s > self.rule.timeout_s

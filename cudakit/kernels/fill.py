@@ -1,0 +1,309 @@
+"""Fill: random and constant values, made on the device.
+
+Element number i of a sequence depends on the seed, the sequence, i and whether the type is fp64, never on
+the grid. A block of Philox makes 4 elements, of fp64 two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.kernels import elements, philox
+from cudakit.kernels.elements import ELEMENTS, FP64, INT8, Element, encode
+from cudakit.kernels.loaded import Kernels
+
+_WORDS = 4
+_STEP = 2.0**-23  # of uniform values made of one word
+_FINE_STEP = 2.0**-52  # made of two
+
+SOURCE = (
+    philox.SOURCE
+    + elements.SOURCE
+    + r"""
+__device__ u64 wide(u32 low, u32 high) { return (u64)high << 32 | low; }
+
+// In (-1, 1), symmetric, never zero.
+__device__ double symmetric(u32 word) { return (((int)word >> 8) | 1) * 0x1p-23; }
+__device__ double symmetric(u64 word) { return (((long long)word >> 11) | 1) * 0x1p-52; }
+
+// Two normal values (Box and Muller, 1958) of one number in (0, 1] and one in [0, 1).
+__device__ double2 normal(double positive, double angle) {
+    double sine, cosine;
+    const double radius = sqrt(-2.0 * log(positive));
+    sincospi(2.0 * angle, &sine, &cosine);
+    return make_double2(radius * cosine, radius * sine);
+}
+
+#define OVER(blocks) \
+    for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; b < (blocks); b += (u64)gridDim.x * blockDim.x)
+
+extern "C" __global__ void cudakit_fill_bits(uint4* out, u64 count, u64 first, u64 sequence, u64 seed) {
+    OVER(count) out[b] = philox(first + b, sequence, seed);
+}
+
+__device__ void put(void* out, u64 count, int type, u64 at, double value) {
+    if (at < count) store(out, at, type, value);
+}
+
+extern "C" __global__ void cudakit_fill_uniform(
+    void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
+    const int each = type == 0 ? 2 : 4;
+    OVER((count + each - 1) / each) {
+        const uint4 w = philox(b, sequence, seed);
+        const u64 at = b * each;
+        if (type == 0) {
+            put(out, count, type, at, scale * symmetric(wide(w.x, w.y)));
+            put(out, count, type, at + 1, scale * symmetric(wide(w.z, w.w)));
+        } else {
+            put(out, count, type, at, scale * symmetric(w.x));
+            put(out, count, type, at + 1, scale * symmetric(w.y));
+            put(out, count, type, at + 2, scale * symmetric(w.z));
+            put(out, count, type, at + 3, scale * symmetric(w.w));
+        }
+    }
+}
+
+extern "C" __global__ void cudakit_fill_normal(
+    void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
+    const int each = type == 0 ? 2 : 4;
+    OVER((count + each - 1) / each) {
+        const uint4 w = philox(b, sequence, seed);
+        const u64 at = b * each;
+        if (type == 0) {
+            const double2 n = normal(
+                ((wide(w.x, w.y) >> 11) + 1) * 0x1p-53, (wide(w.z, w.w) >> 11) * 0x1p-53);
+            put(out, count, type, at, scale * n.x);
+            put(out, count, type, at + 1, scale * n.y);
+        } else {
+            const double2 n = normal((w.x + 1.0) * 0x1p-32, w.y * 0x1p-32);
+            const double2 m = normal((w.z + 1.0) * 0x1p-32, w.w * 0x1p-32);
+            put(out, count, type, at, scale * n.x);
+            put(out, count, type, at + 1, scale * n.y);
+            put(out, count, type, at + 2, scale * m.x);
+            put(out, count, type, at + 3, scale * m.y);
+        }
+    }
+}
+
+extern "C" __global__ void cudakit_fill_integers(
+    void* out, u64 count, int type, long long least, u64 choices, u64 sequence, u64 seed) {
+    OVER((count + 3) / 4) {
+        const uint4 w = philox(b, sequence, seed);
+        put(out, count, type, b * 4, least + (long long)(w.x * choices >> 32));
+        put(out, count, type, b * 4 + 1, least + (long long)(w.y * choices >> 32));
+        put(out, count, type, b * 4 + 2, least + (long long)(w.z * choices >> 32));
+        put(out, count, type, b * 4 + 3, least + (long long)(w.w * choices >> 32));
+    }
+}
+
+extern "C" __global__ void cudakit_fill_constant(void* out, u64 count, int type, double value) {
+    OVER(count) store(out, b, type, value);
+}
+"""
+)
+
+_NAMES = ("bits", "uniform", "normal", "integers", "constant")
+_BY_CODE = {element.code: element for element in ELEMENTS.values()}
+
+
+class Fill:
+    """The fills of one device. Sizes are counts of elements; no elements are filled at once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._kernels = Kernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
+
+    def bits(
+        self, out: Ptr, blocks: int, stream: Stream, *, seed: int, sequence: int = 0, first: int = 0
+    ) -> None:
+        """Write the blocks of Philox from a place of a sequence on, of 16 bytes each."""
+        args = (out, np.uint64(blocks), np.uint64(first), np.uint64(sequence), np.uint64(seed))
+        self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
+
+    def uniform(
+        self,
+        out: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        scale: float | None = None,
+    ) -> None:
+        """Write values of (-scale, scale), rounded to the type; by default 1, for int8 127."""
+        factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
+        self._random("uniform", out, count, element, factor, sequence, seed, stream)
+
+    def normal(
+        self,
+        out: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        scale: float | None = None,
+    ) -> None:
+        """Write values of mean 0 and standard deviation ``scale``; by default 1, for int8 32."""
+        factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
+        self._random("normal", out, count, element, factor, sequence, seed, stream)
+
+    def integers(
+        self,
+        out: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        least: int,
+        most: int,
+        seed: int,
+        sequence: int = 0,
+    ) -> None:
+        """Write whole numbers of [least, most], of which there are at most 2 ** 32."""
+        choices = most - least + 1
+        if not 0 < choices <= 1 << 32:
+            raise UsageError(f"[{least}, {most}] holds {choices} whole numbers, not 1 to 2 ** 32")
+        args = (out, *_what(count, element), np.int64(least), np.uint64(choices))
+        place = (np.uint64(sequence), np.uint64(seed))
+        self._kernels.launch_over("cudakit_fill_integers", -(-count // 4), (*args, *place), stream)
+
+    def constant(
+        self, out: Ptr, count: int, element: Element, stream: Stream, *, value: float
+    ) -> None:
+        """Write one value everywhere."""
+        args = (out, *_what(count, element), np.float64(value))
+        self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._kernels.close()
+
+    def _random(
+        self,
+        name: str,
+        out: Ptr,
+        count: int,
+        element: Element,
+        scale: float,
+        sequence: int,
+        seed: int,
+        stream: Stream,
+    ) -> None:
+        args = (out, *_what(count, element), np.float64(scale))
+        place = (np.uint64(sequence), np.uint64(seed))
+        blocks = -(-count // _each(element))
+        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *place), stream)
+
+
+def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
+    """Return the values of (-1, 1) that ``uniform`` scales and rounds."""
+    words = _words(count, element, sequence, seed)
+    if element is FP64:
+        wide = words.view(np.int64)
+        return (((wide >> 11) | 1) * _FINE_STEP)[:count]
+    return (((words.view(np.int32) >> 8) | 1) * _STEP)[:count]
+
+
+def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
+    """Return the values of mean 0 and deviation 1 that ``normal`` scales and rounds."""
+    words = _words(count, element, sequence, seed)
+    if element is FP64:
+        pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
+    else:
+        pairs, unit = words.reshape(-1, 2), 2.0**-32
+    radius = np.sqrt(-2.0 * np.log((pairs[:, 0] + 1.0) * unit))
+    angle = 2.0 * np.pi * (pairs[:, 1] * unit)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:count]
+
+
+def _what(count: int, element: Element) -> tuple[np.uint64, np.int32]:
+    return np.uint64(count), np.int32(element.code)
+
+
+def _each(element: Element) -> int:
+    return 2 if element is FP64 else _WORDS
+
+
+def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[np.uint32]:
+    blocks = -(-count // _each(element))
+    return philox.philox(0, blocks, sequence, seed).reshape(-1)
+
+
+@twin("cudakit_fill_bits")
+def _bits(
+    launch: Launch,
+    out: Ptr,
+    count: np.uint64,
+    first: np.uint64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    words = philox.philox(int(first), int(count), int(sequence), int(seed))
+    launch.write(out, np.uint32, words.size)[:] = words.reshape(-1)
+
+
+@twin("cudakit_fill_uniform")
+def _uniform(
+    launch: Launch,
+    out: Ptr,
+    count: np.uint64,
+    type_: np.int32,
+    scale: np.float64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    element = _BY_CODE[int(type_)]
+    _write(
+        launch, out, element, scale * uniform_values(int(count), element, int(sequence), int(seed))
+    )
+
+
+@twin("cudakit_fill_normal")
+def _normal(
+    launch: Launch,
+    out: Ptr,
+    count: np.uint64,
+    type_: np.int32,
+    scale: np.float64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    element = _BY_CODE[int(type_)]
+    _write(
+        launch, out, element, scale * normal_values(int(count), element, int(sequence), int(seed))
+    )
+
+
+@twin("cudakit_fill_integers")
+def _integers(
+    launch: Launch,
+    out: Ptr,
+    count: np.uint64,
+    type_: np.int32,
+    least: np.int64,
+    choices: np.uint64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    words = philox.philox(0, -(-int(count) // _WORDS), int(sequence), int(seed)).reshape(-1)
+    chosen = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
+    _write(launch, out, _BY_CODE[int(type_)], least + chosen)
+
+
+@twin("cudakit_fill_constant")
+def _constant(
+    launch: Launch, out: Ptr, count: np.uint64, type_: np.int32, value: np.float64
+) -> None:
+    _write(launch, out, _BY_CODE[int(type_)], np.full(int(count), value))
+
+
+def _write(launch: Launch, out: Ptr, element: Element, values: npt.NDArray[Any]) -> None:
+    launch.write(out, element.bits, len(values))[:] = encode(values, element)

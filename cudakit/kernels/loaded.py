@@ -1,0 +1,37 @@
+"""The kernels of one source, compiled for a device and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudakit.gpu.api import Argument, Dim3, Gpu, Stream
+
+_BLOCK = 256
+# Beyond this a grid only makes more to schedule; kernels step over what is left.
+_MOST_BLOCKS = 1 << 16
+
+
+class Kernels:
+    """What the launch helpers stand on; ``close`` unloads it, and a closed device has done so already."""
+
+    def __init__(self, gpu: Gpu, source: str, names: Sequence[str]) -> None:
+        self.gpu = gpu
+        self._module = gpu.load(gpu.compile(source))
+        self._kernels = {name: gpu.kernel(self._module, name) for name in names}
+
+    def launch(
+        self, name: str, args: Sequence[Argument], stream: Stream, *, grid: int = 1, block: int = 1
+    ) -> None:
+        """Launch by the kernel's name, in one dimension."""
+        shape: Dim3 = (grid, 1, 1)
+        self.gpu.launch(self._kernels[name], shape, (block, 1, 1), args, stream)
+
+    def launch_over(self, name: str, count: int, args: Sequence[Argument], stream: Stream) -> None:
+        """Launch a kernel that strides over ``count`` elements; none of them launches nothing."""
+        blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
+        if blocks:
+            self.launch(name, args, stream, grid=blocks, block=_BLOCK)
+
+    def close(self) -> None:
+        """Unload the kernels, which must have finished."""
+        self.gpu.unload(self._module)

@@ -1,0 +1,68 @@
+"""Philox4x32-10: random numbers by counting, the same in numpy and on the device.
+
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11: any
+number of a sequence is a function of its place and a key, so that no thread needs the state of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ROUNDS = 10
+# Multipliers and Weyl increments of section 3.3 of the paper.
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_WORD = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+
+SOURCE = r"""
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The block of four words at a place of a sequence.
+__device__ uint4 philox(u64 place, u64 sequence, u64 key) {
+    uint4 at = make_uint4((u32)place, (u32)(place >> 32), (u32)sequence, (u32)(sequence >> 32));
+    u32 first = (u32)key, second = (u32)(key >> 32);
+    #pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const u64 a = (u64)0xD2511F53u * at.x, b = (u64)0xCD9E8D57u * at.z;
+        at = make_uint4((u32)(b >> 32) ^ at.y ^ first, (u32)b, (u32)(a >> 32) ^ at.w ^ second, (u32)a);
+        first += 0x9E3779B9u;
+        second += 0xBB67AE85u;
+    }
+    return at;
+}
+"""
+
+
+def philox(first: int, count: int, sequence: int, key: int) -> npt.NDArray[np.uint32]:
+    """Return the blocks from a place of a sequence on, as ``count`` rows of four words.
+
+    The counter is the place in its low 64 bits and the sequence in its high ones.
+    """
+    place = np.uint64(first) + np.arange(count, dtype=np.uint64)
+    high = np.uint64(sequence)
+    words: list[npt.NDArray[Any]] = [
+        place & _LOW,
+        place >> _WORD,
+        np.broadcast_to(high & _LOW, count),
+        np.broadcast_to(high >> _WORD, count),
+    ]
+    keys = [key & 0xFFFFFFFF, key >> 32]
+    for _ in range(_ROUNDS):
+        words = _round(words, keys)
+        keys = [(k + step) & 0xFFFFFFFF for k, step in zip(keys, _INCREMENTS, strict=True)]
+    return np.stack(words, axis=1).astype(np.uint32)
+
+
+def _round(words: list[npt.NDArray[Any]], keys: list[int]) -> list[npt.NDArray[Any]]:
+    a, b = (words[2 * i] * np.uint64(_MULTIPLIERS[i]) for i in range(2))
+    return [
+        (b >> _WORD) ^ words[1] ^ np.uint64(keys[0]),
+        b & _LOW,
+        (a >> _WORD) ^ words[3] ^ np.uint64(keys[1]),
+        a & _LOW,
+    ]

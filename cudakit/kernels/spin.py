@@ -1,0 +1,85 @@
+"""Spin: kernels that only take time: until the host lets go, for as long as is asked, or none at all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.kernels.loaded import Kernels
+
+SOURCE = r"""
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+__device__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+extern "C" __global__ void cudakit_spin_until(const volatile u32* go, volatile u32* late, u64 limit_ns) {
+    const u64 begin = nanoseconds();
+    while (*go == 0) {
+        if (nanoseconds() - begin > limit_ns) {
+            *late = 1;
+            return;
+        }
+    }
+}
+
+extern "C" __global__ void cudakit_spin_for(u64 duration_ns) {
+    const u64 begin = nanoseconds();
+    while (nanoseconds() - begin < duration_ns) {}
+}
+
+extern "C" __global__ void cudakit_spin_not() {}
+"""
+
+
+class Spin:
+    """The spinning kernels of one device, each of one thread."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_spin_not")
+        self._kernels = Kernels(gpu, SOURCE, names)
+
+    def until(self, go: Ptr, late: Ptr, limit_ns: int, stream: Stream) -> None:
+        """Spin until the 32-bit word ``go`` is not 0, which pinned memory lets the host decide.
+
+        After ``limit_ns`` it ends by itself and sets the word ``late`` to 1: whatever the host does, the
+        device never hangs.
+        """
+        self._kernels.launch("cudakit_spin_until", (go, late, np.uint64(limit_ns)), stream)
+
+    def for_(self, duration_ns: int, stream: Stream) -> None:
+        """Spin for a time."""
+        self._kernels.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
+
+    def not_at_all(self, stream: Stream) -> None:
+        """Launch a kernel that does nothing: what a launch costs."""
+        self._kernels.launch("cudakit_spin_not", (), stream)
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._kernels.close()
+
+
+@twin("cudakit_spin_until")
+def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
+    word = launch.read(go, np.uint32)
+
+    def give_up() -> None:
+        launch.write(late, np.uint32)[:] = 1
+
+    launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
+
+
+@twin("cudakit_spin_for")
+def _for(launch: Launch, duration_ns: np.uint64) -> None:
+    launch.busy(int(duration_ns))
+
+
+@twin("cudakit_spin_not")
+def _not(launch: Launch) -> None:
+    pass

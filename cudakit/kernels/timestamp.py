@@ -1,0 +1,64 @@
+"""Timestamp: what each SM's cycle counter says, and what time it is, written down by one thread an SM.
+
+Two of them give the clock at which the SMs ran in between; no management library is asked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.kernels.loaded import Kernels
+
+# Two words an SM: its cycles since some time, and nanoseconds since some other; 0 where none was written.
+_WORDS = 2
+STAMP_BYTES = 8 * _WORDS
+
+SOURCE = r"""
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+extern "C" __global__ void cudakit_timestamp(ulonglong2* stamps, u32 count) {
+    u32 sm;
+    u64 cycles, now;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (sm < count) stamps[sm] = make_ulonglong2(cycles, now);
+}
+"""
+
+
+class Timestamp:
+    """The timestamp kernel of one device."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._kernels = Kernels(gpu, SOURCE, ["cudakit_timestamp"])
+
+    def stamp(self, stamps: Ptr, count: int, stream: Stream) -> None:
+        """Write the stamps of up to ``count`` SMs, each at its number; one that got no block writes none."""
+        self._kernels.launch("cudakit_timestamp", (stamps, np.uint32(count)), stream, grid=count)
+
+    def close(self) -> None:
+        """Unload the kernel."""
+        self._kernels.close()
+
+
+def clock_hz(first: memoryview, last: memoryview) -> float | None:
+    """Return the clock of the first SM that has a stamp in both; None where there is none.
+
+    They are the stamps as 64-bit words. All SMs of a device have one clock.
+    """
+    for sm in range(0, len(first), _WORDS):
+        (begin, begin_ns), (end, end_ns) = first[sm : sm + _WORDS], last[sm : sm + _WORDS]
+        if begin_ns and end_ns > begin_ns and end > begin:
+            return float((end - begin) * 1e9 / (end_ns - begin_ns))
+    return None
+
+
+@twin("cudakit_timestamp")
+def _timestamp(launch: Launch, stamps: Ptr, count: np.uint32) -> None:
+    words = launch.write(stamps, np.uint64, _WORDS * min(int(count), launch.threads))
+    words[::_WORDS] = launch.begin_cycles
+    words[1::_WORDS] = launch.begin_ns

@@ -1,0 +1,128 @@
+"""Results that no device measured, for tests of what is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cudakit.core.bench.environment import Environment, environment
+from cudakit.core.bench.limits import Work, limit
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.result import BenchResult, CaseResult, case_result
+from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.verification import Verification
+from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
+from cudakit.units import Unavailable
+
+# What CUDA and NVML say of an H200.
+FIELDS: Mapping[str, Field] = {
+    "name": "NVIDIA H200",
+    "compute_capability": "9.0",
+    "multiprocessor_count": 132,
+    "clock_rate_khz": 1_980_000,
+    "memory_clock_rate_khz": 3_201_000,
+    "global_memory_bus_width_bits": 6016,
+    "usable_memory_bytes": 150_109_880_320,
+    "l2_cache_size_bytes": 62_914_560,
+    "ecc_enabled": True,
+    "mps_enabled": False,
+    "integrated": False,
+}
+MANAGEMENT: Mapping[str, Field] = {
+    "pcie_generation_max": 5,
+    "pcie_width_max": 16,
+    "power_limit_default_w": 700.0,
+    "persistence_mode": True,
+    "mig_mode": Unavailable("not supported by this device"),
+}
+VERSIONS = {"driver": "580.159.04", "CUDA": "13.0", "cublas": "13.1.0", "cudakit": "0.1.0"}
+RIGHT = Verification(True, 2.1e-3, 1e-2, "float64, 64 rows")
+WRONG = Verification(False, 0.7, 1e-2, "float64, 64 rows")
+
+
+def facts(**changes: Field) -> DeviceFacts:
+    return DeviceFacts(0, "GPU-0", "0000:65:00.0", {**FIELDS, **changes})
+
+
+def telemetry(time_ns: int = 0, **changes: Field) -> Telemetry:
+    fields: dict[str, Field] = {
+        "clock_sm_mhz": 1755,
+        "clock_memory_mhz": 3201,
+        "temperature_gpu_c": 55,
+        "power_draw_w": 650.5,
+        "power_limit_enforced_w": 700.0,
+        "energy_j": 8000.0 + time_ns / 1e9 * 600,
+        "clock_event_reasons": (),
+        "slowed_by_power_cap_ns": 0,
+    }
+    return Telemetry(time_ns, {**fields, **changes})
+
+
+def machine(**changes: Any) -> Environment:
+    made = environment(
+        facts(),
+        simulated=False,
+        versions=VERSIONS,
+        management=DeviceFacts(0, "GPU-0", "0000:65:00.0", MANAGEMENT),
+        before=telemetry(),
+        after=telemetry(2_000_000_000),
+        other_processes=0,
+        variables={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/user"},
+        command=("cudakit", "bench", "gemm"),
+    )
+    return replace(made, **changes)
+
+
+def times(median_s: float) -> Samples:
+    """Make 64 samples evenly within 2 % of a time, in mixed order, at clocks near 1755 MHz.
+
+    All are multiples of a power of two, so that sums are exact and golden files the same everywhere.
+    """
+    tick = 2.0 ** (math.floor(math.log2(median_s)) - 11)
+    middle = round(median_s / tick) * tick
+    mixed = [i * 37 % 64 - 31.5 for i in range(64)]
+    return Samples(
+        tuple(middle + tick * step for step in mixed),
+        tuple(1.755e9 + 1e5 * step for step in mixed),
+    )
+
+
+def gemm(size: int = 8192, *, rate: float = 790e12, **changes: Any) -> CaseResult:
+    """Make a case of a matrix product that ran at a rate."""
+    operations, moved = 2.0 * size**3, 3 * 2.0 * size**2
+    samples = changes.pop("samples", times(operations / rate))
+    given: dict[str, Any] = {
+        "method": Method("isolated", "rotate", warmup_s=3.0, buffer_sets=2),
+        "environment": machine(),
+        "limit": limit(Work(operations, "bf16", moved), {**MANAGEMENT, **FIELDS}, 1.755e9),
+        "verification": RIGHT,
+        "operations": operations,
+        "bytes_moved": moved,
+        "energy_j": operations * 0.8e-12,
+    }
+    axes = {"m": size, "n": size, "k": size, "dtype": "bf16"}
+    return case_result("gemm", axes, samples, **{**given, **changes})
+
+
+def launch(**changes: Any) -> CaseResult:
+    """Make a case that neither computes nor moves data."""
+    given: dict[str, Any] = {
+        "method": Method("host", "hot", blocker=False),
+        "environment": machine(),
+        "limit": Unavailable("no limit is known for what neither computes nor moves data"),
+    }
+    return case_result("launch", {"kernel": "empty"}, times(2.1e-6), **{**given, **changes})
+
+
+def result(*cases: CaseResult, **changes: Any) -> BenchResult:
+    made = BenchResult(
+        simulated=False,
+        bench=cases[0].name if cases else "gemm",
+        time_ns=1_795_000_000_000_000_000,
+        complete=True,
+        warnings=(),
+        results=cases,
+    )
+    return replace(made, **changes)

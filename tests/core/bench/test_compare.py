@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core.bench.made import VERSIONS, WRONG, gemm, launch, machine, result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.compare import (
+    CaseComparison,
+    Comparison,
+    Verdict,
+    compare,
+    compare_case,
+    label,
+)
+from cudakit.core.bench.fail_on import FailOn, parse_fail_on
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.samples import Samples
+from cudakit.errors import InputError, UsageError
+from cudakit.units import Unavailable
+
+OPPOSITE = {
+    Verdict.FASTER: Verdict.SLOWER,
+    Verdict.SLOWER: Verdict.FASTER,
+    Verdict.SAME: Verdict.SAME,
+    Verdict.AMBIGUOUS: Verdict.AMBIGUOUS,
+}
+
+
+def spread(centre: float, width: float, *, n: int = 41, clock_hz: float = 0.0) -> Samples:
+    """Make samples evenly around a time, at one clock if any."""
+    times = tuple(centre * (1 + width * (2 * i / (n - 1) - 1)) for i in range(n))
+    return Samples(times, (clock_hz,) * n if clock_hz else ())
+
+
+def case(samples: Samples, **changes: Any) -> CaseResult:
+    return gemm(samples=samples, **changes)
+
+
+def verdict(before: Samples, after: Samples) -> CaseComparison:
+    return compare_case(case(before), case(after))
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> Samples:
+    times = draw(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=40))
+    clocks = draw(st.lists(st.floats(1e9, 2e9), min_size=len(times), max_size=len(times)))
+    return Samples(tuple(times), tuple(clocks) if draw(st.booleans()) else ())
+
+
+@given(measured(), measured())
+def test_the_other_way_round_the_verdict_is_the_opposite(first: Samples, last: Samples) -> None:
+    assert verdict(last, first).verdict is OPPOSITE[verdict(first, last).verdict]
+
+
+@given(measured())
+def test_a_run_is_the_same_as_itself(samples: Samples) -> None:
+    found = verdict(samples, samples)
+
+    assert found.verdict is Verdict.SAME
+    assert found.change == 0
+
+
+@given(measured(), st.floats(4.1, 100.0), st.booleans())
+def test_beyond_both_intervals_it_is_never_the_same(
+    samples: Samples, factor: float, reverse: bool
+) -> None:
+    # Times of a run are at most fourfold apart, so fourfold times have no interval in common.
+    far = replace(samples, times_s=tuple(factor * 1.02 * time for time in samples.times_s))
+    pair = (far, samples) if reverse else (samples, far)
+
+    assert verdict(*pair).verdict is not Verdict.SAME
+
+
+@given(measured(), measured())
+def test_the_change_lies_in_its_interval(first: Samples, last: Samples) -> None:
+    found = verdict(first, last)
+
+    assert not isinstance(found.change, Unavailable)
+    assert not isinstance(found.change_interval, Unavailable)
+    assert found.change_interval[0] <= found.change <= found.change_interval[1]
+
+
+def test_ten_percent_more_time_is_slower_and_less_is_faster() -> None:
+    found = verdict(spread(1.0, 0.01), spread(1.1, 0.01))
+
+    assert (found.verdict, found.reason) == (Verdict.SLOWER, "")
+    assert found.change == pytest.approx(0.1)
+    assert verdict(spread(1.1, 0.01), spread(1.0, 0.01)).verdict is Verdict.FASTER
+
+
+def test_less_than_runs_of_one_machine_differ_is_the_same() -> None:
+    assert verdict(spread(1.0, 1e-5), spread(1.004, 1e-5)).verdict is Verdict.SAME
+
+
+def test_intervals_that_overlap_without_holding_both_medians_are_ambiguous() -> None:
+    found = verdict(spread(1.0, 1e-5), spread(1.007, 1e-5))
+
+    assert found.verdict is Verdict.AMBIGUOUS
+    assert "overlap" in found.reason
+
+
+def test_a_lower_clock_alone_is_not_slower_and_is_said() -> None:
+    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9 / 1.1))
+
+    assert found.verdict is Verdict.AMBIGUOUS
+    assert found.reason == "slower in time, the same in cycles: the clock was 9.1 % lower"
+    assert found.clock_change == pytest.approx(-1 / 11)
+
+
+def test_slower_at_the_same_clock_is_slower_in_cycles_too() -> None:
+    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9))
+
+    assert (found.verdict, found.cycles_change) == (Verdict.SLOWER, pytest.approx(0.1))
+
+
+def test_with_clocks_of_one_run_only_the_times_decide() -> None:
+    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01))
+
+    assert found.verdict is Verdict.SLOWER
+    assert isinstance(found.cycles_change, Unavailable)
+
+
+def test_a_case_without_figures_is_ambiguous_and_says_which_run() -> None:
+    found = compare_case(gemm(), gemm(verification=WRONG))
+
+    assert found.verdict is Verdict.AMBIGUOUS
+    assert found.reason.startswith("after: the computed values are wrong")
+    assert isinstance(found.change, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"environment": machine(gpu="NVIDIA H100")}, "the GPU is NVIDIA H200 and NVIDIA H100"),
+        ({"environment": machine(versions={**VERSIONS, "driver": "1"})}, "driver is"),
+        ({"environment": machine(versions={**VERSIONS, "cublas": "1"})}, "cublas is"),
+        ({"environment": machine(simulated=True)}, "simulated is"),
+        ({"method": Method("isolated", "hot")}, "cache rotate and hot"),
+        ({"method": Method("graph", "rotate")}, "mode isolated and graph"),
+    ],
+)
+def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: str) -> None:
+    before, after = result(gemm(), gemm(4096)), result(gemm(), gemm(4096, **changes))
+
+    with pytest.raises(InputError, match="not alike") as caught:
+        compare(before, after)
+    assert words in caught.value.message
+    assert "--force" in caught.value.hint
+    assert any(words in line for line in compare(before, after, force=True).differences)
+
+
+def test_runs_without_a_common_case_are_refused_even_if_forced() -> None:
+    with pytest.raises(InputError, match=r"no case in common: gemm m=8192 .* and launch"):
+        compare(result(gemm()), result(launch()), force=True)
+
+
+def test_cases_of_one_run_only_are_named() -> None:
+    found = compare(result(gemm(1024), gemm(2048)), result(gemm(2048), gemm(4096)))
+
+    assert [entry.axes["m"] for entry in found.cases] == [2048]
+    assert found.only_before == ("gemm m=1024 n=1024 k=1024 dtype=bf16",)
+    assert found.only_after == ("gemm m=4096 n=4096 k=4096 dtype=bf16",)
+
+
+def test_a_peer_is_another_case() -> None:
+    found = compare(result(gemm(), gemm(contender="torch")), result(gemm()))
+
+    assert [label(entry) for entry in found.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
+    assert found.only_before == ("gemm m=8192 n=8192 k=8192 dtype=bf16 by torch",)
+
+
+def comparison(before: Samples, after: Samples) -> Comparison:
+    return compare(result(case(before)), result(case(after)))
+
+
+def test_fail_on_finds_what_is_slower_by_more_than_the_threshold() -> None:
+    slower = comparison(spread(1.0, 0.001), spread(1.06, 0.001))
+
+    assert len(parse_fail_on("slower:5%").found(slower)) == 1
+    assert parse_fail_on("slower:7%").found(slower) == ()
+    assert len(parse_fail_on("slower").found(slower)) == 1
+    assert parse_fail_on("faster").found(slower) == ()
+
+
+def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
+    lower_clock = comparison(
+        spread(1.0, 0.01, clock_hz=1.9e9), spread(1.2, 0.01, clock_hz=1.9e9 / 1.2)
+    )
+
+    assert parse_fail_on("slower").found(lower_clock) == ()
+    assert len(parse_fail_on("ambiguous").found(lower_clock)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("slower", FailOn(Verdict.SLOWER)),
+        ("slower:5%", FailOn(Verdict.SLOWER, 0.05)),
+        (" faster:0.1 ", FailOn(Verdict.FASTER, 0.1)),
+        ("ambiguous", FailOn(Verdict.AMBIGUOUS)),
+    ],
+)
+def test_fail_on_is_read(text: str, expected: FailOn) -> None:
+    assert parse_fail_on(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "slow", "same", "slower:", "slower:x", "slower:-5%", "slower:inf", "5%"]
+)
+def test_what_is_no_fail_on_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--fail-on"):
+        parse_fail_on(text)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from core.bench.made import RIGHT, WRONG, gemm, launch, result
+
+from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.verification import Verification
+from cudakit.render.json import render
+from cudakit.units import Unavailable
+
+# What the issue of the bench promises to those who read its JSON.
+PROMISED = (
+    "name",
+    "axes",
+    "median_s",
+    "ci95_s",
+    "samples_s",
+    "limit",
+    "ratio_to_limit",
+    "verified",
+    "method",
+    "environment",
+)
+
+
+def test_the_json_has_every_promised_key() -> None:
+    plain = json.loads(render(result(gemm(), launch())))
+
+    assert plain["schema"] == "cudakit.bench/1"
+    for case in plain["results"]:
+        assert not set(PROMISED) - set(case)
+
+
+def test_every_sample_is_kept() -> None:
+    samples = Samples(tuple(1e-3 + i * 1e-6 for i in range(500)))
+
+    assert gemm(samples=samples).samples_s == samples.times_s
+
+
+def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
+    case = gemm(verification=WRONG)
+
+    assert isinstance(case.median_s, Unavailable)
+    assert "error 0.7 against float64, 64 rows, at most 0.01 is rounding" in case.median_s.reason
+    assert case.samples_s == case.sm_clock_hz == ()
+    for figure in (case.ci95_s, case.ratio_to_limit, case.statistics, case.energy_j):
+        assert figure == case.median_s
+    assert not case.verified
+    assert case.verification == WRONG
+
+
+def test_the_detail_of_a_failed_verification_is_the_reason() -> None:
+    case = gemm(verification=Verification(False, 0.1, 0.01, "float64", "3 values are not written"))
+
+    assert case.median_s == Unavailable("the computed values are wrong: 3 values are not written")
+
+
+def test_what_has_no_values_is_measured_and_not_verified() -> None:
+    case = launch()
+
+    assert not case.verified
+    assert case.median_s == pytest.approx(2.1e-6, rel=0.01)
+
+
+def test_without_samples_there_are_no_figures() -> None:
+    case = gemm(samples=Samples((), discarded=7))
+
+    assert case.median_s == Unavailable("no sample could be kept")
+    assert (case.discarded, case.converged) == (7, False)
+
+
+def test_the_ratio_is_that_of_the_limit_at_the_measured_clock() -> None:
+    case = gemm(rate=790e12, verification=RIGHT)
+
+    # 4096 operations a clock on 132 SMs: 948.9 TFLOP/s at 1755 MHz, 989.4 at 1830 MHz.
+    assert case.ratio_to_limit == pytest.approx(790 / 948.9, rel=0.01)
+    assert case.ratio_to_datasheet == pytest.approx(790 / 989.4, rel=0.01)
+
+
+def test_a_case_that_took_no_time_has_no_rate() -> None:
+    case = gemm(samples=Samples((0.0,) * 10))
+
+    assert case.ratio_to_limit == case.per_second(1) == Unavailable("it took no time")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.stats import summarize
+from cudakit.core.bench.stopping import Rule, Stopping
+
+
+def run(stopping: Stopping, times: Iterable[float]) -> list[float]:
+    taken: list[float] = []
+    for time in times:
+        taken.append(time)
+        if stopping.add(time):
+            return taken
+    raise AssertionError("it never stopped")
+
+
+def noisy(noise: float, *, time_s: float = 1e-3, n: int = 100_000) -> list[float]:
+    random = np.random.default_rng(11)
+    around: list[float] = (time_s * (1 + noise * random.standard_normal(n))).clip(1e-9).tolist()
+    return around
+
+
+def test_steady_samples_stop_at_the_least_number_and_time() -> None:
+    stopping = Stopping(Rule(min_samples=10, min_time_s=0.5))
+    taken = run(stopping, [0.01] * 100)
+
+    # The next look after the time is reached: at most a tenth more samples.
+    assert 50 <= len(taken) <= 55
+    assert stopping.reason == "precision"
+
+
+def test_long_samples_stop_at_the_least_number() -> None:
+    assert len(run(Stopping(Rule(min_samples=10)), [0.2] * 100)) == 10
+
+
+def test_the_precision_is_reached_when_it_stops_for_it() -> None:
+    stopping = Stopping(Rule(precision=0.01))
+    taken = run(stopping, noisy(0.2))
+
+    assert stopping.reason == "precision"
+    assert stopping.converged
+    assert summarize(Samples(tuple(taken))).noise < 0.01
+
+
+def test_more_precision_takes_more_samples() -> None:
+    counts = [
+        len(run(Stopping(Rule(precision=precision, timeout_s=1e3)), noisy(0.2)))
+        for precision in (0.03, 0.01, 0.003)
+    ]
+
+    assert counts == sorted(set(counts))
+
+
+def test_the_timeout_stops_what_has_not_converged() -> None:
+    stopping = Stopping(Rule(min_samples=10, timeout_s=1.0))
+    taken = run(stopping, [0.3, 0.1, 0.5, 0.2, 0.4])
+
+    assert sum(taken) >= 1.0 > sum(taken[:-1])
+    assert (stopping.reason, stopping.converged) == ("timeout", False)
+
+
+def test_what_is_precise_when_the_time_runs_out_has_converged() -> None:
+    stopping = Stopping(Rule(min_samples=2, min_time_s=0.5, timeout_s=0.9))
+
+    run(stopping, [0.5] * 5)
+    assert (stopping.reason, stopping.converged) == ("precision", True)
+
+
+def test_time_between_samples_counts_towards_the_timeout_and_not_the_least_time() -> None:
+    stopping = Stopping(Rule(min_samples=2, min_time_s=0.5, timeout_s=10.0))
+
+    assert not any(stopping.add(0.001, elapsed_s=second) for second in range(1, 10))
+    assert stopping.add(0.001, elapsed_s=10)
+    assert stopping.reason == "timeout"
+
+
+def test_a_spread_that_stays_stops_what_would_not_get_there_in_time() -> None:
+    stopping = Stopping(Rule(precision=1e-5, timeout_s=100.0))
+    taken = run(stopping, noisy(0.05, n=99_000))
+
+    assert stopping.reason == "stable"
+    assert stopping.converged
+    assert sum(taken) < 20
+
+
+def test_a_spread_that_grows_is_not_stable() -> None:
+    times = [1e-3 * (1 + 1e-4 * i * (-1) ** i) for i in range(9_000)]
+    stopping = Stopping(Rule(precision=1e-9, timeout_s=8.0))
+
+    run(stopping, times)
+    assert stopping.reason == "timeout"
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=400, max_size=400))
+def test_it_never_stops_too_early_and_says_why_it_did(times: list[float]) -> None:
+    rule = Rule(min_samples=10, min_time_s=0.5, timeout_s=2.0)
+    stopping = Stopping(rule)
+    seen: list[float] = []
+    for time in times:
+        seen.append(time)
+        if stopping.add(time):
+            break
+    if stopping.converged:
+        assert len(seen) >= rule.min_samples
+        assert sum(seen) >= rule.min_time_s - 1e-9
+    elif stopping.reason:
+        assert sum(seen) >= rule.timeout_s - 1e-9
+
+
+def test_looks_are_few() -> None:
+    # A look sorts everything: with one for each sample this would take minutes.
+    stopping = Stopping(Rule(precision=0.0, min_time_s=1e9, timeout_s=1e9))
+
+    assert not any(stopping.add(time) for time in noisy(0.01, n=100_000))

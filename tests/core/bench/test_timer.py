@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from cudakit.core.bench.blocker import hindrance
+from cudakit.core.bench.timer import Timer
+from cudakit.gpu.api import Stream
+from cudakit.gpu.sim import Sim
+from cudakit.kernels.spin import Spin
+from cudakit.kernels.timestamp import clock_hz
+
+SPIN_NS = 10_000
+
+
+@pytest.fixture
+def timer() -> Iterator[Timer]:
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
+        yield timer
+
+
+def spinning(timer: Timer, times: int = 1, nanoseconds: int = SPIN_NS):  # noqa: ANN201
+    spin = Spin(timer.gpu)
+
+    def work(stream: Stream) -> None:
+        for _ in range(times):
+            spin.for_(nanoseconds, stream)
+
+    return work
+
+
+def least_ns(timer: Timer) -> int:
+    gpu = timer.gpu
+    assert isinstance(gpu, Sim)
+    return gpu.costs.least_ns
+
+
+def test_work_is_timed_and_nothing_else(timer: Timer) -> None:
+    reading = timer.time(spinning(timer), blocked=True)
+
+    assert reading.time_s == pytest.approx((SPIN_NS + least_ns(timer)) / 1e9, rel=1e-9)
+    assert reading.sm_clock_hz == pytest.approx(1.98e9, rel=1e-3)
+    assert reading.valid
+
+
+def test_the_blocker_hides_the_gaps_between_launches(timer: Timer) -> None:
+    work = spinning(timer, times=50, nanoseconds=0)
+
+    blocked = timer.time(work, blocked=True)
+    open_ = timer.time(work, blocked=False)
+
+    assert blocked.time_s == pytest.approx(50 * least_ns(timer) / 1e9, rel=1e-9)
+    assert open_.time_s >= blocked.time_s
+
+
+def test_a_gap_in_the_work_is_hidden_by_the_blocker_only(timer: Timer) -> None:
+    spin = Spin(timer.gpu)
+
+    def dawdling(stream: Stream) -> None:
+        spin.not_at_all(stream)
+        for _ in range(100):  # calls take time at the host
+            timer.gpu.memory_info()
+        spin.not_at_all(stream)
+
+    blocked, open_ = (timer.time(dawdling, blocked=blocked) for blocked in (True, False))
+
+    assert blocked.time_s == pytest.approx(2 * least_ns(timer) / 1e9, rel=1e-9)
+    assert open_.time_s > 100 * 500e-9
+
+
+def test_work_that_waits_for_the_device_fires_the_watchdog_and_goes_on() -> None:
+    with closing(Sim()) as gpu, closing(Timer(gpu, blocker_limit_s=0.25)) as timer:
+        waiting = timer.time(lambda _: gpu.sync(), blocked=True)
+        next_ = timer.time(spinning(timer), blocked=True)
+
+    assert not waiting.valid
+    assert next_.valid
+    assert next_.time_s < 0.001
+
+
+def test_work_that_fails_lets_the_stream_go(timer: Timer) -> None:
+    def failing(stream: Stream) -> None:
+        raise ZeroDivisionError(stream)
+
+    with pytest.raises(ZeroDivisionError):
+        timer.time(failing, blocked=True)
+
+    timer.gpu.sync_stream(timer.stream)
+    assert timer.now_s() < 0.1  # not by its watchdog
+    assert timer.time(spinning(timer), blocked=True).valid
+
+
+def test_what_comes_before_is_not_timed(timer: Timer) -> None:
+    slow, quick = spinning(timer, nanoseconds=1_000_000), spinning(timer)
+
+    for blocked in (True, False):
+        assert timer.time(quick, blocked=blocked, before=slow).time_s < 100e-6
+    assert timer.time_at_host(quick, before=slow).time_s < 100e-6
+
+
+def test_the_host_counts_its_calls_as_well(timer: Timer) -> None:
+    work = spinning(timer)
+
+    assert timer.time_at_host(work).time_s > timer.time(work, blocked=True).time_s
+
+
+def test_a_flush_overwrites_twice_the_cache(timer: Timer) -> None:
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
+        used = gpu.memory_info().free_bytes
+        timer.flush(timer.stream)
+        gpu.sync()
+
+        assert used - gpu.memory_info().free_bytes == 2 * timer.l2_bytes
+
+
+def test_everything_is_given_back() -> None:
+    with closing(Sim()) as gpu:
+        before = gpu.memory_info()
+        timer = Timer(gpu)
+        timer.flush(timer.stream)
+        timer.time(spinning(timer), blocked=True)
+        timer.close()
+
+        assert gpu.memory_info() == before
+
+
+def test_what_makes_launches_wait_is_named() -> None:
+    assert hindrance({"CUDA_LAUNCH_BLOCKING": "1"}) == "CUDA_LAUNCH_BLOCKING"
+    assert hindrance({"CUDA_INJECTION64_PATH": "/x.so"}) == "CUDA_INJECTION64_PATH"
+    assert hindrance({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_INJECTION64_PATH": ""}) == ""
+    assert hindrance({}) == ""
+
+
+def test_the_clock_is_that_of_an_sm_with_two_stamps() -> None:
+    def hz(*words: tuple[int, ...]) -> float | None:
+        first, last = (memoryview(np.array(half, np.uint64)) for half in words)
+        return clock_hz(first, last)
+
+    assert hz((0, 0, 1000, 500), (2000, 900, 3000, 1500)) == 2e9
+    assert hz((0, 0, 1000, 500), (2000, 900, 0, 0)) is None
+    assert hz((1000, 500), (2000, 500)) is None

@@ -1,0 +1,158 @@
+"""Workloads for tests: a real one, and what goes wrong with workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudakit.core.bench.verification import Verification
+from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
+from cudakit.gpu.sim import Launch, Sim
+from cudakit.gpu.sim.twins import Twin
+from cudakit.kernels.bandwidth import Bandwidth
+from cudakit.kernels.compare import Compare
+from cudakit.kernels.fill import Fill
+
+FILLER = 0xFFFFFFFF
+
+
+@dataclass
+class Copy:
+    """Copies a buffer; ``spoiled`` is a buffer set that is changed behind its back, after so many runs."""
+
+    size_bytes: int = 1 << 16
+    spoiled: tuple[int, int] | None = None
+    before_each: Callable[[], None] = lambda: None
+    name: str = "copy"
+    prepared: list[PreparedCopy] = field(default_factory=list)
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        return {"size_bytes": self.size_bytes}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
+        self.prepared.append(PreparedCopy(gpu, self, seed))
+        return self.prepared[-1]
+
+
+class PreparedCopy:
+    operations = 0
+
+    def __init__(self, gpu: Gpu, spec: Copy, seed: int) -> None:
+        self.gpu, self.spec, self.seed = gpu, spec, seed
+        self.closed = 0
+        self.indices: list[int] = []
+        self.sets: list[tuple[Ptr, Ptr]] = []
+        self.kernels, self.compare = Bandwidth(gpu), Compare(gpu)
+        self.rotate(1)
+
+    @property
+    def footprint_bytes(self) -> int:
+        return 2 * self.spec.size_bytes
+
+    @property
+    def bytes_moved(self) -> int:
+        return 2 * self.spec.size_bytes
+
+    def rotate(self, sets: int) -> None:
+        size_bytes = self.spec.size_bytes
+        with closing(Fill(self.gpu)) as fill:
+            while len(self.sets) < sets:
+                to, from_ = self.gpu.malloc(size_bytes), self.gpu.malloc(size_bytes)
+                blocks = size_bytes // 16
+                fill.bits(from_, blocks, LEGACY, seed=self.seed, sequence=len(self.sets))
+                self.gpu.fill(to, 0xFF, size_bytes, LEGACY)
+                self.sets.append((to, from_))
+            self.gpu.sync()
+
+    def enqueue(self, stream: Stream, index: int) -> None:
+        self.spec.before_each()
+        self.indices.append(index)
+        to, from_ = self.sets[index]
+        self.kernels.copy(to, from_, self.spec.size_bytes, stream)
+        which, runs = self.spec.spoiled or (-1, 0)
+        if index == which and len(self.indices) > runs:
+            self.gpu.fill(to, 0, 4, stream)
+
+    def verify(self) -> Verification:
+        wrong = 0
+        for to, from_ in self.sets:
+            wrong += self.compare.count_different(to, from_, self.spec.size_bytes, LEGACY)
+            self.gpu.fill(to, 0xFF, self.spec.size_bytes, LEGACY)
+        self.gpu.sync()
+        return Verification(not wrong, float(wrong), 0.0, "the source", f"{wrong} words are wrong")
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.closed == 1:
+            for pair in self.sets:
+                for ptr in pair:
+                    self.gpu.free(ptr)
+
+
+SOURCE = """extern "C" __global__ void busy() {}"""
+
+
+@dataclass
+class Busy:
+    """Takes as long as a list says, run by run, and its last entry for ever; computes nothing."""
+
+    gpu: Gpu
+    name: str = "busy"
+    axes: Mapping[str, str | int | float] = field(default_factory=dict)
+    operations: int = 0
+    bytes_moved: int = 0
+    footprint_bytes: int = 0
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.kernel: Kernel = self.gpu.kernel(self.gpu.load(self.gpu.compile(SOURCE)), "busy")
+
+    def prepare(self, gpu: Gpu, seed: int) -> Busy:  # noqa: ARG002
+        return self
+
+    def rotate(self, sets: int) -> None:
+        raise AssertionError(f"{sets} sets of nothing")
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.runs += 1
+        self.gpu.launch(self.kernel, (1, 1, 1), (1, 1, 1), (), stream)
+
+    def verify(self) -> Verification:
+        return Verification(True, 0.0, 0.0, "nothing")
+
+    def close(self) -> None:
+        pass
+
+
+def busy_device(durations_ns: Iterable[int], **twins: Twin) -> Sim:
+    """Open a simulated device on which the runs of Busy take so long."""
+    left: Iterator[int] = iter(durations_ns)
+    last = 0
+
+    def busy(launch: Launch) -> None:
+        nonlocal last
+        last = next(left, last)
+        launch.busy(last)
+
+    return Sim(twins={"busy": busy, **twins})
+
+
+def stamps_at(clocks_khz: Iterable[int]) -> Twin:
+    """Make a timestamp kernel whose pairs show one clock after the other, and then the last for ever."""
+    left = iter(clocks_khz)
+    state = {"launches": 0, "khz": 1_000_000, "begin_ns": 0}
+
+    def timestamp(launch: Launch, stamps: Ptr, count: np.uint32) -> None:
+        if state["launches"] % 2 == 0:
+            state["khz"] = next(left, state["khz"])
+            state["begin_ns"] = launch.begin_ns
+        state["launches"] += 1
+        passed_ns = launch.begin_ns - state["begin_ns"]
+        words = launch.write(stamps, np.uint64, 2 * int(count)).reshape(-1, 2)
+        words[:] = (1 + passed_ns * state["khz"] // 1_000_000, launch.begin_ns + 1)
+
+    return timestamp

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from contract.kernels import SOURCE
+from gpu.test_compile import needs_nvrtc
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.gpu.compile import compile_cuda
+from cudakit.gpu.compile_cache import CompileCache, cache_key, user_cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompileCache:
+    return CompileCache(tmp_path / "new" / "kernels")
+
+
+def test_what_was_kept_comes_back(cache: CompileCache) -> None:
+    cache.keep("a", b"\x7fELF machine code")
+
+    assert cache.get("a") == b"\x7fELF machine code"
+    assert cache.get("b") is None
+
+
+def test_a_damaged_file_counts_as_nothing(cache: CompileCache) -> None:
+    cache.keep("a", b"machine code")
+    (place,) = cache.directory.iterdir()
+
+    for content in (b"", place.read_bytes()[:-1], place.read_bytes() + b"x", b"\0" * 40):
+        place.write_bytes(content)
+        assert cache.get("a") is None
+
+
+def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = CompileCache(tmp_path / "file" / "kernels")
+
+    cache.keep("a", b"machine code")
+
+    assert cache.get("a") is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_no_error(cache: CompileCache) -> None:
+    cache.directory.mkdir(parents=True)
+    cache.directory.chmod(0o500)
+
+    cache.keep("a", b"machine code")
+
+    assert cache.get("a") is None
+
+
+def test_nothing_but_images_is_left_behind(cache: CompileCache) -> None:
+    cache.keep("a", b"one")
+    cache.keep("a", b"two")
+
+    assert [place.name for place in cache.directory.iterdir()] == ["a.image"]
+    assert cache.get("a") == b"two"
+
+
+def test_the_oldest_make_room(cache: CompileCache) -> None:
+    cache.directory.mkdir(parents=True)
+    for number in range(520):
+        place = cache.directory / f"{number}.image"
+        place.write_bytes(b"old")
+        os.utime(place, ns=(number, number))
+
+    cache.keep("new", b"image")
+
+    left = {place.stem for place in cache.directory.iterdir()}
+    assert left == {"new", *map(str, range(9, 520))}
+
+
+@given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
+def test_what_differs_has_another_key(one: list[str], other: list[str]) -> None:
+    keys = [cache_key(parts[0], parts[1], [parts[2]], parts[3]) for parts in (one, other)]
+
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_the_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
+    wanted = user_cache({"XDG_CACHE_HOME": str(tmp_path)})
+    usual = user_cache({"XDG_CACHE_HOME": "relative"})
+
+    assert wanted == CompileCache(tmp_path / "cudakit" / "kernels")
+    assert usual == CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")
+
+
+@needs_nvrtc
+def test_what_was_compiled_once_is_not_compiled_again(cache: CompileCache) -> None:
+    image = compile_cuda(SOURCE, (9, 0), cache=cache)
+    (place,) = cache.directory.iterdir()
+    cache.keep(place.stem, b"what the cache has")
+
+    assert image.startswith(b"\x7fELF")
+    assert compile_cuda(SOURCE, (9, 0), cache=cache) == b"what the cache has"
+    assert compile_cuda(SOURCE, (8, 0), cache=cache).startswith(b"\x7fELF")
+    assert compile_cuda(SOURCE, (9, 0), cache=cache, options=["-lineinfo"]).startswith(b"\x7fELF")
