@@ -174,6 +174,13 @@ def test_a_suppressed_race_is_said_and_does_not_fail(here: Here) -> None:
     assert "1 race suppressed" in run.stderr
 
 
+def test_a_setting_that_hides_races_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    done = here.run("--sanitize", here.program(), "fixed")
+    assert done.exit_code == 0
+    assert "CUDA_LAUNCH_BLOCKING is set" in done.stderr
+
+
 def test_the_first_race_can_stop_the_program(here: Here) -> None:
     program = here.program("import time; time.sleep(100)")
     run = here.run("--sanitize", "--stop-on-first", "-o", "races.json", program)

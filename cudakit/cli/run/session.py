@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,8 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     memory = outputs.snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
     if command.unwatched:
         watching.unwatched(command.unwatched)
+    if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        watching.unwatched("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
     return _Prepared(command, _settings(spec, command, watching, memory), watching, files)
 
 

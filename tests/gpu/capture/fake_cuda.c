@@ -40,8 +40,8 @@ int sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHandle subscrib
 
 int sanitizerGetStreamHandle(CUcontext context, CUstream stream, Sanitizer_StreamHandle *handle)
 {
-    (void)stream;
-    *handle = (char *)context + 1; /* the legacy default stream of the context */
+    /* A stream's handle is itself; the legacy default stream's comes after its context. */
+    *handle = stream ? stream : (char *)context + 1;
     return 0;
 }
 
@@ -57,9 +57,11 @@ static void tell(int domain, uint32_t cbid, const void *data)
         told(NULL, domain, cbid, data);
 }
 
+static void *current_context;
+
 static void tell_call(uint32_t cbid, int site, const void *parameters, int result)
 {
-    Sanitizer_CallbackData data = {site, "", parameters, site ? &result : NULL, NULL, NULL};
+    Sanitizer_CallbackData data = {site, "", parameters, site ? &result : NULL, NULL, current_context};
     tell(DOMAIN_DRIVER_API, cbid, &data);
 }
 
@@ -190,6 +192,7 @@ void make_context(void *context, int device)
 {
     Sanitizer_ResourceStreamData internal = {context, NULL, NULL, (char *)context + 2};
     Sanitizer_ResourceContextData data = {context, NULL, device};
+    current_context = context;
     tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &internal);
     tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED, &data);
 }
@@ -277,6 +280,16 @@ void query_event(void *of, int result)
 {
     tell_call(CBID_cuEventQuery, 0, &of, 0);
     tell_call(CBID_cuEventQuery, 1, &of, result);
+}
+
+void call_host(void *stream)
+{
+    struct {
+        CUstream stream;
+        void *function, *data;
+    } call = {stream, NULL, NULL};
+    tell_call(CBID_cuLaunchHostFunc, 0, &call, 0);
+    tell_call(CBID_cuLaunchHostFunc, 1, &call, 0);
 }
 
 void synchronize(uint32_t cbid, void *context, void *stream)

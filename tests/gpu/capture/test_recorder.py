@@ -21,13 +21,24 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamDestroy,
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import Direction, HostMemory, How, Kind, Known, Mode, StreamFlag, Work
+from cudakit.trace.kinds import (
+    Direction,
+    HostMemory,
+    How,
+    Kind,
+    Known,
+    Mode,
+    Phase,
+    StreamFlag,
+    Work,
+)
 from cudakit.trace.layout import layout
 from cudakit.trace.spool import Spool
 
@@ -46,7 +57,7 @@ def test_records_lie_as_the_trace_says() -> None:
         "memory": Kind.ALLOC, "launch": Kind.LAUNCH, "access": Kind.ACCESS, "copy": Kind.COPY,
         "fill": Kind.FILL, "stream_create": Kind.STREAM_CREATE, "event": Kind.EVENT_RECORD,
         "node": Kind.GRAPH_NODE, "edge": Kind.GRAPH_EDGE, "graph_launch": Kind.GRAPH_LAUNCH,
-        "memop": Kind.MEMOP, "gap": Kind.GAP,
+        "memop": Kind.MEMOP, "host_call": Kind.HOST_CALL, "gap": Kind.GAP,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")
@@ -237,6 +248,16 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
         StreamSync(3),
         EventRecord(2, 3),
     ]
+
+
+def test_a_function_of_the_host_is_taken_to_have_run_at_once_and_counted(
+    library: Path, tmp_path: Path
+) -> None:
+    events = recorded(tmp_path, library, "cuda.call_host(STREAM); cuda.call_host(None)")
+    assert list(facts(events, HostCall)) == [
+        HostCall(stream, phase) for stream in (3, 2) for phase in (Phase.BEGIN, Phase.END)
+    ]
+    assert len(list(facts(events, Gap))) == 2
 
 
 GRAPHS = """

@@ -88,6 +88,26 @@ static void reached(CUevent event)
     pthread_mutex_unlock(&recorder_lock);
 }
 
+/* A function of the host was put into a stream. When it runs is not told, and a thread that waits for what it
+ * does knows that the stream has come so far: it is taken to have run at once, so that no race is made up. */
+static void called_host(CUcontext context, CUstream stream)
+{
+    Sanitizer_StreamHandle handle = NULL;
+    site here;
+    if (graphs_are_captured() || sanitizer.stream_handle(context, stream, &handle) || !handle)
+        return; /* of a graph it is a node */
+    sites_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t number = number_of_stream(handle, context);
+    record made = record_begin(KIND_HOST_CALL, number_of_context(context), number, sites_number(&here));
+    made.host_call.phase = PHASE_BEGIN;
+    record_one(&made);
+    made.host_call.phase = PHASE_END;
+    record_one(&made);
+    record_gap("a function of the host in a stream, which is taken to have run at once");
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 static void gap(const char *what)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -102,7 +122,7 @@ static void exit_update(CUgraphExec executable)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-static void exit_successful(uint32_t cbid, const void *parameters)
+static void exit_successful(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const elapsed_params *elapsed = parameters;
     switch (cbid) {
@@ -164,6 +184,18 @@ static void exit_successful(uint32_t cbid, const void *parameters)
     case CBID_cuGraphLaunchWithArguments:
         gap("a graph launched with arguments of its own");
         break;
+    case CBID_cuLaunchHostFunc:
+    case CBID_cuLaunchHostFunc_v2:
+    case CBID_cuStreamAddCallback:
+        called_host(context, *(const CUstream *)parameters);
+        break;
+    case CBID_cuLaunchHostFunc_ptsz:
+    case CBID_cuLaunchHostFunc_v2_ptsz:
+    case CBID_cuStreamAddCallback_ptsz: {
+        CUstream stream = *(const CUstream *)parameters;
+        called_host(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
+        break;
+    }
     case CBID_cuIpcOpenEventHandle:
         gap("an event of another process");
         break;
@@ -183,7 +215,7 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
         return;
     }
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
-        exit_successful(cbid, data->functionParams);
+        exit_successful(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_capture(-1); /* also one that failed has ended */
     this_thread.function = 0;

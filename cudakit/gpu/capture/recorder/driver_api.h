@@ -66,6 +66,12 @@
     X(cuGraphExecNodeSetParams, 714) \
     X(cuGraphNodeSetEnabled, 650) \
     X(cuGraphLaunchWithArguments, 819) \
+    X(cuLaunchHostFunc, 527) \
+    X(cuLaunchHostFunc_ptsz, 528) \
+    X(cuLaunchHostFunc_v2, 831) \
+    X(cuLaunchHostFunc_v2_ptsz, 832) \
+    X(cuStreamAddCallback, 346) \
+    X(cuStreamAddCallback_ptsz, 437) \
     X(cuIpcOpenEventHandle, 335) \
     X(cuSignalExternalSemaphoresAsync, 490) \
     X(cuSignalExternalSemaphoresAsync_ptsz, 491) \
@@ -79,6 +85,7 @@ enum {
 };
 
 #define STREAM_NON_BLOCKING 1 /* CU_STREAM_NON_BLOCKING */
+#define STREAM_PER_THREAD_HANDLE ((CUstream)2) /* CU_STREAM_PER_THREAD */
 
 /* --- parameters ---------------------------------------------------------------------------------- */
 

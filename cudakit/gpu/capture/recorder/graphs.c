@@ -356,6 +356,11 @@ void graphs_capture(int change)
     __atomic_add_fetch(&captures, change, __ATOMIC_RELAXED);
 }
 
+bool graphs_are_captured(void)
+{
+    return __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0;
+}
+
 void graphs_captured(CUstream stream)
 {
     const driver_queries *ask = driver();
@@ -365,7 +370,7 @@ void graphs_captured(CUstream stream)
     const CUgraphNode *last = NULL;
     const edge_data *data = NULL;
     size_t count = 0;
-    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) <= 0 || !ask)
+    if (!graphs_are_captured() || !ask)
         return;
     this_thread.own_query = true;
     int failed = ask->cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &last, &data, &count);

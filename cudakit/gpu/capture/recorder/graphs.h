@@ -6,6 +6,7 @@
 #ifndef CK_GRAPHS_H
 #define CK_GRAPHS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "sanitizer_api.h"
@@ -17,6 +18,9 @@ uint32_t graphs_describe(CUgraph graph, const site *here, uint32_t *kernels);
 
 /* Captures that are under way began or ended. */
 void graphs_capture(int change);
+
+/* Whether a capture is under way, of whatever stream. */
+bool graphs_are_captured(void);
 
 /* After a call that may have added a node to a capture of a stream: remember where that was.
  * Calls CUDA: the lock is not held. */

@@ -158,7 +158,7 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(record, node.graph) X(record, node.node) X(record, node.work) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
     X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, memop.address) \
-    X(record, memop.flag) X(record, gap.what) X(record, gap.count)
+    X(record, memop.flag) X(record, host_call.phase) X(record, gap.what) X(record, gap.count)
 
 /* Set all[structure][field] = offset; -1 and an exception on failure. */
 static int tell(PyObject *all, const char *structure, const char *field, size_t offset)

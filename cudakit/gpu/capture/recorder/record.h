@@ -19,6 +19,7 @@ enum {
     KIND_EVENT_QUERY_OK = 12,
     KIND_STREAM_SYNC = 13,
     KIND_CONTEXT_SYNC = 15,
+    KIND_HOST_CALL = 16,
     KIND_GRAPH_NODE = 19,
     KIND_GRAPH_EDGE = 20,
     KIND_GRAPH_LAUNCH = 21,
@@ -36,6 +37,7 @@ enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3, HOST_TO_HOS
 enum { HOST_NONE = 0, HOST_PINNED = 1, HOST_PAGEABLE = 2 };
 enum { WORK_EMPTY, WORK_LAUNCH, WORK_COPY, WORK_FILL, WORK_ALLOC, WORK_FREE, WORK_HOST, WORK_MEMOP };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
+enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 
 typedef struct {
     uint64_t seq;
@@ -66,6 +68,7 @@ typedef struct {
         struct { uint32_t graph, before, after; } edge;
         struct { uint32_t graph, executable; } graph_launch;
         struct { uint64_t address; uint8_t flag; } memop;
+        struct { uint8_t phase; } host_call;
         struct { uint32_t what; uint64_t count; } gap;
         uint8_t own[56];
     };
