@@ -4,156 +4,7 @@
 #include "allocations.h"
 #include "kernels.h"
 #include "recorder.h"
-#include "sites.h"
 #include "spool.h"
-
-/* Take the lock, and begin a record of what this thread is doing. */
-static record locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
-{
-    site here;
-    sites_here(&here);
-    pthread_mutex_lock(&recorder_lock);
-    uint32_t number = number_of_context(context), of_stream = number_of_stream(stream, context);
-    return record_begin(kind, number, of_stream, sites_number(&here));
-}
-
-static void unlocked(const record *made)
-{
-    record_one(made);
-    pthread_mutex_unlock(&recorder_lock);
-}
-
-/* --- memory -------------------------------------------------------------------------------------- */
-
-static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
-{
-    switch (cbid) {
-    case RESOURCE_ALLOC_ASYNC:
-        return HOW_STREAM_ORDERED;
-    case RESOURCE_HOST_ALLOC:
-        return HOW_PINNED;
-    case RESOURCE_POOL_IMPORT:
-        return HOW_VIRTUAL;
-    }
-    if (memory->flags & MEMORY_MANAGED)
-        return HOW_MANAGED;
-    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* what is mapped belongs to no context */
-}
-
-static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
-{
-    record made = locked(KIND_ALLOC, memory->context, memory->hStream);
-    made.memory.address = memory->address;
-    made.memory.size_bytes = memory->size;
-    made.memory.how = how_allocated(cbid, memory);
-    made.memory.layer = LAYER_DRIVER;
-    made.device = (int16_t)memory->device;
-    allocations_add(memory->address, memory->size, made.memory.how);
-    unlocked(&made);
-}
-
-static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
-{
-    allocation was = {memory->address, memory->address + memory->size, HOW_SYNC};
-    record made = locked(KIND_FREE, memory->context, memory->hStream);
-    allocations_remove(memory->address, &was);
-    made.memory.address = memory->address;
-    made.memory.size_bytes = was.hi - was.lo;
-    made.memory.layer = LAYER_DRIVER;
-    made.device = (int16_t)memory->device;
-    if (cbid == RESOURCE_FREE_ASYNC)
-        made.memory.how = HOW_STREAM_ORDERED;
-    else /* what cuMemFree frees waits, also where it was allocated in the order of a stream */
-        made.memory.how = was.how == HOW_PINNED || was.how == HOW_VIRTUAL ? was.how : HOW_SYNC;
-    unlocked(&made);
-}
-
-/* --- contexts and streams ------------------------------------------------------------------------ */
-
-static void on_context_created(const Sanitizer_ResourceContextData *data)
-{
-    Sanitizer_StreamHandle legacy = NULL;
-    if (sanitizer.stream_handle(data->context, NULL, &legacy))
-        legacy = NULL;
-    pthread_mutex_lock(&recorder_lock);
-    context_created(data->context, data->device);
-    if (legacy)
-        stream_created(legacy, data->context, STREAM_LEGACY, 0, 0);
-    pthread_mutex_unlock(&recorder_lock);
-}
-
-static void on_context_destroying(const Sanitizer_ResourceContextData *data)
-{
-    record made = locked(KIND_CONTEXT_SYNC, data->context, NULL);
-    context_forget(data->context);
-    unlocked(&made);
-}
-
-static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
-{
-    switch (this_thread.function) {
-    case CBID_cuStreamCreate:
-    case CBID_cuStreamCreateWithPriority:
-        return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
-    case CBID_cuGreenCtxStreamCreate:
-        return STREAM_NONBLOCKING;
-    }
-    /* The default stream of a thread is made at its first use. The driver has streams of its own, for a
-     * context that is being created and for graphs. */
-    bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
-    return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
-}
-
-static void on_stream_created(const Sanitizer_ResourceStreamData *data)
-{
-    site here;
-    sites_here(&here);
-    pthread_mutex_lock(&recorder_lock);
-    stream_created(data->hStream, data->context, flag_of_new_stream(data),
-                   (int16_t)this_thread.stream_priority, sites_number(&here));
-    pthread_mutex_unlock(&recorder_lock);
-}
-
-static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
-{
-    record made = locked(KIND_STREAM_DESTROY, data->context, data->hStream);
-    stream_forget(data->hStream);
-    unlocked(&made);
-}
-
-static void on_resource(uint32_t cbid, const void *data)
-{
-    switch (cbid) {
-    case RESOURCE_CONTEXT_CREATED:
-        on_context_created(data);
-        break;
-    case RESOURCE_CONTEXT_DESTROYING:
-        on_context_destroying(data);
-        break;
-    case RESOURCE_STREAM_CREATED:
-        on_stream_created(data);
-        break;
-    case RESOURCE_STREAM_DESTROYING:
-        on_stream_destroying(data);
-        break;
-    case RESOURCE_MODULE_UNLOADING:
-        pthread_mutex_lock(&recorder_lock);
-        kernels_clear();
-        pthread_mutex_unlock(&recorder_lock);
-        break;
-    case RESOURCE_DEVICE_ALLOC:
-    case RESOURCE_HOST_ALLOC:
-    case RESOURCE_ALLOC_ASYNC:
-    case RESOURCE_POOL_IMPORT:
-        on_alloc(cbid, data);
-        break;
-    case RESOURCE_DEVICE_FREE:
-    case RESOURCE_HOST_FREE:
-    case RESOURCE_FREE_ASYNC:
-        on_free(cbid, data);
-        break;
-    }
-}
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
@@ -162,7 +13,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     static record group[1 + MAX_ACCESSES]; /* used under the lock */
     if (launch->splitLaunchPart > 1)
         return; /* one launch that the driver cuts into several */
-    record made = locked(KIND_LAUNCH, launch->context, launch->hStream);
+    record made = record_locked(KIND_LAUNCH, launch->context, launch->hStream);
     made.device = (int16_t)launch->device;
     size_t count = kernels_scan(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
                                 group + 1, MAX_ACCESSES);
@@ -217,7 +68,7 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     uint64_t rows = or_else(copy->height, 1), slices = or_else(copy->depth, 1);
     uint64_t source_slice = copy->srcPitch * or_else(this_thread.source_height, rows);
     uint64_t destination_slice = copy->dstPitch * or_else(this_thread.destination_height, rows);
-    record made = locked(KIND_COPY, context, stream);
+    record made = record_locked(KIND_COPY, context, stream);
     made.copy.size_bytes = or_else(copy->width, copy->size);
     made.copy.rows = rows;
     made.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
@@ -237,23 +88,23 @@ static void on_fill(const Sanitizer_MemsetData *fill)
 {
     if (this_thread.in_graph)
         return;
-    record made = locked(KIND_FILL, fill->context, fill->hStream);
+    record made = record_locked(KIND_FILL, fill->context, fill->hStream);
     made.fill.address = fill->address;
     made.fill.size_bytes = fill->width * fill->elementSize;
     made.fill.rows = or_else(fill->height, 1);
     made.fill.pitch_bytes = made.fill.rows > 1 ? fill->pitch : 0;
     made.fill.asynchronous = fill->isAsync != 0;
-    unlocked(&made);
+    record_unlocked(&made);
 }
 
 static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
 {
     if (this_thread.in_graph)
         return;
-    record made = locked(KIND_MEMOP, memop->context, memop->hStream);
+    record made = record_locked(KIND_MEMOP, memop->context, memop->hStream);
     made.memop.address = memop->address;
     made.memop.flag = cbid == MEMOP_WAIT ? FLAG_WAIT : FLAG_WRITE;
-    unlocked(&made);
+    record_unlocked(&made);
 }
 
 /* --- order --------------------------------------------------------------------------------------- */
@@ -267,9 +118,9 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         return;
     }
     bool stream = cbid == SYNC_STREAM;
-    record made = locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
+    record made = record_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                          stream ? sync->hStream : NULL);
-    unlocked(&made);
+    record_unlocked(&made);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -294,7 +145,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         return;
     }
     bool known = cbid <= EVENTS_SYNCHRONIZE;
-    record made = locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
+    record made = record_locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
                          cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
     if (known) {
         made.event.event = number_of_event(data->event);
@@ -324,7 +175,7 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
 {
     if (data->isGraphUpload)
         return;
-    record made = locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    record made = record_locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
     made.graph_launch.graph = graph_of_executable(
         data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
     if (made.graph_launch.graph)

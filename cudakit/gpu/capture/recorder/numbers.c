@@ -6,12 +6,10 @@
 #include "allocations.h"
 #include "table.h"
 
-#define MAX_CONTEXTS 4096
 #define MAX_EXECUTABLES 65536
 
 static table contexts, created, streams, events, executables;
 static uint32_t last_context, last_stream, last_event, last_graph, last_executable;
-static int16_t devices[MAX_CONTEXTS];
 static struct {
     uint32_t graph, kernels;
 } of_executable[MAX_EXECUTABLES];
@@ -48,8 +46,7 @@ void context_created(CUcontext context, CUdevice device)
 {
     uint32_t number = number_of_context(context);
     table_put(&created, key(context), number);
-    if (number < MAX_CONTEXTS)
-        devices[number] = (int16_t)device;
+    record_device(number, device);
 }
 
 bool context_is_created(CUcontext context)
@@ -63,11 +60,6 @@ void context_forget(CUcontext context)
         return;
     table_remove(&contexts, key(context));
     table_remove(&created, key(context));
-}
-
-int16_t device_of_context(uint32_t context)
-{
-    return context < MAX_CONTEXTS ? devices[context] : 0;
 }
 
 /* --- streams ------------------------------------------------------------------------------------- */

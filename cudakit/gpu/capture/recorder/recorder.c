@@ -7,13 +7,23 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "sites.h"
 #include "spool.h"
 
 __thread thread_state this_thread;
 pthread_mutex_t recorder_lock = PTHREAD_MUTEX_INITIALIZER;
 sanitizer_api sanitizer;
 
+#define MAX_CONTEXTS 4096
+
 static uint64_t last_seq;
+static int16_t devices[MAX_CONTEXTS]; /* by the number of the context */
+
+void record_device(uint32_t context, CUdevice device)
+{
+    if (context < MAX_CONTEXTS)
+        devices[context] = (int16_t)device;
+}
 
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
 {
@@ -30,7 +40,7 @@ record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t s
     made.context = context;
     made.stream = stream;
     made.site = site;
-    made.device = device_of_context(context);
+    made.device = context < MAX_CONTEXTS ? devices[context] : 0;
     return made;
 }
 
@@ -45,4 +55,19 @@ void record_gap(const char *what)
     made.gap.what = spool_text(what);
     made.gap.count = 1;
     record_one(&made);
+}
+
+record record_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
+{
+    site here;
+    sites_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t number = number_of_context(context), of_stream = number_of_stream(stream, context);
+    return record_begin(kind, number, of_stream, sites_number(&here));
+}
+
+void record_unlocked(const record *made)
+{
+    record_one(made);
+    pthread_mutex_unlock(&recorder_lock);
 }

@@ -50,8 +50,15 @@ uint32_t number_of_event(CUevent event);
 /* Begin a record: its common part is filled in, with a new ``seq`` and the site given. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
+/* Remember which device the records of a context are of. */
+void record_device(uint32_t context, CUdevice device);
+
 /* Append one record. */
 void record_one(const record *one);
+
+/* Take the lock, and begin a record of what this thread is doing; append it, and release the lock. */
+record record_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
+void record_unlocked(const record *made);
 
 /* Append a GAP: something that could not be understood. */
 void record_gap(const char *what);
@@ -59,8 +66,9 @@ void record_gap(const char *what);
 /* The callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 
-/* Before and after a call of the driver API (``calls.c``); everything else is in ``callbacks.c``. */
+/* Its parts: a call of the driver API, before and after; what comes and goes. */
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
+void on_resource(uint32_t cbid, const void *data);
 
 /* Handles and their numbers, and the live allocations, of which a fork keeps none. */
 void numbers_clear(void);
@@ -70,7 +78,6 @@ void numbers_clear(void);
 void context_created(CUcontext context, CUdevice device);
 bool context_is_created(CUcontext context);
 void context_forget(CUcontext context);
-int16_t device_of_context(uint32_t context);
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
                         uint32_t site);
 uint32_t stream_forget(Sanitizer_StreamHandle stream);
