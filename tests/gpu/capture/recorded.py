@@ -61,12 +61,13 @@ def recorded_processes(
 ) -> list[list[Event]]:
     """Run a program that may fork, and return the events of each process."""
     ran = subprocess.run(
-        [sys.executable, "-c", BEGIN + program, str(directory), str(library)],
+        [sys.executable, "-P", "-c", BEGIN + program, str(directory), str(library)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (ran.returncode, ran.stderr) == (status, "")
+    assert ran.stderr == ""
+    assert ran.returncode == status
     events: dict[int, list[Event]] = {}
     for batch in Spool(directory).batches():
         events.setdefault(batch.process, []).extend(unpack(batch.records, batch.strings))
