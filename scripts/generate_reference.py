@@ -36,6 +36,11 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # A page, the command line that prints such JSON, and the dataclass behind it.
 RESULTS = {
+    "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
+    "bench-compare-json.md": (
+        "bench compare A B --json",
+        "cudakit.core.bench.compare:Comparison",
+    ),
     "devices-json.md": ("devices --json", "cudakit.core.devices.result:DevicesResult"),
     "devices-fields-json.md": (
         "devices --fields A,B --json",
@@ -80,7 +85,8 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_codes(),
         "python.md": python_page(),
     }
-    made |= {f"{name}.md": command_page(name, load_command(name)) for name in COMMANDS}
+    for name in COMMANDS:
+        made |= dict(command_pages(name, load_command(name)))
     made |= {page: result_page(line, home) for page, (line, home) in RESULTS.items()}
     return {page: f"{NOTICE}\n\n{text.rstrip()}\n" for page, text in made.items()}
 
@@ -102,24 +108,45 @@ def program_page() -> str:
     )
 
 
-def command_page(name: str, command: click.Command) -> str:
+def command_pages(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
+    """Write the page of a command, and of each command in it."""
+    members = command.commands if isinstance(command, click.Group) else {}
     context = click.Context(command, info_name=name, parent=program_context())
+    yield f"{name}.md", command_page(context)
+    for inner, member in members.items():
+        within = click.Context(member, info_name=inner, parent=context)
+        yield f"{name}-{inner}.md", command_page(within)
+
+
+def command_page(context: click.Context) -> str:
+    command, name = context.command, context.command_path.removeprefix("cudakit ")
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     forms = [
         f"* [`cudakit {line}`]({page})"
         for page, (line, _) in RESULTS.items()
-        if line.split()[0] == name
+        if f"{line} ".startswith(f"{name} ")
     ]
     return sections(
         f"# cudakit {name}",
         *blocks(command.help or ""),
         f"```\n{usage}\n```",
+        members_of(command, name),
         f"## Options\n\n{options(context)}",
         f"## JSON\n\n{chr(10).join(forms)}" if forms else "",
         ""
         if isinstance(command, Launcher)
         else "The [exit codes](exit-codes.md) are those of every command.",
     )
+
+
+def members_of(command: click.Command, name: str) -> str:
+    if not isinstance(command, click.Group):
+        return ""
+    rows = (
+        (f"[`cudakit {name} {inner}`]({name}-{inner}.md)", member.get_short_help_str(limit=200))
+        for inner, member in sorted(command.commands.items())
+    )
+    return f"## Commands\n\n{table(('Command', 'What it does'), rows)}"
 
 
 def program_context() -> click.Context:

@@ -17,6 +17,10 @@ from cudakit.cli.failure import report
 
 # Name: where the click command lives, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "bench": (
+        "cudakit.cli.bench:bench",
+        "Measure how fast this GPU goes, and whether that changed.",
+    ),
     "devices": (
         "cudakit.cli.devices:devices",
         "Show which GPU is which, and how each one fares.",
@@ -100,7 +104,8 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         return _show_help()
     try:
-        with program.make_context("cudakit", arguments) as context:
+        # The words as they were written are there for commands that record them.
+        with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
             findings: Any = program.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

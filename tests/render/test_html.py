@@ -289,7 +289,7 @@ def test_an_empty_table_says_so() -> None:
 
 
 def test_a_view_of_an_unknown_kind_shows_its_fallback() -> None:
-    assert "no picture here" in body(layout_view(kind="bench")).words
+    assert "no picture here" in body(layout_view(kind="memory-timeline")).words
 
 
 def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:

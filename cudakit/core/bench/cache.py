@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 
 from cudakit.core.bench.method import Cache
 from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.facts import Field
 
 # NVIDIA CUTLASS, "GEMM performance measurement guidelines": the buffers in turn exceed twice the cache.
 _TIMES_CACHE = 2
 # Each is an allocation, and a node of a graph that takes them in turn.
 MOST_SETS = 1000
 _SHARE_OF_FREE = 0.9
+# Where the device does not say. Larger than that of most devices, so that cold is cold.
+_UNKNOWN_L2_BYTES = 128 << 20
+
+
+def l2_size_bytes(fields: Mapping[str, Field]) -> int:
+    """Return the size of the L2 cache by what is known of a device."""
+    known = fields.get("l2_cache_size_bytes")
+    return known if isinstance(known, int) and known > 0 else _UNKNOWN_L2_BYTES
 
 
 def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes: int) -> int:

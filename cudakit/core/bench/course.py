@@ -38,7 +38,7 @@ class Course:
         self.done = False
         self._timer, self._workload, self._prepared = timer, workload, prepared
         self._method, self._pause = method, pause
-        self._blocked = method.blocker and method.mode != "host"
+        self._blocked = method.blocker and not method.at_host
         self._turns = Turns(prepared, self._rotate())
         self._sampler: Sampler | None = None
         self._settling = Settling(method.warmup_s)
@@ -163,9 +163,11 @@ class Course:
 
     def _nothing_s(self) -> float:
         """Time nothing, as the samples are timed."""
-        if self._method.mode == "host":
-            return min(self._timer.time_at_host(_nothing).time_s for _ in range(_PILOTS))
-        timings = (self._timer.time(_nothing, blocked=self._blocked) for _ in range(_PILOTS))
+        timer, waits = self._timer, self._method.mode == "host"
+        if self._method.at_host:
+            timings = (timer.time_at_host(_nothing, waits=waits) for _ in range(_PILOTS))
+        else:
+            timings = (timer.time(_nothing, blocked=self._blocked) for _ in range(_PILOTS))
         return min(timing.time_s for timing in timings)
 
     def _read(self) -> Reading:

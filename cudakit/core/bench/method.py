@@ -9,7 +9,8 @@ from cudakit.core.bench.stopping import Rule
 
 # isolated: an execution between two events, nothing else on the device. batch: many between two events.
 # graph: many, captured and replayed as one. host: the clock of the host, around call and synchronization.
-Mode: TypeAlias = Literal["isolated", "batch", "graph", "host"]
+# call: the clock of the host, around the call alone.
+Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
 
 # rotate: each execution gets another set of buffers, more than the L2 cache holds. flush: the cache is
 # overwritten between executions. hot: the same buffers again and again.
@@ -27,9 +28,14 @@ class Method:
     blocker: bool = True  # whether a spinning kernel hid the gaps between launches
     executions: int = 1  # in each sample, which is their mean
     buffer_sets: int = 1  # that were taken in turn
-    fill: str = "uniform"  # the data: uniform in [-1, 1], normal, zeros, ones, int
+    fill: str = "uniform"  # the data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no
     seed: int = 0  # of the data
     interleaved: tuple[str, ...] = ()  # who else ran in turn with it, in the same process
+
+    @property
+    def at_host(self) -> bool:
+        """Whether it is the host that looks at its clock."""
+        return self.mode in ("host", "call")
 
     def unlike(self, other: Method) -> tuple[str, ...]:
         """Name what makes figures of two methods no figures of the same thing."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from cudakit.core.bench.blocker import MOST_QUEUED
 from cudakit.core.bench.cache import MOST_SETS
+from cudakit.core.bench.capturing import captured
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.timer import Reading, Timer, Work
 from cudakit.core.bench.workload import Prepared
-from cudakit.errors import CudaError, UsageError
+from cudakit.errors import UsageError
 from cudakit.gpu.api import Graph, Stream
 
 # What events resolve, about 0.5 us (CUDA Driver API, cuEventElapsedTime), is then lost in a sample.
@@ -86,8 +86,8 @@ def sampler(timer: Timer, turns: Turns, method: Method, estimate_s: float) -> Sa
     before = _before(timer, turns, flushed=flushed, interleaved=bool(method.interleaved))
     if method.mode == "graph":
         return _Replayed(timer, turns, _nodes(estimate_s, turns.sets), before)
-    if method.mode == "host":
-        return _AtHost(timer, turns, before)
+    if method.at_host:
+        return _AtHost(timer, turns, before, waits=method.mode == "host")
     executions = min(_filling(estimate_s), MOST_QUEUED) if many else 1
     return _Enqueued(timer, turns, executions, before)
 
@@ -137,28 +137,25 @@ class _Replayed:
         self._turns.advance(self.executions)
 
     def _capture(self) -> Graph:
-        gpu, stream = self._timer.gpu, self._timer.stream
-        gpu.capture_begin(stream)
-        try:
-            self._turns.capture(stream, self.executions)
-        except BaseException:
-            _abandon(self._timer)
-            raise
-        return gpu.capture_end(stream)
+        timer = self._timer
+        return captured(
+            timer.gpu, timer.stream, lambda stream: self._turns.capture(stream, self.executions)
+        )
 
 
 class _AtHost:
-    """Host: from the call until the device is done, by the host's clock."""
+    """Host and call: from the call until the device is done or the call returns, by the host's clock."""
 
     executions = 1
 
-    def __init__(self, timer: Timer, turns: Turns, before: Work | None) -> None:
+    def __init__(self, timer: Timer, turns: Turns, before: Work | None, *, waits: bool) -> None:
         self._timer = timer
         self._turns = turns
         self._before = before
+        self._waits = waits
 
     def sample(self, *, blocked: bool) -> Reading:  # noqa: ARG002 who waits for a launch pays for the gap
-        return self._timer.time_at_host(self._turns.run, before=self._before)
+        return self._timer.time_at_host(self._turns.run, before=self._before, waits=self._waits)
 
     def close(self) -> None:
         """Nothing was made."""
@@ -194,9 +191,3 @@ def _nodes(estimate_s: float, sets: int) -> int:
     """Say how many executions a graph has: each buffer set equally often, so that replays go on in turn."""
     rounds = -(-min(_filling(estimate_s), MOST_SETS) // sets)
     return sets * max(1, min(rounds, MOST_SETS // sets))
-
-
-def _abandon(timer: Timer) -> None:
-    """End a capture whose graph nobody wants."""
-    with suppress(CudaError):  # the failure that broke it off is the one to tell
-        timer.gpu.destroy_graph(timer.gpu.capture_end(timer.stream))

@@ -21,7 +21,7 @@ class Rule:
     """When to stop."""
 
     min_samples: int = 10  # at least
-    min_time_s: float = 0.5  # of measured time, at least
+    min_time_s: float = 0.5  # since the first sample began, at least
     precision: float = 0.01  # half the 95 % interval of the median, relative to it
     timeout_s: float = 15.0  # since the first sample began
 
@@ -38,7 +38,6 @@ class Stopping:
         self.rule = rule
         self.reason: Literal["", "precision", "stable", "timeout"] = ""
         self._times: list[float] = []
-        self._measured_s = 0.0
         self._elapsed_s = 0.0
         self._next_look = rule.min_samples
         self._spreads: deque[float] = deque(maxlen=_LOOKS)
@@ -55,8 +54,7 @@ class Stopping:
         the sum of the samples.
         """
         self._times.append(time_s)
-        self._measured_s += time_s
-        self._elapsed_s = self._measured_s if elapsed_s is None else elapsed_s
+        self._elapsed_s = self._elapsed_s + time_s if elapsed_s is None else elapsed_s
         if self._elapsed_s >= self.rule.timeout_s:
             self.reason = "precision" if self._may_stop() and self._is_precise() else "timeout"
         elif len(self._times) >= self._next_look:
@@ -76,7 +74,7 @@ class Stopping:
 
     def _may_stop(self) -> bool:
         enough = len(self._times) >= self.rule.min_samples
-        return enough and self._measured_s >= self.rule.min_time_s
+        return enough and self._elapsed_s >= self.rule.min_time_s
 
     def _is_precise(self) -> bool:
         return self._noise()[0] < self.rule.precision

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cudakit.core.bench.blocker import LIMIT_S, Blocker
-from cudakit.core.bench.cache import Flush
+from cudakit.core.bench.cache import Flush, l2_size_bytes
 from cudakit.core.bench.clock import SmClock, host_clock
 from cudakit.gpu.api import Gpu, Stream
 
 Work: TypeAlias = Callable[[Stream], None]
-
-# Where the device does not say. Larger than that of most devices, so that cold is cold.
-_UNKNOWN_L2_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +33,8 @@ class Timer:
     def __init__(self, gpu: Gpu, *, blocker_limit_s: float = LIMIT_S) -> None:
         self.gpu = gpu
         fields = gpu.facts().fields
-        l2_bytes, multiprocessors = (
-            fields.get(name) for name in ("l2_cache_size_bytes", "multiprocessor_count")
-        )
-        self.l2_bytes = l2_bytes if isinstance(l2_bytes, int) else _UNKNOWN_L2_BYTES
+        multiprocessors = fields.get("multiprocessor_count")
+        self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
         self.flush = Flush(gpu, self.l2_bytes)
         self.now_s = host_clock(gpu)
@@ -66,8 +61,13 @@ class Timer:
         held = not (blocked and self._blocker.gave_up)
         return Reading(gpu.elapsed(self._begin, self._end), self._clock.take_hz(), held)
 
-    def time_at_host(self, work: Work, *, before: Work | None = None) -> Reading:
-        """Time what ``work`` enqueues by the host's clock, from the first call until the device is done."""
+    def time_at_host(
+        self, work: Work, *, before: Work | None = None, waits: bool = True
+    ) -> Reading:
+        """Time what ``work`` enqueues by the host's clock, from the first call until the device is done.
+
+        Without ``waits``, until ``work`` returns: the device is waited for outside of the time.
+        """
         stream = self.stream
         if before:
             before(stream)
@@ -75,7 +75,8 @@ class Timer:
         self.gpu.sync_stream(stream)
         begin_s = self.now_s()
         work(stream)
-        self.gpu.sync_stream(stream)
+        if waits:
+            self.gpu.sync_stream(stream)
         time_s = self.now_s() - begin_s
         self._clock.end(stream)
         self.gpu.sync_stream(stream)

@@ -7,6 +7,7 @@ from typing import Final
 
 from cudakit.document import Columns
 from cudakit.render.markup import Markup
+from cudakit.render.svg.bench import bench
 from cudakit.render.svg.layout import memory_layout
 from cudakit.render.svg.race import race
 
@@ -14,4 +15,5 @@ from cudakit.render.svg.race import race
 VIEWS: Final[Mapping[str, Callable[[Sequence[Columns]], Markup]]] = {
     "memory-layout": memory_layout,
     "race": race,
+    "bench": bench,
 }

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cudakit.document import Array
-from cudakit.units import format_bytes, format_count
+import numpy as np
+
+from cudakit.document import Array, Rate
+from cudakit.render.amounts import words
+from cudakit.units import format_bytes, format_count, format_seconds
 
 Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio"]
+LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 
 # About as many ticks as a reader can take in, and as fit beside one another in 700 pixels.
 _TICKS = 5
@@ -32,18 +36,23 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of finite values, ``low < high``, and its ticks."""
+    """A range of finite values, ``low < high``, and its ticks; all are positive where it is logarithmic."""
 
     low: float
     high: float
     ticks: tuple[Tick, ...]
+    logarithmic: bool = False
 
     def share(self, value: float) -> float:
         """Return where a value lies between low (0) and high (1)."""
+        if self.logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def shares(self, values: Array) -> Array:
         """Return where each of many values lies."""
+        if self.logarithmic:
+            return np.log(values / self.low) / math.log(self.high / self.low)
         return (values - self.low) / (self.high - self.low)
 
 
@@ -63,6 +72,34 @@ def rounded_axis(low: float, high: float, unit: Unit) -> Axis:
     step = _step(high - low, unit)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
     return Axis(low, high, _ticks(low, high, unit, step))
+
+
+def log_axis(low: float, high: float, unit: LogUnit) -> Axis:
+    """Make a logarithmic axis of positive values, at least a factor of two long.
+
+    Bytes have ticks at powers of two, all else at powers of ten, and between them where those are few.
+    """
+    if high < 2 * low:
+        low, high = low / 2, high * 2
+    values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
+    label = _LOG_LABELS[unit]
+    return Axis(low, high, tuple(Tick(value, label(value)) for value in values), logarithmic=True)
+
+
+def _binary_ticks(low: float, high: float) -> list[float]:
+    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    step = max(math.ceil((last - first) / (2 * _TICKS)), 1)
+    return [2.0**power for power in range(first, last + 1, step)]
+
+
+def _decimal_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        values = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(inside) >= _TICKS - 1:
+            break
+    return inside[:: math.ceil(len(inside) / (2 * _TICKS))]
 
 
 def _is_range(low: float, high: float) -> bool:
@@ -127,5 +164,17 @@ def _seconds_labels(step: float) -> Callable[[float], str]:
     return lambda value: f"{_plain(value / size)} {name}"
 
 
+def _rate_label(value: float) -> str:
+    return words(Rate(value, ""))
+
+
 def _plain(number: float) -> str:
     return f"{number:.10g}"
+
+
+_LOG_LABELS: Final[Mapping[LogUnit, Callable[[float], str]]] = {
+    "bytes": lambda value: _bytes_label(value) if value >= 1 else f"{_plain(value)} B",
+    "seconds": format_seconds,
+    "count": lambda value: f"{value:,.10g}",
+    "rate": _rate_label,
+}

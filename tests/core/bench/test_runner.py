@@ -20,7 +20,7 @@ from cudakit.core.bench.workload import Workload
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.sim import Sim
 
-MODES: list[Mode] = ["isolated", "batch", "graph", "host"]
+MODES: list[Mode] = ["isolated", "batch", "graph", "host", "call"]
 METHOD = Method("isolated", "hot")
 ROTATED = Method("isolated", "rotate")
 RULE = Rule(min_samples=10, min_time_s=0.0, timeout_s=0.5)
@@ -94,6 +94,14 @@ def test_the_host_waits_for_more_than_the_device_takes(timer: Timer) -> None:
     assert min(host.samples.times_s) > max(isolated.samples.times_s)
     assert not host.method.blocker
     assert isolated.method.blocker
+
+
+def test_a_call_takes_less_than_the_wait_for_what_it_enqueues(timer: Timer) -> None:
+    call, host = (run(timer, Copy(), replace(METHOD, mode=mode)) for mode in ("call", "host"))
+
+    assert max(call.samples.times_s) < min(host.samples.times_s)
+    assert call.floor_s < host.floor_s
+    assert not call.method.blocker
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -72,11 +72,22 @@ def test_what_is_precise_when_the_time_runs_out_has_converged() -> None:
     assert (stopping.reason, stopping.converged) == ("precision", True)
 
 
-def test_time_between_samples_counts_towards_the_timeout_and_not_the_least_time() -> None:
-    stopping = Stopping(Rule(min_samples=2, min_time_s=0.5, timeout_s=10.0))
+def test_time_between_samples_counts_towards_the_least_time() -> None:
+    # Samples of 3 us that come 100 us apart: their sum would take 17 s to be half a second.
+    stopping = Stopping(Rule(min_samples=10, min_time_s=0.5, timeout_s=15.0))
+    elapsed = (1e-4 * n for n in range(1, 100_000))
 
-    assert not any(stopping.add(0.001, elapsed_s=second) for second in range(1, 10))
-    assert stopping.add(0.001, elapsed_s=10)
+    last_s = next(at for at in elapsed if stopping.add(3e-6, elapsed_s=at))
+    assert 0.5 <= last_s < 0.56
+    assert stopping.reason == "precision"
+
+
+def test_time_between_samples_counts_towards_the_timeout() -> None:
+    stopping = Stopping(Rule(min_samples=10, timeout_s=5.0))
+    unlike = (0.001, 0.003)
+
+    assert not any(stopping.add(unlike[n % 2], elapsed_s=n) for n in range(1, 5))
+    assert stopping.add(0.001, elapsed_s=5)
     assert stopping.reason == "timeout"
 
 

@@ -6,6 +6,7 @@ from cudakit.core.bench.present.cases import cases_table
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.comparison import present_comparison as present_comparison
 from cudakit.core.bench.present.distribution import distribution_table
+from cudakit.core.bench.present.graphs import graph_section
 from cudakit.core.bench.present.health import present_health as present_health
 from cudakit.core.bench.present.machine import machine_facts, title
 from cudakit.core.bench.present.notes import notes
@@ -22,8 +23,8 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
     """
     nodes: list[Node] = [result_columns(result.results)]
     if result.results:
-        nodes += [machine_facts(result.results[0]), cases_table(result.results)]
-    nodes += notes(result)
+        nodes += [machine_facts(result.results), cases_table(result.results)]
+    nodes += [*graph_section(result.results), *notes(result)]
     nodes += _exports(result)
     if detail and result.results:
         nodes += _detail(result)

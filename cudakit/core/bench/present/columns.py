@@ -35,6 +35,7 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["samples"] = np.array([len(case.samples_s) for case in cases], np.int64)
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
         arrays["converged"] = np.array([case.converged for case in cases], np.bool_)
+        arrays["simulated"] = np.array([case.environment.simulated for case in cases], np.bool_)
     return Columns("results", arrays, text)
 
 

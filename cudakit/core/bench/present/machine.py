@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.method import Method
+from cudakit.core.bench.present.methods import method_rows
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.document import Facts, Text, Value
-from cudakit.units import Unavailable, format_seconds
-
-_MODES = {
-    "isolated": "one execution between two events",
-    "batch": "{n} executions between two events",
-    "graph": "{n} executions in a graph",
-    "host": "clock of the host, until the device has finished",
-}
-_CACHES = {
-    "rotate": "{sets} buffer sets in turn, so that the L2 cache is cold",
-    "flush": "L2 cache overwritten before each",
-    "hot": "L2 cache hot",
-}
+from cudakit.units import Unavailable
 
 
 def title(result: BenchResult) -> str:
@@ -32,25 +21,13 @@ def title(result: BenchResult) -> str:
     return words if isinstance(gpu, Unavailable) else f"{words}, {gpu}"
 
 
-def machine_facts(case: CaseResult) -> Facts:
-    """Name what the figures of a case depend on: the method first."""
-    rows: list[tuple[str, Value]] = [("method", Text(method_words(case.method)))]
-    rows += [("versions", Text(_versions(case.environment)))] if case.environment.versions else []
-    state = _state(case)
+def machine_facts(cases: Sequence[CaseResult]) -> Facts:
+    """Name what the figures depend on: the method first, then the machine and its state at the begin."""
+    first = cases[0]
+    rows = method_rows(cases)
+    rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
+    state = _state(first)
     return Facts((*rows, ("state", Text(state))) if state else tuple(rows))
-
-
-def method_words(method: Method) -> str:
-    """Describe how it was measured."""
-    parts = [
-        _MODES[method.mode].format(n=method.executions),
-        _CACHES[method.cache].format(sets=method.buffer_sets),
-        f"{method.fill} data",
-        f"warm-up {format_seconds(method.warmup_s)}" if method.warmup_s else "no warm-up",
-    ]
-    if method.interleaved:
-        parts.append(f"in turn with {', '.join(method.interleaved)}")
-    return "; ".join(parts)
 
 
 def clock_words(clock_hz: tuple[float, ...]) -> Value:

@@ -1,0 +1,62 @@
+"""From a Spec to what is shown of it: what all benches have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import gpu_option
+from cudakit.cli.output import open_output
+from cudakit.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.result import BenchResult
+    from cudakit.core.bench.spec import Spec
+
+
+def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
+    """Make of a function that returns a Spec one that measures it, with the options for that."""
+
+    @functools.wraps(command)
+    def measured(*, gpu: str, outputs: Outputs, **options: Any) -> int:
+        return _measure(command(**options), gpu, outputs)
+
+    return effort_options(gpu_option(outputs_options(measured)))
+
+
+def _measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
+    from cudakit.cli.bench import files
+
+    with open_output(None) as target:
+        # Closed before the report: what was measured stays, whoever stops reading.
+        with files.opened(outputs.paths, force=outputs.force) as opened:
+            result = _run(spec, gpu, quiet=outputs.quiet)
+            files.write(opened, result)
+        from cudakit.core.bench.present import present
+
+        target.answer(result, lambda: present(result), as_json=outputs.json)
+    return exit_code(result)
+
+
+def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
+    from cudakit.cli.bench.surroundings import look_around
+    from cudakit.core.bench.session import run
+    from cudakit.gpu.open import open_gpu
+
+    around = look_around(gpu)
+    with closing(open_gpu(gpu)) as device, progress_line(quiet=quiet) as progress:
+        return run(spec, device, progress, circumstances=around)
+
+
+def exit_code(result: BenchResult) -> ExitCode:
+    """Say first of all whether a value was wrong; a result that was broken off is there all the same."""
+    from cudakit.core.bench.verification import Verification
+
+    checks = [case.verification for case in result.results]
+    if any(isinstance(check, Verification) and not check.passed for check in checks):
+        return ExitCode.FINDINGS
+    return ExitCode.OK if result.complete else ExitCode.INTERRUPTED

@@ -1,0 +1,190 @@
+"""The options that every bench has, and how their values are read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from cudakit.cli.options import byte_size, json_option, percent, quiet_option
+
+if TYPE_CHECKING:
+    pass
+
+# What a Spec takes besides what is measured, and an option for what was left out has none of.
+Effort: TypeAlias = dict[str, Any]
+_Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# A sweep that is longer was a slip of the finger.
+_MOST_SIZES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where a result goes."""
+
+    paths: tuple[str, ...]  # files, each in the form that its name says
+    force: bool  # replace files that exist
+    json: bool  # print the result as JSON instead of a report
+    quiet: bool  # show no progress
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Keep the options that were given: a Spec has a default for all others."""
+    return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+def names(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Read ``read,write`` as names; which of them exist the Spec knows."""
+    parts = text.split(",") if isinstance(text, str) else text
+    return tuple(dict.fromkeys(filter(None, (part.strip() for part in parts))))
+
+
+def sizes(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Read ``64KiB,1MiB..1GiB`` as bytes; a range goes on by doubling."""
+    if not isinstance(text, str):
+        return text
+    found = [size for part in text.split(",") if part.strip() for size in _range(part)]
+    return tuple(dict.fromkeys(found))
+
+
+def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Read ``1,10,100`` as numbers."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no list of numbers; write for example 1,10,100"
+        ) from None
+
+
+def _range(text: str) -> list[int]:
+    low, dots, high = text.partition("..")
+    first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
+    if dots and not 0 < first <= last:
+        raise click.BadParameter(f"{text.strip()!r} is no range; write for example 1MiB..1GiB")
+    found = [first << i for i in range(_MOST_SIZES) if first << i <= last or not i]
+    return found if dots else found[:1]
+
+
+def sizes_option(what: str) -> _Decorator:
+    """Offer ``--sizes``, which arrives as ``sizes_bytes``."""
+    return click.option(
+        "--sizes",
+        "sizes_bytes",
+        type=sizes,
+        metavar="SIZE,...",
+        help=f"{what}, as 64KiB,1MiB or doubling from 1MiB..1GiB.",
+    )
+
+
+def mode_option(default: str) -> _Decorator:
+    """Offer ``--mode``; the default is the Spec's, and only named here."""
+    return click.option(
+        "--mode",
+        type=click.Choice(["isolated", "batch", "graph", "host"]),
+        metavar="MODE",
+        help="What a sample is: isolated (one execution, between two events), batch (many), graph (many, "
+        f"in a graph) or host (one, by the clock of the host); {default} if not given.",
+    )
+
+
+def cache_option(default: str) -> _Decorator:
+    """Offer ``--cache``; the default is the Spec's, and only named here."""
+    return click.option(
+        "--cache",
+        type=click.Choice(["rotate", "flush", "hot"]),
+        metavar="STATE",
+        help="What the L2 cache holds: rotate (other buffers in turn), flush (what overwrote it) or hot "
+        f"(the data); {default} if not given.",
+    )
+
+
+_EFFORT = (
+    click.option(
+        "--precision",
+        type=percent,
+        metavar="RATIO",
+        help="Stop when the median is known so well, with 95 % confidence; 1% if not given.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=float,
+        metavar="SEC",
+        help="Stop a case after SEC; 15 if not given.",
+    ),
+    click.option(
+        "--samples", "min_samples", type=int, metavar="N", help="Take at least N; 10 if not given."
+    ),
+    click.option(
+        "--budget", "budget_s", type=float, metavar="SEC", help="Give all cases together about SEC."
+    ),
+    click.option(
+        "--warmup", "warmup_s", type=float, metavar="SEC", help="Warm up for at least SEC a case."
+    ),
+    click.option("--seed", type=int, metavar="N", help="Make the data from N; 0 if not given."),
+    click.option(
+        "--no-blocker", is_flag=True, help="Do not hold the stream back while work is enqueued."
+    ),
+)
+
+
+def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options on how carefully to measure; they arrive as ``effort: Effort``."""
+
+    @functools.wraps(command)
+    def collecting(**options: Any) -> Any:
+        parts = {name: options.pop(name) for name in ("warmup_s", "seed", "budget_s")}
+        limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
+        effort = given(**parts, blocker=False if options.pop("no_blocker") else None)
+        return command(effort=effort | _rule(given(**limits)), **options)
+
+    return with_options(_EFFORT, collecting)
+
+
+def _rule(limits: dict[str, Any]) -> Effort:
+    from cudakit.core.bench.stopping import Rule
+
+    return {"rule": Rule(**limits)} if limits else {}
+
+
+_OUTPUTS = (
+    click.option(
+        "-o",
+        "--output",
+        "paths",
+        metavar="FILE",
+        multiple=True,
+        help="Write to FILE as well: .json, .csv, .md, .html or .nvbench.json. Repeatable.",
+    ),
+    click.option("-f", "--force", is_flag=True, help="Replace files that exist."),
+    json_option,
+    quiet_option,
+)
+
+
+def outputs_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``-o -f --json -q``; they arrive as ``outputs: Outputs``."""
+
+    @functools.wraps(command)
+    def collecting(
+        *, paths: tuple[str, ...], force: bool, json: bool, quiet: bool, **rest: Any
+    ) -> Any:
+        return command(outputs=Outputs(paths, force, json, quiet), **rest)
+
+    return with_options(_OUTPUTS, collecting)
+
+
+def with_options(
+    options: tuple[_Decorator, ...], command: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Apply options so that the help lists them in their order."""
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,212 @@
+"""What was asked: which bench, of what, and how carefully. One dataclass for each bench.
+
+A Spec that exists makes sense by itself; whether it fits a device is seen when its cases are made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, get_args
+
+from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Allocator
+from cudakit.core.bench.method import Cache, Method, Mode
+from cudakit.core.bench.stopping import Rule
+from cudakit.errors import InputError
+from cudakit.kernels.bandwidth import WIDTH_BYTES
+
+OPERATIONS = ("read", "write", "copy", "scale", "triad")
+# From host to device, back, both ways at the same time, and within the device.
+DIRECTIONS = ("h2d", "d2h", "both", "d2d")
+CALLS = (
+    "launch",
+    "launch-to-start",
+    "launch-to-finish",
+    "launch-back-to-back",
+    "event-record",
+    "stream-synchronize",
+    "event-create-destroy",
+    "stream-create-destroy",
+)
+TOPOLOGIES = ("chain", "fork-join")
+# run is what the device takes; replay and eager are what the host waits for, from call to finish.
+STEPS = ("capture", "instantiate", "launch", "run", "replay", "eager")
+
+# Of what is enqueued, not of what the host does.
+_MODES = ("isolated", "batch", "graph", "host")
+
+# What is compared on the device is compared by words.
+_WORD_BYTES = 4
+_MOST_NODES = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What every bench can be asked. Raises InputError for what makes no sense, here and below."""
+
+    bench: ClassVar[str]
+
+    seed: int = 0  # of all data
+    warmup_s: float = 0.25  # at least, before each case
+    rule: Rule = field(default_factory=Rule)  # when a case has enough samples
+    blocker: bool = True  # whether gaps between launches are hidden, where that can be
+    budget_s: float | None = None  # for all cases together, about; None for as long as it takes
+
+    def __post_init__(self) -> None:
+        _check_range("the seed", self.seed, 0, 2**64 - 1)
+        _check_range("the warm-up", self.warmup_s, 0, math.inf)
+        _check_range("the number of samples", self.rule.min_samples, 1, math.inf)
+        _check_range("the least time", self.rule.min_time_s, 0, math.inf)
+        _check_positive("the precision", self.rule.precision)
+        _check_positive("the timeout", self.rule.timeout_s)
+        if self.budget_s is not None:
+            _check_positive("the time budget", self.budget_s)
+
+    def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
+        """Make the method of a case: what was asked, and what suits the case."""
+        return Method(
+            mode, cache, self.warmup_s, self.rule, blocker=self.blocker, fill=fill, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySpec(Spec):
+    """How fast kernels move the memory of the device."""
+
+    bench: ClassVar[str] = "memory"
+
+    operations: tuple[str, ...] = OPERATIONS
+    sizes_bytes: tuple[int, ...] | None = None  # of each buffer; None is around the L2 cache
+    mode: Mode = "batch"
+    cache: Cache = "hot"  # which shows what the L2 cache can hold, and what it cannot
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, OPERATIONS)
+        _check_sizes(self.sizes_bytes, WIDTH_BYTES)
+        _check_method(self.mode, self.cache)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySpec(Spec):
+    """How fast the driver copies, between pinned host memory and device, and within the device."""
+
+    bench: ClassVar[str] = "copy"
+
+    directions: tuple[str, ...] = DIRECTIONS
+    sizes_bytes: tuple[int, ...] | None = None  # of each copy
+    mode: Mode = "isolated"
+    cache: Cache | None = None  # None is rotate within the device, and else hot: the link is slower
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if any(direction.startswith("pageable") for direction in self.directions):
+            raise InputError(
+                "copies from pageable host memory are not measured: of the host, only pinned memory is",
+                hint=f"the directions are {', '.join(DIRECTIONS)}",
+            )
+        _check_names("direction", self.directions, DIRECTIONS)
+        _check_sizes(self.sizes_bytes, _WORD_BYTES)
+        _check_method(self.mode, self.cache)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec(Spec):
+    """How long calls take that launch, wait, and make what is needed for it."""
+
+    bench: ClassVar[str] = "launch"
+
+    calls: tuple[str, ...] = CALLS
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("call", self.calls, CALLS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocSpec(Spec):
+    """How long it takes to allocate memory and to free it again.
+
+    ``others`` are allocators of anyone, by name, measured after those of the driver.
+    """
+
+    bench: ClassVar[str] = "alloc"
+
+    allocators: tuple[str, ...] = DRIVER_ALLOCATORS
+    others: Mapping[str, Allocator] = field(default_factory=dict)
+    sizes_bytes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.allocators or not self.others:
+            _check_names("allocator", self.allocators, DRIVER_ALLOCATORS)
+        if taken := sorted(set(self.others) & set(DRIVER_ALLOCATORS)):
+            raise InputError(f"{taken[0]!r} is the name of an allocator of the driver")
+        _check_sizes(self.sizes_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSpec(Spec):
+    """What graphs cost to make and to launch, and what they save."""
+
+    bench: ClassVar[str] = "graph"
+
+    topologies: tuple[str, ...] = TOPOLOGIES
+    nodes: tuple[int, ...] | None = None  # kernels in a graph
+    steps: tuple[str, ...] = STEPS
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("topology", self.topologies, TOPOLOGIES)
+        _check_names("step", self.steps, STEPS)
+        _check_some("nodes", self.nodes)
+        for count in self.nodes or ():
+            _check_range("the number of nodes", count, 1, _MOST_NODES)
+
+
+def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
+    _check_some("sizes", sizes_bytes)
+    for size_bytes in sizes_bytes or ():
+        if size_bytes <= 0:
+            raise InputError(
+                f"a size of {size_bytes} bytes was asked, and there must be something to measure",
+                hint="write for example 64MiB",
+            )
+        if size_bytes % unit_bytes:
+            lower = max(size_bytes // unit_bytes, 1) * unit_bytes
+            raise InputError(
+                f"a size of {size_bytes} bytes was asked, which is no multiple of {unit_bytes}",
+                hint=f"{lower} is one",
+            )
+
+
+def _check_names(what: str, names: Collection[str], known: tuple[str, ...]) -> None:
+    hint = f"there are {', '.join(known)}"
+    if not names:
+        raise InputError(f"no {what} was asked", hint=hint)
+    for name in names:
+        if name not in known:
+            raise InputError(f"no such {what}: {name!r}", hint=hint)
+
+
+def _check_method(mode: str, cache: str | None) -> None:
+    _check_names("mode", (mode,), _MODES)
+    if cache is not None:
+        _check_names("cache", (cache,), get_args(Cache))
+
+
+def _check_some(what: str, values: Collection[int] | None) -> None:
+    if values is not None and not values:
+        raise InputError(f"the list of {what} is empty", hint="leave it out to have the usual ones")
+
+
+def _check_positive(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InputError(f"{what} is {value:g}, and must be above 0")
+
+
+def _check_range(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most or math.isnan(value):
+        bound = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+        raise InputError(f"{what} is {value:g}, and must be {bound}")

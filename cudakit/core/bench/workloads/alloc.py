@@ -1,0 +1,101 @@
+"""Alloc: how long it takes to allocate memory and to free it again, by allocator and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from cudakit.core.bench.allocators import Allocator, driver_allocator
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.spec import AllocSpec
+from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workloads.latency import Latency
+from cudakit.gpu.api import LEGACY, Gpu, Stream
+from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
+from cudakit.kernels.compare import Compare
+
+_SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)
+_SIMULATED_SIZES_BYTES = (512, 64 << 10, 1 << 20)
+_WORD = 0x0DDBA11
+_WORD_BYTES = 4
+
+
+def alloc_cases(spec: AllocSpec, gpu: Gpu) -> tuple[Case, ...]:
+    """Make a case of each allocator and size."""
+    usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+    sizes_bytes = spec.sizes_bytes or usual
+    return tuple(
+        _case(spec, Alloc(name, size_bytes, open_))
+        for name, open_ in _openers(spec).items()
+        for size_bytes in sizes_bytes
+    )
+
+
+def _openers(spec: AllocSpec) -> dict[str, Callable[[Gpu], Allocator]]:
+    """Say how to come by each allocator, by its name."""
+    openers: dict[str, Callable[[Gpu], Allocator]] = {}
+    for name in spec.allocators:
+        openers[name] = partial(driver_allocator, name)
+    for name, allocator in spec.others.items():
+        openers[name] = partial(_given, allocator)
+    return openers
+
+
+def _given(allocator: Allocator, gpu: Gpu) -> Allocator:  # noqa: ARG001
+    return allocator
+
+
+def _case(spec: AllocSpec, workload: Alloc) -> Case:
+    on_device = workload.allocator != "pinned"
+    return Case(
+        workload,
+        spec.method("call", "hot"),
+        size_bytes=workload.size_bytes,
+        buffers=int(on_device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """An allocation of a size and its free, by one allocator."""
+
+    allocator: str
+    size_bytes: int
+    open: Callable[[Gpu], Allocator]
+    name: str = "alloc"
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        return {"allocator": self.allocator, "size_bytes": self.size_bytes}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedAlloc:  # noqa: ARG002
+        return PreparedAlloc(gpu, self.open(gpu), self.size_bytes)
+
+
+class PreparedAlloc(Latency):
+    """An allocator, and kernels that see whether what it gives is memory."""
+
+    def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
+        super().__init__()
+        self._gpu, self._allocator, self._size_bytes = gpu, allocator, size_bytes
+        self._kernels = self.owned.enter_context(closing(Bandwidth(gpu)))
+        self._compare = self.owned.enter_context(closing(Compare(gpu)))
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
+
+    def verify(self) -> Verification:
+        """Write to an allocation, and read it back."""
+        size_bytes = self._size_bytes // WIDTH_BYTES * WIDTH_BYTES
+        words = size_bytes // _WORD_BYTES
+        ptr = self._allocator.alloc(self._size_bytes, LEGACY)
+        try:
+            self._kernels.write(ptr, _WORD, size_bytes, LEGACY)
+            wrong = self._compare.count_unlike(ptr, _WORD, size_bytes, LEGACY)
+        finally:
+            self._allocator.free(ptr, LEGACY)
+            self._gpu.sync()
+        detail = f"{wrong} of {words} words are not what was written there" if wrong else ""
+        return Verification(not wrong, wrong / max(words, 1), 0.0, "what was written there", detail)

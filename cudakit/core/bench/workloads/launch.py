@@ -1,0 +1,120 @@
+"""Launch: how long the calls take that launch and wait, and those that make events and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.method import Mode
+from cudakit.core.bench.spec import LaunchSpec
+from cudakit.core.bench.workloads.latency import Latency
+from cudakit.gpu.api import Gpu, Stream
+from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
+from cudakit.kernels.spin import Spin
+
+_Call: TypeAlias = Callable[[Stream], None]
+
+# So often pinned memory is looked at before the driver is asked whether the kernel has ended.
+_LOOKS = 1000
+_WORD_BITS = 32
+
+
+def launch_cases(spec: LaunchSpec, gpu: Gpu) -> tuple[Case, ...]:  # noqa: ARG001
+    """Make a case of each call."""
+    return tuple(Case(Launch(call), spec.method(_CALLS[call].mode, "hot")) for call in spec.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of the driver, or a few that belong together."""
+
+    call: str
+    name: str = "launch"
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        return {"call": self.call}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedLaunch:  # noqa: ARG002
+        return PreparedLaunch(gpu, _CALLS[self.call].make)
+
+
+class PreparedLaunch(Latency):
+    """A call, and what it needs."""
+
+    def __init__(self, gpu: Gpu, make: Callable[[Gpu, Latency], _Call]) -> None:
+        super().__init__()
+        self._call = make(gpu, self)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self._call(stream)
+
+
+class _UntilStart:
+    """Launches a kernel, and waits until the host sees what it writes to pinned memory."""
+
+    def __init__(self, gpu: Gpu, prepared: Latency) -> None:
+        self._gpu = gpu
+        self._kernel = prepared.owned.enter_context(closing(Bandwidth(gpu)))
+        self._place = gpu.host_malloc(WIDTH_BYTES)
+        prepared.owned.callback(gpu.host_free, self._place)
+        view = gpu.host_view(self._place, WIDTH_BYTES)
+        view[:] = bytes(WIDTH_BYTES)
+        self._words = view.cast("I")
+        prepared.owned.callback(self._release)
+        self._count = 0
+
+    def __call__(self, stream: Stream) -> None:
+        self._count = (self._count + 1) % (1 << _WORD_BITS)
+        self._kernel.write(self._place, self._count, WIDTH_BYTES, stream)
+        while not self._has_started() and not self._gpu.query_stream(stream):
+            pass
+
+    def _has_started(self) -> bool:
+        return any(self._words[0] == self._count for _ in range(_LOOKS))
+
+    def _release(self) -> None:
+        self._words.release()
+
+
+def _nothing(gpu: Gpu, prepared: Latency) -> _Call:
+    return prepared.owned.enter_context(closing(Spin(gpu))).not_at_all
+
+
+def _record(gpu: Gpu, prepared: Latency) -> _Call:
+    event = gpu.event()
+    prepared.owned.callback(gpu.destroy_event, event)
+    return lambda stream: gpu.record(event, stream)
+
+
+def _synchronize(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+    return gpu.sync_stream
+
+
+def _event(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+    return lambda stream: gpu.destroy_event(gpu.event())  # noqa: ARG005
+
+
+def _stream(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+    return lambda stream: gpu.destroy_stream(gpu.stream(blocking=False))  # noqa: ARG005
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    mode: Mode
+    make: Callable[[Gpu, Latency], _Call]
+
+
+_CALLS: Mapping[str, _Timed] = {
+    "launch": _Timed("call", _nothing),
+    "launch-to-start": _Timed("call", _UntilStart),
+    "launch-to-finish": _Timed("host", _nothing),
+    "launch-back-to-back": _Timed("batch", _nothing),
+    "event-record": _Timed("call", _record),
+    "stream-synchronize": _Timed("call", _synchronize),
+    "event-create-destroy": _Timed("call", _event),
+    "stream-create-destroy": _Timed("call", _stream),
+}

@@ -1,0 +1,228 @@
+"""Memory: how fast kernels read, write, copy, scale and add it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.bench.cache import is_cold, l2_size_bytes
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.limits import Work
+from cudakit.core.bench.spec import MemorySpec
+from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workloads.moved import (
+    POISON,
+    Check,
+    Finding,
+    check_copy,
+    check_linear,
+    check_read,
+    check_write,
+    worst,
+)
+from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.kernels.bandwidth import SOUGHT, WIDTH_BYTES, Bandwidth
+from cudakit.kernels.compare import Compare
+from cudakit.kernels.elements import FP32
+from cudakit.kernels.fill import Fill
+from cudakit.units import Unavailable
+
+# Any numbers; the factor is not a power of two, so that results are rounded.
+_WORD = 0x5EED1E55
+_FACTOR = float(np.float32(1.7))
+
+_IN_CACHE = Unavailable("the data stays in the L2 cache, whose speed is in no datasheet")
+# Around the L2 cache, as shares of it, and far beyond.
+_SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
+_LARGE_BYTES = 1 << 30
+_ROUND_BYTES = 1 << 16
+# A simulated device moves memory as fast as its host does.
+_SIMULATED_SIZES_BYTES = (4 << 10, 16 << 10, 64 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """One buffer set: what is written, and what is read."""
+
+    to: Ptr
+    sources: tuple[Ptr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    sources: int
+    targets: int
+    run: Callable[[Bandwidth, _Buffers, int, Stream], None]
+    check: Check
+
+    @property
+    def buffers(self) -> int:
+        """How many there are of the size in question."""
+        return self.sources + self.targets
+
+
+def _read(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.read(at.to, at.sources[0], size_bytes, stream)
+
+
+def _write(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.write(at.to, _WORD, size_bytes, stream)
+
+
+def _copy(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.copy(at.to, at.sources[0], size_bytes, stream)
+
+
+def _scale(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.scale(at.to, at.sources[0], _FACTOR, size_bytes, stream)
+
+
+def _triad(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.triad(at.to, at.sources[0], at.sources[1], _FACTOR, size_bytes, stream)
+
+
+_OPERATIONS: Mapping[str, _Operation] = {
+    "read": _Operation(1, 0, _read, check_read),
+    "write": _Operation(0, 1, _write, check_write(_WORD)),
+    "copy": _Operation(1, 1, _copy, check_copy),
+    "scale": _Operation(1, 1, _scale, check_linear((_FACTOR,))),
+    "triad": _Operation(2, 1, _triad, check_linear((1.0, _FACTOR))),
+}
+
+
+def memory_cases(spec: MemorySpec, gpu: Gpu) -> tuple[Case, ...]:
+    """Make a case of each operation and size."""
+    l2_bytes = l2_size_bytes(gpu.facts().fields)
+    sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
+    return tuple(
+        _case(spec, operation, size_bytes, l2_bytes)
+        for operation in spec.operations
+        for size_bytes in sizes_bytes
+    )
+
+
+def _sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
+    if simulated:
+        return _SIMULATED_SIZES_BYTES
+    around = (max(int(share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for share in _SHARES)
+    return (*dict.fromkeys(around), max(_LARGE_BYTES, 16 * l2_bytes))
+
+
+def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
+    operation = _OPERATIONS[name]
+    moved = operation.buffers * size_bytes
+    cold = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
+    return Case(
+        Memory(name, size_bytes),
+        spec.method(spec.mode, spec.cache, fill="uniform"),
+        Work(bytes_moved=moved) if cold else _IN_CACHE,
+        size_bytes,
+        operation.buffers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An operation on buffers of a size."""
+
+    operation: str
+    size_bytes: int
+    name: str = "memory"
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        return {"operation": self.operation, "size_bytes": self.size_bytes}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedMemory:
+        return PreparedMemory(gpu, _OPERATIONS[self.operation], self.size_bytes, seed)
+
+
+class PreparedMemory:
+    """An operation, its buffers, and the kernels for both."""
+
+    operations = 0
+
+    def __init__(self, gpu: Gpu, operation: _Operation, size_bytes: int, seed: int) -> None:
+        self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
+        self._sets: list[_Buffers] = []
+        with ExitStack() as owned:
+            self._kernels = owned.enter_context(closing(Bandwidth(gpu)))
+            self._compare = owned.enter_context(closing(Compare(gpu)))
+            self._owned = owned
+            self.rotate(1)
+            self._owned = owned.pop_all()
+
+    @property
+    def footprint_bytes(self) -> int:
+        return self._operation.buffers * self._size_bytes
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.footprint_bytes
+
+    def rotate(self, sets: int) -> None:
+        with closing(Fill(self._gpu)) as fill:
+            while len(self._sets) < sets:
+                self._sets.append(self._buffers(fill, len(self._sets)))
+            self._gpu.sync()
+
+    def enqueue(self, stream: Stream, index: int) -> None:
+        buffers = self._sets[index % len(self._sets)]
+        self._operation.run(self._kernels, buffers, self._size_bytes, stream)
+
+    def verify(self) -> Verification:
+        verification = worst(self._findings())
+        for buffers in self._sets:
+            self._poison(buffers.to)
+        self._gpu.sync()
+        return verification
+
+    def close(self) -> None:
+        self._owned.close()
+
+    def _findings(self) -> Iterator[Finding]:
+        for buffers in self._sets:
+            check = self._operation.check
+            yield check(
+                self._compare, buffers.to, buffers.sources, self._size_bytes, self._seed, LEGACY
+            )
+
+    def _buffers(self, fill: Fill, number: int) -> _Buffers:
+        to = self._malloc(self._target_bytes)
+        sources = tuple(self._malloc(self._size_bytes) for _ in range(self._operation.sources))
+        for at, source in enumerate(sources):
+            sequence = number * max(self._operation.sources, 1) + at
+            floats = self._size_bytes // FP32.size_bytes
+            fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
+        if not self._operation.targets:
+            self._plant(sources[0])
+        self._poison(to)
+        return _Buffers(to, sources)
+
+    @property
+    def _target_bytes(self) -> int:
+        """Size of what is written: a reader has a place to say that it found something."""
+        return self._size_bytes if self._operation.targets else WIDTH_BYTES
+
+    def _plant(self, source: Ptr) -> None:
+        """Put what a reader looks for in the last place."""
+        gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
+        found = gpu.host_malloc(WIDTH_BYTES)
+        try:
+            words = gpu.host_view(found, WIDTH_BYTES)
+            words[:] = np.array([SOUGHT, 0, 0, 0], np.uint32).tobytes()
+            gpu.copy(last, found, WIDTH_BYTES, LEGACY)
+            gpu.sync()
+        finally:
+            gpu.host_free(found)
+
+    def _poison(self, to: Ptr) -> None:
+        self._gpu.fill(to, POISON, self._target_bytes, LEGACY)
+
+    def _malloc(self, size_bytes: int) -> Ptr:
+        ptr = self._gpu.malloc(size_bytes)
+        self._owned.callback(self._gpu.free, ptr)
+        return ptr

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from core.bench.made import WRONG, gemm, machine, result
+from invocation import Cli
+
+from cudakit.core.bench.result import BenchResult
+from cudakit.render.json import render
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[str, Path]:
+    """Write results, by what became of them since ``before``."""
+    results: dict[str, BenchResult] = {
+        "before": result(gemm()),
+        "same": result(gemm()),
+        "slower": result(gemm(rate=700e12)),
+        "faster": result(gemm(rate=850e12)),
+        "wrong": result(gemm(verification=WRONG)),
+        "elsewhere": result(gemm(environment=machine(gpu="NVIDIA B200"))),
+        "simulated": result(gemm(), simulated=True),
+    }
+    places = {name: tmp_path / f"{name}.json" for name in results}
+    for name, place in places.items():
+        place.write_text(render(results[name]), encoding="utf-8")
+    return places
+
+
+@pytest.mark.parametrize("after", ["same", "slower", "faster"])
+def test_the_verdict_is_on_the_line_of_its_case(
+    after: str, saved: dict[str, Path], cli: Cli
+) -> None:
+    run = cli("bench", "compare", saved["before"], saved[after])
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert f"1 {after}." in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("after", "limits", "code"),
+    [
+        ("slower", (), 0),
+        ("slower", ("slower",), 1),
+        ("slower", ("slower:5%",), 1),
+        ("slower", ("slower:20%",), 0),
+        ("slower", ("slower:20%", "slower:1%"), 1),
+        ("faster", ("slower:5%",), 0),
+        ("faster", ("faster:5%",), 1),
+        ("same", ("slower", "faster", "ambiguous"), 0),
+        # Nobody knows that it did not get slower.
+        ("wrong", ("slower:5%",), 1),
+    ],
+)
+def test_the_exit_code_is_1_where_a_limit_is_exceeded(
+    after: str, limits: tuple[str, ...], code: int, saved: dict[str, Path], cli: Cli
+) -> None:
+    options = [word for limit in limits for word in ("--fail-on", limit)]
+
+    assert cli("bench", "compare", saved["before"], saved[after], *options).exit_code == code
+
+
+def test_unlike_machines_are_refused_unless_forced(saved: dict[str, Path], cli: Cli) -> None:
+    two = (saved["before"], saved["elsewhere"])
+    refused, forced = cli("bench", "compare", *two), cli("bench", "compare", *two, "--force")
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "NVIDIA H200 and NVIDIA B200" in refused.stderr
+    assert "--force" in refused.stderr
+    assert forced.exit_code == 0
+    assert "not alike" in forced.stdout
+
+
+def test_json_and_markdown_hold_the_same(saved: dict[str, Path], cli: Cli) -> None:
+    two = (saved["before"], saved["slower"])
+    plain = json.loads(cli("bench", "compare", *two, "--json").stdout)
+    table = cli("bench", "compare", *two, "--markdown").stdout
+
+    assert plain["schema"] == "cudakit.bench.compare/1"
+    assert [case["verdict"] for case in plain["cases"]] == ["slower"]
+    assert table.startswith("# bench compare\n")
+    assert table.splitlines()[-3].endswith("| slower |")
+    assert cli("bench", "compare", *two, "--json", "--markdown").exit_code == 2
+
+
+def test_a_simulated_run_says_so(saved: dict[str, Path], cli: Cli) -> None:
+    two = (saved["simulated"], saved["simulated"])
+
+    assert cli("bench", "compare", *two).stdout.startswith("Simulated: ")
+    assert cli("bench", "compare", *two, "--markdown").stdout.startswith("# Simulated: ")
+    assert json.loads(cli("bench", "compare", *two, "--json").stdout)["simulated"] is True
+
+
+@pytest.mark.parametrize("text", ["slow", "slower:", "slower:x%", "same"])
+def test_a_limit_that_is_not_understood_ends_before_anything(
+    text: str, saved: dict[str, Path], cli: Cli
+) -> None:
+    run = cli("bench", "compare", saved["before"], saved["slower"], "--fail-on", text)
+
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "slower:5%" in run.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "cudakit.bench/2"}', "\0"])
+def test_a_file_that_is_no_result_ends_with_2(
+    text: str, saved: dict[str, Path], cli: Cli, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(text)
+
+    for two in ((bad, saved["before"]), (saved["before"], bad), (tmp_path, bad)):
+        run = cli("bench", "compare", *two)
+        assert (run.exit_code, run.stdout) == (2, "")
+        assert run.stderr.startswith("cudakit: error: ")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from invocation import Cli
+
+from cudakit.cli.bench.options import counts, names, sizes
+from cudakit.core.bench import spec
+from cudakit.core.bench.allocators import DRIVER_ALLOCATORS
+from cudakit.core.bench.present.notes import notes
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("64KiB", (65536,)),
+        ("1MiB, 3MiB,", (MIB, 3 * MIB)),
+        ("1MiB..4MiB", (MIB, 2 * MIB, 4 * MIB)),
+        ("3MiB..10MiB", (3 * MIB, 6 * MIB)),
+        ("1MiB..1MiB", (MIB,)),
+        ("4MiB,1MiB..8MiB", (4 * MIB, MIB, 2 * MIB, 8 * MIB)),
+        ("0", (0,)),  # which the Spec refuses
+        ("", ()),
+    ],
+)
+def test_sizes_are_a_list_and_ranges_that_double(text: str, found: tuple[int, ...]) -> None:
+    assert sizes(text) == found
+
+
+@given(st.integers(1, 1 << 50), st.integers(0, 60))
+def test_a_range_begins_with_its_least_and_stays_within(low: int, doublings: int) -> None:
+    found = sizes(f"{low}..{low << doublings}")
+
+    assert found[0] == low
+    assert found[-1] == low << doublings
+    assert len(found) == doublings + 1
+
+
+@pytest.mark.parametrize(
+    "text", ["1MiB..", "..1MiB", "2MiB..1MiB", "0..1MiB", "-1", "x", "1..2..3"]
+)
+def test_sizes_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write for example"):
+        sizes(text)
+
+
+def test_names_and_numbers_are_lists_without_doubles() -> None:
+    assert names(" read,copy,,read ") == ("read", "copy")
+    assert counts("1, 10,1") == (1, 10)
+    with pytest.raises(click.BadParameter):
+        counts("1,ten")
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("memory", spec.OPERATIONS),
+        ("copy", spec.DIRECTIONS),
+        ("launch", spec.CALLS),
+        ("alloc", DRIVER_ALLOCATORS),
+        ("graph", (*spec.TOPOLOGIES, *spec.STEPS)),
+    ],
+)
+def test_the_help_names_all_that_can_be_chosen_and_fits_80_columns(
+    command: str, known: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = cli("bench", command, "--help")
+    # A line may be broken behind a hyphen.
+    text = "".join(run.stdout.split())
+
+    assert run.exit_code == 0
+    assert [name for name in known if name not in text] == []
+    assert max(map(len, run.stdout.splitlines())) <= 80
+
+
+def test_the_options_that_remedies_name_exist(cli: Cli) -> None:
+    source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
+    named = set(re.findall(r"--[a-z]+", source))
+    shown = cli("bench", "memory", "--help").stdout
+
+    assert {"--timeout", "--cache"} <= named
+    assert [option for option in named if f"{option} " not in shown] == []
+
+
+def test_without_a_bench_the_help_is_shown_and_the_exit_code_is_2(cli: Cli) -> None:
+    run = cli("bench")
+
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "Commands:" in run.stderr

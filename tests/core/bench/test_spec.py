@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cudakit.core.bench.spec import (
+    AllocSpec,
+    CopySpec,
+    GraphSpec,
+    LaunchSpec,
+    MemorySpec,
+    Spec,
+)
+from cudakit.core.bench.stopping import Rule
+from cudakit.errors import InputError
+
+
+@pytest.mark.parametrize("spec", [MemorySpec, CopySpec, LaunchSpec, AllocSpec, GraphSpec])
+def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
+    assert spec().seed == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: MemorySpec(sizes_bytes=(0,)), "a size of 0 bytes"),
+        (lambda: MemorySpec(sizes_bytes=(1 << 20, -16)), "a size of -16 bytes"),
+        (lambda: MemorySpec(sizes_bytes=(100,)), "100 bytes .* no multiple of 16"),
+        (lambda: MemorySpec(sizes_bytes=()), "list of sizes is empty"),
+        (lambda: MemorySpec(operations=("add",)), "no such operation: 'add'"),
+        (lambda: MemorySpec(operations=()), "no operation was asked"),
+        (lambda: MemorySpec(mode="call"), "no such mode: 'call'"),
+        (lambda: CopySpec(sizes_bytes=(6,)), "no multiple of 4"),
+        (lambda: CopySpec(directions=("pageable",)), "only pinned memory is"),
+        (lambda: CopySpec(directions=("sideways",)), "no such direction: 'sideways'"),
+        (lambda: LaunchSpec(calls=("land",)), "no such call: 'land'"),
+        (lambda: AllocSpec(allocators=("mine",)), "no such allocator: 'mine'"),
+        (lambda: AllocSpec(allocators=()), "no allocator was asked"),
+        (lambda: GraphSpec(nodes=(1, 0)), "the number of nodes is 0"),
+        (lambda: GraphSpec(topologies=("star",)), "no such topology"),
+        (lambda: GraphSpec(steps=("skip",)), "no such step"),
+        (lambda: LaunchSpec(seed=-1), "the seed is -1"),
+        (lambda: LaunchSpec(warmup_s=-1.0), "the warm-up is -1, and must be at least 0"),
+        (lambda: LaunchSpec(budget_s=0.0), "the time budget is 0, and must be above 0"),
+        (lambda: LaunchSpec(rule=Rule(precision=0)), "the precision is 0"),
+        (lambda: LaunchSpec(rule=Rule(timeout_s=float("nan"))), "the timeout is nan"),
+        (lambda: LaunchSpec(rule=Rule(min_samples=0)), "the number of samples is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], Spec], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make()
+
+
+def test_a_refusal_says_what_would_do() -> None:
+    with pytest.raises(InputError) as size:
+        MemorySpec(sizes_bytes=(100,))
+    with pytest.raises(InputError) as name:
+        CopySpec(directions=("up",))
+
+    assert size.value.hint == "96 is one"
+    assert name.value.hint == "there are h2d, d2h, both, d2d"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+
+import numpy as np
+import pytest
+
+from cudakit.core.bench.session import run
+from cudakit.core.bench.spec import STEPS, TOPOLOGIES, GraphSpec
+from cudakit.core.bench.stopping import Rule
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Graph, GraphExec, Ptr, Stream
+from cudakit.gpu.sim import Launch, Sim
+from cudakit.units import Unavailable
+
+
+def figures(spec: GraphSpec) -> dict[tuple[object, ...], float]:
+    with closing(Sim()) as gpu:
+        result = run(spec, gpu)
+    return {
+        tuple(case.axes.values()): case.median_s
+        for case in result.results
+        if not isinstance(case.median_s, Unavailable) and case.verified
+    }
+
+
+def test_every_step_of_every_topology_has_a_verified_figure() -> None:
+    found = figures(GraphSpec(nodes=(1, 20)))
+
+    assert set(found) == {
+        (step, topology, nodes) for step in STEPS for topology in TOPOLOGIES for nodes in (1, 20)
+    }
+
+
+def test_side_by_side_runs_faster_than_in_a_chain_and_more_takes_longer() -> None:
+    found = figures(GraphSpec(nodes=(8, 40), steps=("run", "eager", "replay")))
+
+    assert found["run", "fork-join", 40] < found["run", "chain", 40]
+    assert found["run", "chain", 8] < found["run", "chain", 40]
+    assert found["replay", "fork-join", 40] < found["eager", "fork-join", 40]
+
+
+def test_the_launch_of_a_graph_does_not_wait_for_it() -> None:
+    found = figures(GraphSpec(topologies=("chain",), nodes=(40,), steps=("launch", "replay")))
+
+    assert found["launch", "chain", 40] < found["replay", "chain", 40]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_node_that_does_not_run_leaves_no_figure(step: str) -> None:
+    runs = count()
+
+    def lazy(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+        if next(runs) % 5:
+            launch.write(to, np.uint32, 4 * int(vectors))[:] = word
+
+    with closing(Sim(twins={"cudakit_write": lazy})) as gpu:
+        spec = GraphSpec(topologies=("fork-join",), nodes=(10,), steps=(step,))
+        (case,) = run(spec, gpu).results
+
+    assert isinstance(case.median_s, Unavailable)
+    assert "of 10 nodes did not run" in case.median_s.reason
+
+
+@pytest.mark.parametrize("step", ["launch", "run", "replay", "eager"])
+def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) -> None:
+    runs = count()
+
+    def tires(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+        if next(runs) < 5:
+            launch.write(to, np.uint32, 4 * int(vectors))[:] = word
+
+    with closing(Sim(twins={"cudakit_write": tires})) as gpu:
+        spec = GraphSpec(topologies=("chain",), nodes=(5,), steps=(step,))
+        (case,) = run(spec, gpu).results
+
+    assert next(runs) > 30
+    assert isinstance(case.median_s, Unavailable)
+
+
+class Counting(Sim):
+    """Counts the graphs, and what they were instantiated to, that there are."""
+
+    live = 0
+
+    def capture_end(self, stream: Stream) -> Graph:
+        self.live += 1
+        return super().capture_end(stream)
+
+    def instantiate(self, graph: Graph) -> GraphExec:
+        self.live += 1
+        return super().instantiate(graph)
+
+    def destroy_graph(self, graph: Graph) -> None:
+        self.live -= 1
+        super().destroy_graph(graph)
+
+    def destroy_graph_exec(self, graph: GraphExec) -> None:
+        self.live -= 1
+        super().destroy_graph_exec(graph)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_graph_is_destroyed(step: str) -> None:
+    with closing(Counting()) as gpu:
+        rule = Rule(min_samples=150)
+        run(GraphSpec(topologies=("chain",), nodes=(2,), steps=(step,), rule=rule), gpu)
+
+        assert gpu.live == 0
+
+
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        gpu.fail_next("instantiate", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))
+        with pytest.raises(CudaError, match="a made one"):
+            run(GraphSpec(nodes=(3,), steps=("replay",)), gpu)
+
+        assert gpu.memory_info().free_bytes == free_bytes
+        assert run(GraphSpec(nodes=(3,), steps=("replay",)), gpu).complete

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from cudakit.core.bench.allocators import Allocator
+from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.session import run
+from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec
+from cudakit.errors import CudaError, InputError
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.sim import Launch, Sim
+from cudakit.units import Unavailable
+
+
+def medians(result: BenchResult, axis: str) -> dict[object, float]:
+    return {
+        case.axes[axis]: case.median_s
+        for case in result.results
+        if not isinstance(case.median_s, Unavailable)
+    }
+
+
+# --- launch
+
+
+def test_every_call_has_a_figure_and_nothing_to_verify() -> None:
+    with closing(Sim()) as gpu:
+        result = run(LaunchSpec(), gpu)
+
+    assert tuple(medians(result, "call")) == CALLS
+    assert not any(case.verified for case in result.results)
+    assert all(isinstance(case.verification, Unavailable) for case in result.results)
+    assert all(isinstance(case.limit, Unavailable) for case in result.results)
+
+
+def test_a_launch_returns_then_starts_then_finishes() -> None:
+    with closing(Sim()) as gpu:
+        found = medians(run(LaunchSpec(), gpu), "call")
+
+    assert found["launch"] < found["launch-to-start"] <= found["launch-to-finish"]
+    assert found["launch-back-to-back"] <= found["launch-to-finish"]
+
+
+def test_a_call_is_timed_alone_and_a_wait_to_its_end() -> None:
+    with closing(Sim()) as gpu:
+        modes = {case.axes["call"]: case.method.mode for case in run(LaunchSpec(), gpu).results}
+
+    assert modes["launch"] == modes["event-record"] == modes["stream-create-destroy"] == "call"
+    assert modes["launch-to-finish"] == "host"
+    assert modes["launch-back-to-back"] == "batch"
+
+
+# --- alloc
+
+
+def test_every_allocator_of_the_driver_gives_memory_and_takes_it_back() -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        result = run(AllocSpec(sizes_bytes=(1, 20, 1 << 20)), gpu)
+
+        assert gpu.memory_info().free_bytes == free_bytes
+    assert list(medians(result, "allocator")) == ["driver", "stream-ordered", "pinned", "virtual"]
+    assert len(result.results) == 12
+    assert all(case.verified for case in result.results)
+
+
+class Reserving(Sim):
+    """Counts the bytes of addresses that are reserved."""
+
+    reserved = 0
+
+    def reserve(self, size_bytes: int) -> Ptr:
+        self.reserved += size_bytes
+        return super().reserve(size_bytes)
+
+    def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
+        self.reserved -= size_bytes
+        super().unreserve(ptr, size_bytes)
+
+
+def test_addresses_are_given_back_even_where_there_is_no_memory_for_them() -> None:
+    with closing(Reserving()) as gpu:
+        run(AllocSpec(allocators=("virtual",), sizes_bytes=(3 << 20,)), gpu)
+        assert gpu.reserved == 0
+        gpu.fail_next("create", CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "a made one"))
+        with pytest.raises(CudaError, match="a made one"):
+            run(AllocSpec(allocators=("virtual",), sizes_bytes=(3 << 20,)), gpu)
+        assert gpu.reserved == 0
+
+
+@dataclass
+class Bump:
+    """An allocator of somebody else: one place, given to all."""
+
+    gpu: Gpu
+    place: Ptr
+    live: list[Ptr] = field(default_factory=list)
+    calls: int = 0
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
+        self.calls += 1
+        self.live.append(self.place)
+        return self.place
+
+    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
+        self.live.remove(ptr)
+
+
+def test_any_allocator_can_be_measured_beside_them() -> None:
+    with closing(Sim()) as gpu:
+        bump = Bump(gpu, gpu.malloc(1 << 20))
+        others: Mapping[str, Allocator] = {"bump": bump}
+        spec = AllocSpec(allocators=("driver",), others=others, sizes_bytes=(4096,))
+        result = run(spec, gpu)
+
+    assert [case.axes["allocator"] for case in result.results] == ["driver", "bump"]
+    assert all(case.verified for case in result.results)
+    assert bump.calls > 10
+    assert bump.live == []
+
+
+def test_the_names_of_the_driver_are_taken() -> None:
+    with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is the name"):
+        AllocSpec(others={"pinned": Bump(gpu, Ptr(512))})
+
+
+def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
+    def forgetful(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
+        launch.write(to, np.uint32, 4 * int(count))[:-1] = word
+
+    with closing(Sim(twins={"cudakit_write": forgetful})) as gpu:
+        (case,) = run(AllocSpec(allocators=("pinned",), sizes_bytes=(4096,)), gpu).results
+
+    assert isinstance(case.median_s, Unavailable)
+    assert "1 of 1024 words" in case.median_s.reason
+
+
+def test_more_than_the_device_has_is_refused_before_anything_is_allocated() -> None:
+    with closing(Sim(capacity_bytes=16 << 20)) as gpu:
+        with pytest.raises(InputError, match=r"needs 32.0 MiB, and 16.0 MiB are free"):
+            run(AllocSpec(sizes_bytes=(4096, 32 << 20)), gpu)
+        assert gpu.memory_info().free_bytes == 16 << 20

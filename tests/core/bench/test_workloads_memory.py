@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudakit.core.bench.limits import Work
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.session import run
+from cudakit.core.bench.spec import OPERATIONS, MemorySpec
+from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workloads import WORKLOADS
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.sim import Launch, Sim
+from cudakit.gpu.sim.twins import registered
+from cudakit.units import Unavailable
+
+BUFFERS = {"read": 1, "write": 1, "copy": 2, "scale": 2, "triad": 3}
+SIZE = 64 << 10
+
+
+def measured(gpu: Sim, operation: str, **options: Any) -> CaseResult:
+    options = {"mode": "isolated", "sizes_bytes": (SIZE,)} | options
+    (case,) = run(MemorySpec(operations=(operation,), **options), gpu).results
+    return case
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_operation_is_measured_verified_and_gives_its_memory_back(operation: str) -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        case = measured(gpu, operation)
+
+        assert case.verified
+        assert case.axes == {"operation": operation, "size_bytes": SIZE}
+        assert case.bytes_moved == BUFFERS[operation] * SIZE
+        assert case.median_s == pytest.approx(
+            gpu.costs.in_memory_ns(BUFFERS[operation] * SIZE) / 1e9
+        )
+        assert gpu.memory_info().free_bytes == free_bytes
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_buffers_that_are_rotated_are_each_verified(operation: str) -> None:
+    with closing(Sim()) as gpu:
+        case = measured(gpu, operation, cache="rotate", sizes_bytes=(1 << 20,))
+
+    assert case.verified
+    assert case.method.buffer_sets > 10
+    assert not isinstance(case.limit, Unavailable)
+    assert case.limit.bound == "memory"
+
+
+def no_kernel(launch: Launch, *_: object) -> None:
+    """Leave everything as it is."""
+
+
+def all_but_the_last(launch: Launch, to: int, *args: Any) -> None:
+    words = launch.write(to, np.uint32, 4 * (int(args[-1]) - 1))
+    words[:] = (
+        args[0] if isinstance(args[0], np.uint32) else launch.read(args[0], np.uint32, len(words))
+    )
+
+
+def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, count: int) -> None:
+    x = launch.read(source, np.float32, 4 * int(count))
+    launch.write(to, np.float32, 4 * int(count))[:] = (factor * x).astype(np.float16)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kernel", "said"),
+    [
+        *((operation, no_kernel, "") for operation in OPERATIONS),
+        ("write", all_but_the_last, "4 of 16384 words"),
+        ("copy", all_but_the_last, "4 of 16384 words"),
+        ("scale", all_but_the_last, "4 of 16384 values were never written"),
+        ("scale", rounded_twice, "against fp64"),
+    ],
+)
+def test_what_computes_wrong_values_has_no_figures(operation: str, kernel: Any, said: str) -> None:
+    with closing(Sim(twins={f"cudakit_{operation}": kernel})) as gpu:
+        case = measured(gpu, operation)
+
+    assert not case.verified
+    assert isinstance(case.verification, Verification)
+    assert isinstance(case.median_s, Unavailable)
+    assert said in case.median_s.reason
+    assert case.samples_s == ()
+
+
+def test_a_reader_that_stops_before_the_end_is_found_out() -> None:
+    def reads_half(launch: Launch, _: int, source: int, *args: np.generic) -> None:
+        launch.read(source, np.uint32, 2 * int(args[-1]))
+
+    with closing(Sim(twins={"cudakit_read": reads_half})) as gpu:
+        case = measured(gpu, "read")
+
+    assert isinstance(case.median_s, Unavailable)
+    assert "last place" in case.median_s.reason
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_kernel_that_does_nothing_after_the_first_check_is_found_out(operation: str) -> None:
+    runs = count()
+
+    def tires(launch: Launch, *args: Any) -> None:
+        if next(runs) < 1:
+            registered()[f"cudakit_{operation}"](launch, *args)
+
+    with closing(Sim(twins={f"cudakit_{operation}": tires})) as gpu:
+        case = measured(gpu, operation)
+
+    assert next(runs) > 10
+    assert isinstance(case.median_s, Unavailable)
+
+
+def test_one_buffer_set_of_many_that_is_wrong_is_found_out() -> None:
+    seen: list[Ptr] = []
+
+    def skips(launch: Launch, to: Ptr, *args: Any) -> None:
+        seen.extend({to} - set(seen))
+        if to != seen[min(2, len(seen) - 1)] or len(seen) < 3:
+            registered()["cudakit_copy"](launch, to, *args)
+
+    with closing(Sim(twins={"cudakit_copy": skips})) as gpu:
+        case = measured(gpu, "copy", cache="rotate", sizes_bytes=(8 << 20,))
+
+    assert len(seen) == case.method.buffer_sets > 3
+    assert isinstance(case.median_s, Unavailable)
+
+
+class NotSimulated(Sim):
+    """Says that it is real, to be asked what it would be measured with."""
+
+    simulated = False
+
+
+def test_the_usual_sizes_lie_around_the_cache_and_only_beyond_it_there_is_a_limit() -> None:
+    with closing(NotSimulated()) as gpu:
+        l2_bytes = gpu.facts().fields["l2_cache_size_bytes"]
+        cases = WORKLOADS["memory"](MemorySpec(operations=("copy",)), gpu)
+
+    assert isinstance(l2_bytes, int)
+    footprints = [case.size_bytes * case.buffers for case in cases]
+    assert footprints == sorted(footprints)
+    assert footprints[0] < l2_bytes / 4
+    assert sum(l2_bytes / 2 <= footprint <= 2 * l2_bytes for footprint in footprints) >= 4
+    assert footprints[-1] > 16 * l2_bytes
+    for case, footprint in zip(cases, footprints, strict=True):
+        assert isinstance(case.work, Work) == (footprint >= 2 * l2_bytes)
+
+
+def test_the_same_seed_gives_the_same_result_and_the_seed_is_recorded() -> None:
+    def once(seed: int) -> BenchResult:
+        with closing(Sim()) as gpu:
+            spec = MemorySpec(
+                operations=("triad",), sizes_bytes=(4096,), mode="isolated", seed=seed
+            )
+            return run(spec, gpu, now_ns=lambda: 0)
+
+    assert once(3) == once(3)
+    assert once(3).results[0].method.seed == 3
+    assert once(3).results[0].verification != once(4).results[0].verification
