@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cudakit.cli.output import Output, open_output
+from cudakit.cli.named_files import Files, open_by_name
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,21 +16,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("html", "json", "sarif")
 
-# Open files, each with its format.
-Files: TypeAlias = tuple[tuple[str, Output], ...]
 
-
-@contextmanager
-def opened(paths: Iterable[str], *, force: bool) -> Iterator[Files]:
-    """Open every file of ``-o``; each appears complete when the block ends well, or not at all.
-
-    Raises UsageError for a name that does not say what the file is to hold, before any is made.
-    """
-    wanted = [(_format(path), path) for path in paths]
-    with ExitStack() as stack:
-        yield tuple(
-            (form, stack.enter_context(open_output(path, force=force))) for form, path in wanted
+def opened(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files]:
+    """Open every file of ``-o``. Raises UsageError for a name that does not say what it is to hold."""
+    if "-" in paths:
+        raise UsageError(
+            "standard output belongs to the program", hint="name a file, as in -o races.json"
         )
+    return open_by_name(paths, FORMATS, force=force)
 
 
 def write(files: Files, result: SanitizeResult) -> None:
@@ -53,18 +46,6 @@ def snapshot_file(path: str, *, force: bool) -> Path:
                 f"{name} exists", hint="use --force to replace it, or --snapshot FILE for another"
             )
     return target
-
-
-def _format(path: str) -> str:
-    if path == "-":
-        raise UsageError(
-            "standard output belongs to the program", hint="name a file, as in -o races.json"
-        )
-    found = PurePath(path).suffix.removeprefix(".").lower()
-    if found not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS)
-        raise UsageError(f"{path} does not say what it is to hold", hint=f"end its name in {known}")
-    return found
 
 
 def _rendered(result: SanitizeResult, form: str) -> str:

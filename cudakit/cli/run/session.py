@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cudakit.cli.failure import ExitCode, report
+from cudakit.cli.named_files import Files
 from cudakit.cli.run import outputs, voice
 from cudakit.cli.run.launcher import before_the_start
 from cudakit.cli.run.watching import Watching
@@ -59,7 +60,7 @@ class _Prepared:
     command: Command
     settings: Settings
     watching: Watching
-    files: outputs.Files
+    files: Files
 
 
 def run_program(spec: RunSpec) -> int:

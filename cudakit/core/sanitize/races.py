@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from cudakit.trace.kinds import How, Kind, Known, Mode
@@ -114,3 +114,8 @@ class Coverage:
     accesses_uncertain: int = 0  # from a large table among them, which may hold old pointers
     graph_launches: int = 0
     suspected: int = 0  # races that are only possible, and were not reported
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Coverage))
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -77,7 +77,7 @@ class Report:
         notes: Sequence[str] = (),
     ) -> SanitizeResult:
         """Make the Result; ``coverage`` is by process, ``gaps`` of any number of them."""
-        whole = _sum(coverage.values())
+        whole = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
@@ -146,11 +146,3 @@ class Report:
 
 def _doubt(found: FoundRace) -> int:
     return _SUREST_FIRST.index(found.confidence)
-
-
-def _sum(parts: Iterable[Coverage]) -> Coverage:
-    total = Coverage()
-    for part in parts:
-        for field in fields(Coverage):
-            setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -62,9 +62,7 @@ class Watch:
     def _coverage(self) -> dict[int, Coverage]:
         total: defaultdict[int, Coverage] = defaultdict(Coverage)
         for (process, _), chain in self._chains.items():
-            for name in (count.name for count in fields(Coverage)):
-                amount = getattr(total[process], name) + getattr(chain.engine.coverage, name)
-                setattr(total[process], name, amount)
+            total[process] += chain.engine.coverage
         return total
 
     def _chain(self, batch: Batch) -> _Chain:
