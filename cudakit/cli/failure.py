@@ -38,7 +38,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
 
 
 def _tell(error: BaseException, *, as_json: bool) -> int:
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+    if _is_interrupt(error):
         click.echo(err=True)
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -52,6 +52,15 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
         with suppress(BrokenPipeError, EnvironmentUnusable):
             _tell_program(known)
     return known.exit_code
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Say whether an interrupt is at the bottom of it: what it leaves half done may fail to close."""
+    while error is not None:
+        if isinstance(error, (KeyboardInterrupt, click.Abort)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _tell_program(error: CudakitError) -> None:

@@ -136,6 +136,16 @@ def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixt
     assert (stdout, stderr.strip()) == ("", "")
 
 
+def test_what_fails_because_of_an_interrupt_is_that_interrupt() -> None:
+    with pytest.raises(IndexError) as failure:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            [].pop()
+
+    assert report(failure.value, as_json=False) == 130
+
+
 def test_a_reader_that_went_away_ends_the_command_as_it_ends_cat(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import gpu_option
 from cudakit.cli.output import open_output
 from cudakit.cli.progress import progress_line
@@ -48,7 +49,16 @@ def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
     from cudakit.gpu.open import open_gpu
 
     around = look_around(gpu)
-    with closing(open_gpu(gpu)) as device, progress_line(quiet=quiet) as progress:
+    with (
+        closing(open_gpu(gpu)) as device,
+        progress_line(quiet=quiet) as show,
+        held_interrupts() as deliver,
+    ):
+
+        def progress(stage: str, fraction: float) -> None:
+            show(stage, fraction)
+            deliver()
+
         return run(spec, device, progress, circumstances=around)
 
 

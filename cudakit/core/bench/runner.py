@@ -20,9 +20,6 @@ from cudakit.core.bench.workload import Workload
 
 Progress: TypeAlias = Callable[[str, float], None]
 
-# How often who watches is told.
-_TELL_S = 0.05
-
 
 def measure(
     timer: Timer,
@@ -37,8 +34,9 @@ def measure(
     """Measure workloads by one method; several take turns, a sample each, so that all meet the same clock.
 
     Values are verified before the first sample and after the last; what is wrong keeps no sample. An
-    interrupt ends it with what there is by then, and goes on where nothing is. ``hurry`` does not wait for
-    time to pass, which it does not by itself on a simulated device: there it is the default.
+    interrupt ends it with what there is by then, and goes on where nothing is; ``progress``, which is told
+    after each sample, may raise it where nothing is half done. ``hurry`` does not wait for time to pass,
+    which it does not by itself on a simulated device: there it is the default.
 
     Raises UsageError for a method that cannot be carried out, and what workloads and device raise.
     """
@@ -54,7 +52,7 @@ def measure(
                 course = Course(timer, workload, prepared, method, pause)
                 courses.append(stack.enter_context(closing(course)))
             with collector_off():
-                _run(courses, _teller(timer.now_s, progress))
+                _run(courses, progress)
         except KeyboardInterrupt:
             if not any(course.has_samples for course in courses):
                 raise
@@ -64,17 +62,17 @@ def measure(
         )
 
 
-def _run(courses: Sequence[Course], tell: Progress) -> None:
+def _run(courses: Sequence[Course], progress: Progress) -> None:
     left = [course for course in courses if not course.is_wrong]
     for course in left:
         for fraction in course.warm_up():
-            tell(f"{course.title}: warming up", fraction)
+            progress(f"{course.title}: warming up", fraction)
     for course in left:
         course.begin()
     while left:
         for course in left:
             course.sample()
-        tell(left[0].title, min(course.fraction for course in left))
+        progress(left[0].title, min(course.fraction for course in left))
         left = [course for course in left if not course.done]
 
 
@@ -93,16 +91,3 @@ def collector_off() -> Iterator[None]:
 def _hurried(method: Method) -> Method:
     """Return the method without the times that are only there for a real device to settle in."""
     return replace(method, warmup_s=0.0, rule=replace(method.rule, min_time_s=0.0))
-
-
-def _teller(now_s: Callable[[], float], progress: Progress) -> Progress:
-    """Tell of progress, but not so often that it costs more than the work."""
-    last_s = float("-inf")
-
-    def tell(stage: str, fraction: float) -> None:
-        nonlocal last_s
-        if now_s() - last_s >= _TELL_S:
-            last_s = now_s()
-            progress(stage, fraction)
-
-    return tell

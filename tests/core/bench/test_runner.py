@@ -351,7 +351,7 @@ def test_several_take_turns_and_each_finds_what_it_left_itself(timer: Timer) -> 
     assert order[-40:] == ["one", "one", "other", "other"] * 10
 
 
-def test_progress_is_told_and_never_goes_beyond_the_end() -> None:
+def test_progress_is_told_after_each_sample_and_never_goes_beyond_the_end() -> None:
     seen: list[tuple[str, float]] = []
     with closing(busy_device([1_000_000])) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.2, rule=replace(RULE, min_samples=300))
@@ -364,7 +364,7 @@ def test_progress_is_told_and_never_goes_beyond_the_end() -> None:
         )
 
     assert {stage for stage, _ in seen} == {"busy n=3: warming up", "busy n=3"}
-    assert 5 < len(seen) < 30
+    assert len([stage for stage, _ in seen if stage == "busy n=3"]) >= 300
     assert all(0 <= fraction <= 1 for _, fraction in seen)
 
 

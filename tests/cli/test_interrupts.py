@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from cudakit.cli.interrupts import held_interrupts
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_comes_when_the_work_asks_for_it() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), held_interrupts() as deliver:
+        deliver()
+        press_ctrl_c()
+        done.append("a step, whole")
+        deliver()
+        done.append("never")
+
+    assert done == ["a step, whole"]
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    with held_interrupts():
+        press_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+
+
+def test_a_delivered_ctrl_c_is_over() -> None:
+    with held_interrupts() as deliver:
+        press_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            deliver()
+        deliver()
+
+
+def somebody_elses(*_: object) -> None:
+    """Handle a signal by doing nothing."""
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, somebody_elses])
+def test_a_ctrl_c_that_is_somebody_elses_stays_so(handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with held_interrupts() as deliver:
+            press_ctrl_c()
+            deliver()
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_afterwards_ctrl_c_is_as_it_was() -> None:
+    with held_interrupts():
+        pass
+
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+
+
+def test_another_thread_holds_nothing_back() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with held_interrupts() as deliver:
+            deliver()
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert seen == [signal.default_int_handler]
