@@ -4,7 +4,8 @@ CudakitError                     4   something inside cudakit is wrong
 ├── RaceError                    1   operations on the GPU touch the same bytes, unordered
 ├── UsageError                   2   the command line cannot be carried out
 ├── InputError                   2   a file that cannot be used
-│   └── SnapshotError            2   not a memory snapshot, or a broken or hostile one
+│   ├── SnapshotError            2   not a memory snapshot, or a broken or hostile one
+│   └── Unsupported              2   a device or library cannot do what was asked, and says why
 └── EnvironmentUnusable          3   no driver, no GPU, a library is missing
     ├── MissingDependency        3   names the exact ``pip install``
     └── CudaError                3   the driver refused a call: its code, its name, what to do
@@ -46,6 +47,10 @@ class InputError(CudakitError):
 
 class SnapshotError(InputError):
     """A file is not a memory snapshot, or is truncated, damaged or hostile."""
+
+
+class Unsupported(InputError):
+    """A device, or a library on it, does not offer what was asked."""
 
 
 class EnvironmentUnusable(CudakitError):

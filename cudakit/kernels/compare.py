@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.elements import Element, Floats, decode
 from cudakit.gpu.sim.twins import Launch, twin
-from cudakit.kernels.elements import Element, Floats, decode
 from cudakit.kernels.loaded import Kernels
 
 _WORD_BYTES = 4

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
 from cudakit.gpu.sim.twins import Launch, twin
 from cudakit.kernels import elements, philox
-from cudakit.kernels.elements import ELEMENTS, FP64, INT8, Element, encode
 from cudakit.kernels.loaded import Kernels
 
 _WORDS = 4

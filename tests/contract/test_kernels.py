@@ -14,9 +14,9 @@ from kernels.test_philox import PUBLISHED
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.api.elements import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
 from cudakit.kernels.bandwidth import SOUGHT, Bandwidth
 from cudakit.kernels.compare import Compare
-from cudakit.kernels.elements import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
 from cudakit.kernels.fill import Fill, normal_values, uniform_values
 from cudakit.kernels.philox import philox
 from cudakit.kernels.spin import Spin

@@ -8,27 +8,45 @@ CudaError, which names the driver's own error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
+from cudakit.gpu.api.ids import (
+    LEGACY,
+    PER_THREAD,
+    Backing,
+    Event,
+    Graph,
+    GraphExec,
+    Kernel,
+    Module,
+    Ptr,
+    Stream,
+)
 
 if TYPE_CHECKING:
     import numpy as np  # slow to import, and no command that only looks needs it
 
-Ptr = NewType("Ptr", int)  # an address of the device, or of pinned host memory
-Backing = NewType("Backing", int)  # physical memory that can be mapped
-Stream = NewType("Stream", int)
-Event = NewType("Event", int)
-Module = NewType("Module", int)
-Kernel = NewType("Kernel", int)
-Graph = NewType("Graph", int)
-GraphExec = NewType("GraphExec", int)
+    from cudakit.gpu.api.gemm import Blas, Library
 
-# CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types).
-LEGACY = Stream(1)
-PER_THREAD = Stream(2)
+__all__ = [
+    "LEGACY",
+    "PER_THREAD",
+    "Argument",
+    "Backing",
+    "Dim3",
+    "Event",
+    "Gpu",
+    "Graph",
+    "GraphExec",
+    "Kernel",
+    "MemoryInfo",
+    "Module",
+    "Ptr",
+    "Stream",
+]
 
 # A Ptr is passed as an address; a numpy scalar says its own width.
 Argument: TypeAlias = "Ptr | np.generic"
@@ -53,16 +71,21 @@ class Gpu(Protocol):
 
     # --- facts
     def facts(self) -> DeviceFacts: ...
-    def telemetry(self) -> Telemetry: ...
+    def telemetry(self, names: Collection[str] = ()) -> Telemetry: ...
     def memory_info(self) -> MemoryInfo: ...
 
     # --- memory: with a stream, the allocation and the free take their place in its order. No size is
     # zero, and CUDA_ERROR_OUT_OF_MEMORY says how much was asked and how much is free
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr: ...
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None: ...
-    def host_malloc(self, size_bytes: int) -> Ptr: ...
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr: ...
     def host_free(self, ptr: Ptr) -> None: ...
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview: ...
+
+    # --- memory of a peer, another device of this machine: copies here reach it, directly where they can
+    def can_access_peer(self, ordinal: int) -> bool: ...
+    def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr: ...
+    def peer_free(self, ordinal: int, ptr: Ptr) -> None: ...
 
     # --- virtual memory: addresses are reserved, physical memory is created and mapped into them
     def granularity(self) -> int: ...
@@ -73,7 +96,8 @@ class Gpu(Protocol):
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None: ...
     def unmap(self, ptr: Ptr, size_bytes: int) -> None: ...
 
-    # --- transfers, asynchronous; either side may be device or pinned host memory, and zero bytes do nothing
+    # --- transfers; either side may be memory of a device or of the host, and zero bytes do nothing. They are
+    # asynchronous, but for memory of the host that is not pinned
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None: ...
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None: ...
 
@@ -110,14 +134,17 @@ class Gpu(Protocol):
         shared_bytes: int = 0,
     ) -> None: ...
 
-    # --- graphs: what a capture takes in does not run, and only the capturing thread is held to its rules
+    # --- graphs: what a capture takes in does not run, and only the capturing thread is held to its rules; an
+    # update needs a graph of the same nodes and edges, or CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE is raised
     def capture_begin(self, stream: Stream) -> None: ...
     def capture_end(self, stream: Stream) -> Graph: ...
     def instantiate(self, graph: Graph) -> GraphExec: ...
+    def graph_update(self, executable: GraphExec, graph: Graph) -> None: ...
+    def graph_upload(self, executable: GraphExec, stream: Stream) -> None: ...
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
     def destroy_graph(self, graph: Graph) -> None: ...
     def destroy_graph_exec(self, graph: GraphExec) -> None: ...
 
-    # --- peers and the end
-    def can_access_peer(self, ordinal: int) -> bool: ...
+    # --- products of matrices, and the end
+    def blas(self, library: Library = "cublaslt") -> Blas: ...
     def close(self) -> None: ...

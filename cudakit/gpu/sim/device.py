@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
+from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.graphs import Graphs
 from cudakit.gpu.sim.kernels import Kernels
@@ -22,13 +25,20 @@ class Sim(VirtualMemory, Kernels, Graphs):
         return self._facts
 
     @driver_call
-    def telemetry(self) -> Telemetry:
+    def telemetry(self, names: Collection[str] = ()) -> Telemetry:
         """Say what the simulator knows of the moment, at its own time: bytes of memory."""
         fields = {
             "memory_free_bytes": self._capacity_bytes - self._used_bytes,
             "memory_used_bytes": self._used_bytes,
         }
-        return Telemetry(self.clock.now_ns, fields)
+        wanted = {name: known for name, known in fields.items() if not names or name in names}
+        return Telemetry(self.clock.now_ns, wanted)
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        """Open a simulated library that multiplies matrices."""
+        from cudakit.gpu.sim.blas import SimBlas
+
+        return SimBlas(self, library)
 
     @driver_call
     def can_access_peer(self, ordinal: int) -> bool:

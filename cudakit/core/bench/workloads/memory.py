@@ -24,9 +24,9 @@ from cudakit.core.bench.workloads.moved import (
     worst,
 )
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT, WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
-from cudakit.kernels.elements import FP32
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from cudakit.core.bench.verification import Verification
 from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT
 from cudakit.kernels.compare import Compare
-from cudakit.kernels.elements import FP32
 
 # The byte that fills what is to be written: as fp32 it is no number.
 POISON = 0xFF

@@ -1,0 +1,109 @@
+"""The types of elements of buffers, and how their values become bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bits = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format that numpy or plain CUDA C++ lacks."""
+
+    mantissa_bits: int
+    bias: int  # of the exponent
+    largest: float  # finite value; greater ones become it
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A type of elements: ``code`` is what kernels call it, ``bits`` the numpy type that stores it."""
+
+    name: str
+    code: int
+    bits: np.dtype[Any]
+    format: Format | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.bits.itemsize
+
+    @property
+    def is_integer(self) -> bool:
+        return self.format is None and self.bits.kind == "i"
+
+
+# IEEE 754-2019 for binary16; bfloat16 is the upper half of binary32; "FP8 Formats for Deep Learning"
+# (arXiv 2209.05433) for the two of 8 bits.
+FP64 = Element("fp64", 0, np.dtype(np.float64))
+FP32 = Element("fp32", 1, np.dtype(np.float32))
+FP16 = Element("fp16", 2, np.dtype(np.uint16), Format(10, 15, 65504.0))
+BF16 = Element("bf16", 3, np.dtype(np.uint16), Format(7, 127, 255 * 2.0**120))
+FP8_E4M3 = Element("fp8_e4m3", 4, np.dtype(np.uint8), Format(3, 7, 448.0))
+FP8_E5M2 = Element("fp8_e5m2", 5, np.dtype(np.uint8), Format(2, 15, 57344.0))
+INT8 = Element("int8", 6, np.dtype(np.int8))
+INT32 = Element("int32", 7, np.dtype(np.int32))
+
+ELEMENTS = {
+    element.name: element for element in (FP64, FP32, FP16, BF16, FP8_E4M3, FP8_E5M2, INT8, INT32)
+}
+
+
+def encode(values: npt.ArrayLike, element: Element) -> Bits:
+    """Return the nearest values of a type, ties to even, as the bits that a device stores.
+
+    Floating-point values pass through fp32 on their way to a narrower type, as they do in the kernels.
+    """
+    exact = np.asarray(values, np.float64)
+    if element.format is not None:
+        return _narrow(exact.astype(np.float32), element.format, element.bits)
+    if element.is_integer:
+        info = np.iinfo(element.bits)
+        return np.rint(np.clip(exact, info.min, info.max)).astype(element.bits)
+    return exact.astype(element.bits)
+
+
+def decode(bits: Bits, element: Element) -> Floats:
+    """Return the values that bits mean, as fp64, which holds every one of them exactly."""
+    if element.format is None:
+        return bits.astype(np.float64)
+    if element is BF16:
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    if element is FP16:
+        halves: npt.NDArray[np.float16] = bits.view(np.float16)
+        return halves.astype(np.float64)
+    table = _table(element.format, has_infinity=element is FP8_E5M2)
+    return table.take(bits)
+
+
+def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -> Bits:
+    magnitude = np.minimum(np.abs(values).astype(np.float64), to.largest)
+    lowest = 1 - to.bias  # of subnormal values and zero
+    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, lowest), lowest)
+    steps = np.rint(np.ldexp(magnitude, to.mantissa_bits - exponent)).astype(np.int64)
+    sign = np.signbit(values).astype(np.int64) << (8 * dtype.itemsize - 1)
+    code = ((exponent.astype(np.int64) + to.bias - 1) << to.mantissa_bits) + steps
+    bits: Bits = (sign | code).astype(dtype)
+    return bits
+
+
+def _table(form: Format, *, has_infinity: bool) -> Floats:
+    """Return the value of each byte of a format of 8 bits; what lies beyond the largest is no number."""
+    code = np.arange(128)
+    fraction = code & ((1 << form.mantissa_bits) - 1)
+    exponent = code >> form.mantissa_bits
+    implicit = np.where(exponent > 0, 1 << form.mantissa_bits, 0)
+    scale = np.maximum(exponent, 1) - form.bias - form.mantissa_bits
+    values = np.ldexp((implicit + fraction).astype(np.float64), scale)
+    values[values > form.largest] = np.nan
+    if has_infinity:
+        values[exponent == exponent.max()] = np.where(
+            fraction[exponent == exponent.max()], np.nan, np.inf
+        )
+    return np.concatenate([values, -values])
