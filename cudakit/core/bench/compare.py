@@ -14,7 +14,7 @@ from statistics import median
 from typing import ClassVar, TypeAlias
 
 from cudakit.core.bench.result import Axis, BenchResult, CaseResult
-from cudakit.core.bench.stats import dependence, median_interval
+from cudakit.core.bench.stats import run_interval
 from cudakit.errors import InputError
 from cudakit.units import Unavailable
 
@@ -96,7 +96,10 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Give the verdict on one case."""
-    first, last = _interval(before.samples_s), _interval(after.samples_s)
+    first, last = (
+        _interval(before.samples_s, before.rounds),
+        _interval(after.samples_s, after.rounds),
+    )
     verdict, reason = _verdict(before, after)
     known = first is not None and last is not None and first[1] > 0
     unknown = Unavailable(reason or "it took no time")
@@ -125,20 +128,23 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     for case, which in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
             return Verdict.AMBIGUOUS, f"{which}: {case.median_s.reason}"
-    in_time = _relation(before.samples_s, after.samples_s)
+    in_time = _relation(
+        _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
+    )
     if in_time is Verdict.AMBIGUOUS:
         return in_time, "the intervals overlap, and a median lies outside of the other's"
     if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
         return in_time, ""
-    in_cycles = _relation(before.cycles, after.cycles)
+    in_cycles = _relation(
+        _interval(before.cycles, before.rounds), _interval(after.cycles, after.rounds)
+    )
     if in_cycles is in_time:
         return in_time, ""
     return Verdict.AMBIGUOUS, _clock_words(before, after, in_time, in_cycles)
 
 
-def _relation(before: tuple[float, ...], after: tuple[float, ...]) -> Verdict:
-    """Relate two sets of samples by their intervals alone."""
-    first, last = _interval(before), _interval(after)
+def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
+    """Relate two runs by their intervals alone."""
     if first is None or last is None:
         return Verdict.AMBIGUOUS
     if last[2] < first[0]:
@@ -149,11 +155,11 @@ def _relation(before: tuple[float, ...], after: tuple[float, ...]) -> Verdict:
     return Verdict.SAME if mutual else Verdict.AMBIGUOUS
 
 
-def _interval(amounts: tuple[float, ...]) -> _Interval | None:
+def _interval(amounts: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
     """Give the interval of the median, no narrower than runs differ; None without samples."""
     if not amounts:
         return None
-    low, high = median_interval(amounts, dependence=dependence(amounts))
+    low, high = run_interval(amounts, rounds)
     middle = median(amounts)
     return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
 

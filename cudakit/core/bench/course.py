@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cudakit.core.bench.cache import buffer_sets, is_cold
+from cudakit.core.bench.energy import EnergyMeter
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.sampler import Sampler, Turns, sampler
@@ -33,6 +34,7 @@ class Course:
         prepared: Prepared,
         method: Method,
         pause: Callable[[float], None],
+        meter: EnergyMeter,
     ) -> None:
         self.title = " ".join([workload.name, *(f"{k}={v}" for k, v in workload.axes.items())])
         self.done = False
@@ -51,6 +53,8 @@ class Course:
         self._stopped = "wrong" if self.is_wrong else ""
         self._begin_s = self._elapsed_s = timer.now_s()
         self._begin_runs = self._end_runs = self._turns.runs
+        self._meter = meter
+        self._busy_s = 0.0
         self._before = self._after = timer.gpu.telemetry()
 
     @property
@@ -92,6 +96,8 @@ class Course:
         """Take a reading, which may be a sample or not, and may be the last."""
         reading = self._read()
         self._elapsed_s = self._timer.now_s() - self._begin_s
+        self._busy_s += reading.time_s * self._executions
+        self._meter.look(self._turns.runs, self._busy_s)
         if self._selection.add(reading):
             self._pause_s = _FIRST_PAUSE_S
             if self._stopping.add(reading.time_s * self._executions, elapsed_s=self._elapsed_s):
@@ -127,6 +133,7 @@ class Course:
             bytes_moved=self._prepared.bytes_moved,
             operations=self._prepared.operations,
             executions=self._end_runs - self._begin_runs,
+            energy_j=self._meter.per_run_j(),
             elapsed_s=self._elapsed_s,
             notes=tuple(self._notes()),
         )
@@ -183,6 +190,7 @@ class Course:
         self.done, self._stopped = True, why
         self._end_runs = self._turns.runs
         self._after = self._timer.gpu.telemetry()
+        self._meter.pause()
 
     def _samples(self) -> Samples:
         kept, discarded = self._selection.kept, len(self._selection.discarded)

@@ -86,6 +86,8 @@ def _problem(case: CaseResult) -> str:
         return "sm_clock_hz has a clock that is not positive"
     if case.sm_clock_hz and len(case.sm_clock_hz) != len(case.samples_s):
         return f"sm_clock_hz has {len(case.sm_clock_hz)} clocks for {len(case.samples_s)} times"
+    if case.rounds and sum(case.rounds) != len(case.samples_s):
+        return f"rounds has {sum(case.rounds)} samples of {len(case.samples_s)}"
     if not case.samples_s and not isinstance(case.median_s, Unavailable):
         return "samples_s is empty, and there is a median"
     return ""

@@ -12,10 +12,6 @@ from cudakit.core.bench.verification import Verification
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 
-# The energy counter of an H200 moves on ten times a second, and idle time costs energy as well.
-_LEAST_ENERGY_S = 2.0
-_LEAST_BUSY = 0.9
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -38,23 +34,16 @@ class Measured:
     bytes_moved: int  # of one execution
     operations: int  # likewise
     executions: int  # between ``before`` and ``after``
+    energy_j: float | Unavailable  # of one execution
     elapsed_s: float  # from the first sample to the last
     notes: tuple[str, ...]  # what did not go as the method says
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return self.stopped in ("interrupted", "wrong")
 
     @property
     def interrupted(self) -> bool:
         """Whether the user broke it off."""
         return self.stopped == "interrupted"
-
-    @property
-    def energy_j(self) -> float | Unavailable:
-        """Energy of one execution, where the device did little else meanwhile."""
-        first, last = (moment.fields.get("energy_j") for moment in (self.before, self.after))
-        if not isinstance(first, int | float) or not isinstance(last, int | float):
-            return Unavailable("the GPU does not count energy")
-        if not self.samples.times_s or self.elapsed_s < _LEAST_ENERGY_S:
-            return Unavailable("too short for the energy counter")
-        busy = sum(self.samples.times_s) * self.method.executions / self.elapsed_s
-        if busy < _LEAST_BUSY:
-            return Unavailable(f"the GPU was busy for {busy:.0%} of the time only")
-        return (last - first) / self.executions

@@ -26,6 +26,10 @@ class Method:
     warmup_s: float = 0.0  # spent before the first sample
     rule: Rule = field(default_factory=Rule)  # when it stopped
     blocker: bool = True  # whether a spinning kernel hid the gaps between launches
+    rounds: int = 1  # for each of which the buffers are made anew: where they lie changes the speed
+    # That a sample of many executions fills, about: what events resolve, 0.5 us (CUDA Driver API,
+    # cuEventElapsedTime), is then lost in it.
+    sample_s: float = 1e-3
     executions: int = 1  # in each sample, which is their mean
     buffer_sets: int = 1  # that were taken in turn
     fill: str = "uniform"  # the data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no

@@ -47,6 +47,7 @@ class CaseResult:
     bytes_moved: float  # of one execution; 0 where that is not what counts
     energy_j: float | Unavailable  # of one execution
     settings: Mapping[str, Axis]  # what was chosen besides the axes: algorithm, workspace
+    rounds: tuple[int, ...] = ()  # samples of each round, which had its memory anew; empty for one
 
     @property
     def cycles(self) -> tuple[float, ...]:
@@ -122,6 +123,7 @@ def case_result(
         bytes_moved=bytes_moved,
         energy_j=withheld or energy_j,
         settings=dict(settings or {}),
+        rounds=kept.rounds,
     )
 
 

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from cudakit.core.bench.course import Course
+from cudakit.core.bench.energy import EnergyMeter, counted_j
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method
+from cudakit.core.bench.rounds import parts, whole
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.workload import Workload
 
@@ -33,10 +36,10 @@ def measure(
 ) -> tuple[Measured, ...]:
     """Measure workloads by one method; several take turns, a sample each, so that all meet the same clock.
 
-    Values are verified before the first sample and after the last; what is wrong keeps no sample. An
-    interrupt ends it with what there is by then, and goes on where nothing is; ``progress``, which is told
-    after each sample, may raise it where nothing is half done. ``hurry`` does not wait for time to pass,
-    which it does not by itself on a simulated device: there it is the default.
+    Each round has buffers of its own. Values are verified before the first sample of it and after the last;
+    what is wrong keeps no sample. An interrupt ends it with what there is by then, and goes on where nothing
+    is; ``progress``, which is told after each sample, may raise it where nothing is half done. ``hurry`` does
+    not wait for time to pass, which it does not by itself on a simulated device: there it is the default.
 
     Raises UsageError for a method that cannot be carried out, and what workloads and device raise.
     """
@@ -44,12 +47,39 @@ def measure(
         method = _hurried(method)
     names = tuple(workload.name for workload in workloads) if len(workloads) > 1 else ()
     method = replace(method, seed=seed, interleaved=method.interleaved or names)
+    meters = [EnergyMeter(partial(counted_j, timer.gpu), timer.now_s) for _ in workloads]
+    found: list[list[Measured]] = [[] for _ in workloads]
+    try:
+        for number, part in enumerate(parts(method)):
+            tell = _part(progress, number, method.rounds)
+            measured = _round(timer, workloads, part, meters, tell, pause)
+            for rounds, one in zip(found, measured, strict=True):
+                rounds.extend([one] if one else [])
+            if any(one is None or one.broken_off for one in measured):
+                break
+    except KeyboardInterrupt:
+        if not all(found):
+            raise
+        for rounds in found:
+            rounds[-1] = replace(rounds[-1], stopped="interrupted")
+    return tuple(whole(rounds, method) for rounds in found if rounds)
+
+
+def _round(
+    timer: Timer,
+    workloads: Sequence[Workload],
+    method: Method,
+    meters: Sequence[EnergyMeter],
+    progress: Progress,
+    pause: Callable[[float], None],
+) -> tuple[Measured | None, ...]:
+    """Measure each workload on buffers of its own; None is one that an interrupt left without samples."""
     with ExitStack() as stack:
         courses: list[Course] = []
         try:
-            for workload in workloads:
-                prepared = stack.enter_context(closing(workload.prepare(timer.gpu, seed)))
-                course = Course(timer, workload, prepared, method, pause)
+            for workload, meter in zip(workloads, meters, strict=True):
+                prepared = stack.enter_context(closing(workload.prepare(timer.gpu, method.seed)))
+                course = Course(timer, workload, prepared, method, pause, meter)
                 courses.append(stack.enter_context(closing(course)))
             with collector_off():
                 _run(courses, progress)
@@ -58,7 +88,8 @@ def measure(
                 raise
         timer.gpu.sync_stream(timer.stream)  # an interrupt leaves work behind
         return tuple(
-            course.conclude() for course in courses if course.has_samples or course.is_wrong
+            course.conclude() if course.has_samples or course.is_wrong else None
+            for course in courses
         )
 
 
@@ -90,4 +121,9 @@ def collector_off() -> Iterator[None]:
 
 def _hurried(method: Method) -> Method:
     """Return the method without the times that are only there for a real device to settle in."""
-    return replace(method, warmup_s=0.0, rule=replace(method.rule, min_time_s=0.0))
+    return replace(method, warmup_s=0.0, rounds=1, rule=replace(method.rule, min_time_s=0.0))
+
+
+def _part(progress: Progress, at: int, count: int) -> Progress:
+    """Tell of the progress of one round as that of all."""
+    return lambda stage, fraction: progress(stage, (at + fraction) / count)

@@ -14,9 +14,6 @@ from cudakit.core.bench.workload import Prepared
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Graph, Stream
 
-# What events resolve, about 0.5 us (CUDA Driver API, cuEventElapsedTime), is then lost in a sample.
-_LEAST_SAMPLE_S = 1e-3
-
 
 class Turns:
     """Runs a workload on one buffer set after the other."""
@@ -85,10 +82,10 @@ def sampler(timer: Timer, turns: Turns, method: Method, estimate_s: float) -> Sa
         )
     before = _before(timer, turns, flushed=flushed, interleaved=bool(method.interleaved))
     if method.mode == "graph":
-        return _Replayed(timer, turns, _nodes(estimate_s, turns.sets), before)
+        return _Replayed(timer, turns, _nodes(method, estimate_s, turns.sets), before)
     if method.at_host:
         return _AtHost(timer, turns, before, waits=method.mode == "host")
-    executions = min(_filling(estimate_s), MOST_QUEUED) if many else 1
+    executions = min(_filling(method, estimate_s), MOST_QUEUED) if many else 1
     return _Enqueued(timer, turns, executions, before)
 
 
@@ -182,12 +179,12 @@ def _of_one(reading: Reading, executions: int) -> Reading:
     return replace(reading, time_s=reading.time_s / executions)
 
 
-def _filling(estimate_s: float) -> int:
+def _filling(method: Method, estimate_s: float) -> int:
     """Say how many executions fill a sample."""
-    return max(1, round(_LEAST_SAMPLE_S / max(estimate_s, 1e-9)))
+    return max(1, round(method.sample_s / max(estimate_s, 1e-9)))
 
 
-def _nodes(estimate_s: float, sets: int) -> int:
+def _nodes(method: Method, estimate_s: float, sets: int) -> int:
     """Say how many executions a graph has: each buffer set equally often, so that replays go on in turn."""
-    rounds = -(-min(_filling(estimate_s), MOST_SETS) // sets)
+    rounds = -(-min(_filling(method, estimate_s), MOST_SETS) // sets)
     return sets * max(1, min(rounds, MOST_SETS // sets))

@@ -22,6 +22,9 @@ _LEAST_FOR_DEPENDENCE = 20
 # A third of the samples must be enough for an interval of 99 %: 2 ** (1 - 8) is less than 1 %.
 _LEAST_FOR_TREND = 24
 _TREND_CONFIDENCE = 0.99
+# Quantiles of Student's t at 97.5 %, by degrees of freedom from 1 on (any table of it).
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_NORMAL = 1.96
 # With thousands of samples every drift is significant; below this it does not matter.
 _TREND_MATTERS = 0.01
 
@@ -57,6 +60,7 @@ class Summary:
 def summarize(samples: Samples) -> Summary:
     """Describe the samples of one case. Raises ValueError where there are none."""
     times = _array(samples.times_s)
+    level = levelled(times, samples.rounds)
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
     return Summary(
         n=len(times),
@@ -71,10 +75,49 @@ def summarize(samples: Samples) -> Summary:
         mean_s=float(times.mean()),
         stdev_s=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
         mad_s=float(np.median(np.abs(times - median))),
-        ci95_s=median_interval(times, dependence=dependence(times)),
+        ci95_s=run_interval(times, samples.rounds),
         trend=has_trend(times),
-        bimodal=is_bimodal(times),
+        bimodal=is_bimodal(level),
     )
+
+
+def run_interval(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
+    """Give an interval of 95 % for the median, of which rounds show how much it differs from run to run.
+
+    Where memory lies changes the speed of work on it, which no number of samples on one place shows. Each
+    round had its memory anew, so that the medians of rounds scatter as those of runs do: their mean is known
+    by Student's t. The interval is the wider one of that and of ``median_interval``.
+    """
+    values = _array(times)
+    level = levelled(values, rounds)
+    low, high = median_interval(level, dependence=dependence(level))
+    reach = _reach([float(np.median(part)) for part in _parts(values, rounds)])
+    middle = float(np.median(values))
+    return max(min(low, middle - reach), 0.0), max(high, middle + reach)
+
+
+def levelled(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Take off what the median of each round differs from that of all: what is left moves within rounds."""
+    values = _array(times)
+    if len(rounds) < 2:
+        return values
+    middle = np.median(values)
+    return np.concatenate([part - np.median(part) + middle for part in _parts(values, rounds)])
+
+
+def _parts(values: npt.NDArray[np.float64], rounds: Sequence[int]) -> list[npt.NDArray[np.float64]]:
+    parts = np.split(values, np.cumsum(rounds)[:-1]) if len(rounds) > 1 else [values]
+    return [part for part in parts if len(part)]
+
+
+def _reach(medians: Sequence[float]) -> float:
+    """Give half the width of the interval of the mean of medians; 0 where there is one only."""
+    n = len(medians)
+    if n < 2:
+        return 0.0
+    quantile = _STUDENT[n - 2] if n - 2 < len(_STUDENT) else _NORMAL
+    spread = float(np.std(medians, ddof=1))
+    return float(quantile * spread / n**0.5)
 
 
 def median_interval(
