@@ -1,0 +1,167 @@
+"""Check the figures of ``cudakit bench`` with instruments that share no code with it, in one run on a GPU.
+
+    python scripts/crosscheck_bench.py [-o FILE.json] [--only memory,copy,launch,alloc,graph,torch]
+
+The instruments: crosscheck.cu, CUDA C++ with events of the runtime, compiled here by nvcc; torch, with its
+own kernels and its own events. What is compared is the median of the same thing: ratios of 1 mean that both
+say the same. Host latencies differ by what Python costs, which is no error but is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SOURCE = Path(__file__).with_name("crosscheck.cu")
+GIB = 1 << 30
+
+# What is asked of cudakit, bench by bench.
+BENCHES = {
+    "memory": [
+        "--operations",
+        "copy,triad",
+        "--sizes",
+        "1GiB",
+        "--cache",
+        "rotate",
+        "--mode",
+        "isolated",
+    ],
+    "copy": ["--directions", "d2d,h2d,d2h", "--sizes", "1GiB", "--timeout", "4"],
+    "pageable": [
+        "--directions",
+        "pageable-h2d,pageable-d2h",
+        "--sizes",
+        "256MiB",
+        "--timeout",
+        "4",
+    ],
+    "launch": ["--calls", "launch,launch-to-finish,launch-back-to-back,event-record"],
+    "alloc": ["--sizes", "1MiB"],
+    "graph": ["--topologies", "chain", "--nodes", "1,100,1000", "--steps", "launch,run,replay"],
+}
+
+
+class Check(NamedTuple):
+    """A figure of cudakit, beside what another instrument says of the same."""
+
+    figure: str
+    cudakit_s: float
+    by: str
+    other_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.cudakit_s / self.other_s if self.other_s else float("nan")
+
+
+def names(case: dict[str, Any]) -> str:
+    """Name a case as crosscheck.cu does."""
+    axes, name = case["axes"], case["name"]
+    size = axes.get("size_bytes", 0)
+    amount = f"{size // GIB}GiB" if size >= GIB else f"{size >> 20}MiB"
+    match name:
+        case "memory":
+            return f"memory {axes['operation']} {amount}"
+        case "copy":
+            return f"copy {axes['direction']} {amount}"
+        case "alloc":
+            return f"alloc {axes['allocator']} {amount}"
+        case "graph":
+            return f"graph {axes['step']} {axes['nodes']}"
+    return str(axes.get("call", name))
+
+
+def by_cudakit(only: set[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for bench, options in BENCHES.items():
+        if bench not in only:
+            continue
+        command = "copy" if bench == "pageable" else bench
+        line = [sys.executable, "-P", "-m", "cudakit", "bench", command, *options, "--json", "-q"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{' '.join(line)}\n{done.stdout[-500:]}{done.stderr}", file=sys.stderr)
+            continue
+        for case in json.loads(done.stdout)["results"]:
+            if case["median_s"] is not None:
+                found[names(case)] = case["median_s"]
+    return found
+
+
+def by_cuda() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory:
+        program = str(Path(directory) / "crosscheck")
+        compiler = shutil.which("nvcc") or sys.exit("nvcc is not on the PATH")
+        subprocess.run([compiler, "-O3", "-arch=native", "-o", program, str(SOURCE)], check=True)
+        done = subprocess.run([program], capture_output=True, text=True, check=True)
+    lines = (line.split("\t") for line in done.stdout.splitlines())
+    return {name: float(seconds) for name, seconds in lines}
+
+
+def by_torch() -> dict[str, float]:
+    """Time torch's own kernels by its own events, its launches hidden behind a sleep."""
+    import torch
+
+    count = GIB // 4
+    x, y, z = (torch.rand(count, device="cuda") for _ in range(3))
+    host = torch.rand(count).pin_memory()
+    return {
+        "memory copy 1GiB": _by_events(torch, lambda: torch.mul(y, 1.7, out=x)),
+        "memory triad 1GiB": _by_events(torch, lambda: torch.add(y, z, alpha=1.7, out=x)),
+        "copy d2d 1GiB": _by_events(torch, lambda: x.copy_(y)),
+        "copy h2d 1GiB": _by_events(torch, lambda: x.copy_(host, non_blocking=True), 20),
+        "copy d2h 1GiB": _by_events(torch, lambda: host.copy_(x, non_blocking=True), 20),
+    }
+
+
+def _by_events(torch: Any, work: Callable[[], object], samples: int = 200) -> float:
+    times = []
+    for sample in range(-10, samples):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(400_000)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        if sample >= 0:
+            times.append(begin.elapsed_time(end) * 1e-3)
+    return sorted(times)[len(times) // 2]
+
+
+def checks(only: set[str]) -> Iterator[Check]:
+    own = by_cudakit(only)
+    others = {"CUDA C++": by_cuda(), "torch": by_torch() if "torch" in only else {}}
+    for figure, seconds in own.items():
+        for by, known in others.items():
+            if figure in known:
+                yield Check(figure, seconds, by, known[figure])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--only", default=",".join([*BENCHES, "torch"]))
+    options = parser.parse_args()
+    found = [*checks(set(options.only.split(",")))]
+    if options.output:
+        plain = [check._asdict() | {"ratio": check.ratio} for check in found]
+        options.output.write_text(json.dumps(plain, indent=2) + "\n")
+    print(f"{'cudakit':>12} {'other':>12} {'ratio':>7}  by        figure")
+    for check in found:
+        print(
+            f"{check.cudakit_s * 1e6:9.2f} us {check.other_s * 1e6:9.2f} us {check.ratio:7.4f}  "
+            f"{check.by:9} {check.figure}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Repeat a bench in processes of its own, and say whether runs agree within their intervals.
+
+    python scripts/repeat_bench.py [--pairs N] [-o FILE.json] -- gemm 4096 --dtype bf16 ...
+
+Two runs agree where their medians differ by at most the root of the sum of squares of the half-widths of
+their confidence intervals. Exits with 1 where fewer than nine of ten pairs do, or two runs differ by 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LEAST_AGREEING = 0.9
+MOST_DIFFERENCE = 0.01
+
+_Result = dict[str, Any]
+
+
+class Figure(NamedTuple):
+    """The median of a case in one run, and half the width of its interval."""
+
+    median_s: float
+    half_s: float
+
+
+def run(arguments: list[str]) -> _Result:
+    command = [sys.executable, "-P", "-m", "cudakit", "bench", *arguments, "--json", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr}")
+    result: _Result = json.loads(done.stdout)
+    return result
+
+
+def figures(result: _Result) -> dict[str, Figure]:
+    return {
+        " ".join(
+            [case["contender"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]
+        ): (Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2))
+        for case in result["results"]
+        if case["median_s"] is not None
+    }
+
+
+def agreement(runs: list[Figure]) -> dict[str, float]:
+    """Compare neighbours in pairs that share no run."""
+    pairs = [*zip(runs[::2], runs[1::2], strict=False)]
+    agree = [abs(a.median_s - b.median_s) <= (a.half_s**2 + b.half_s**2) ** 0.5 for a, b in pairs]
+    medians = [one.median_s for one in runs]
+    middle = statistics.median(medians)
+    return {
+        "pairs": len(pairs),
+        "agreeing": sum(agree) / len(agree),
+        "spread": (max(medians) - min(medians)) / middle,
+        "largest_difference": max(abs(a.median_s - b.median_s) for a, b in pairs) / middle,
+        "half_width": statistics.median(one.half_s for one in runs) / middle,
+        "median_s": middle,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("bench", nargs="+", help="a bench and its options, after --")
+    options = parser.parse_args()
+    runs = [figures(run(options.bench)) for _ in range(2 * options.pairs)]
+    found = {name: agreement([one[name] for one in runs if name in one]) for name in runs[0]}
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"{'median':>12} {'±':>7} {'spread':>7} {'pair':>7} {'agree':>6}  case")
+    for name, of in found.items():
+        print(
+            f"{of['median_s'] * 1e6:9.2f} us {of['half_width']:7.3%} {of['spread']:7.3%} "
+            f"{of['largest_difference']:7.3%} {of['agreeing']:6.0%}  {name}"
+        )
+    worst = [
+        of["agreeing"] < LEAST_AGREEING or of["largest_difference"] > MOST_DIFFERENCE
+        for of in found.values()
+    ]
+    return int(any(worst))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
