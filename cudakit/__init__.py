@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         synchronize,
     )
     from cudakit.api.devices import devices
+    from cudakit.api.graph import graph
     from cudakit.api.memory import load_snapshot, memviz, memviz_diff, record_memory
     from cudakit.api.nvtx import (
         mark,
@@ -63,6 +64,7 @@ _HOMES = {
     "device_count": "cudakit.api.device",
     "device_name": "cudakit.api.device",
     "devices": "cudakit.api.devices",
+    "graph": "cudakit.api.graph",
     "is_available": "cudakit.api.device",
     "is_initialized": "cudakit.api.device",
     "load_snapshot": "cudakit.api.memory",
@@ -99,6 +101,7 @@ __all__ = [
     "device_count",
     "device_name",
     "devices",
+    "graph",
     "is_available",
     "is_initialized",
     "load_snapshot",

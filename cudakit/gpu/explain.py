@@ -65,6 +65,7 @@ class Status(IntEnum):
     STREAM_CAPTURE_IMPLICIT = 906
     CAPTURED_EVENT = 907
     STREAM_CAPTURE_WRONG_THREAD = 908
+    GRAPH_EXEC_UPDATE_FAILURE = 910
     EXTERNAL_DEVICE = 911
     UNKNOWN = 999
 
@@ -217,6 +218,10 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
         ),
         Status.CAPTURED_EVENT: _Words("the event was last recorded inside a capture"),
         Status.STREAM_CAPTURE_WRONG_THREAD: _Words("another thread began the capture"),
+        Status.GRAPH_EXEC_UPDATE_FAILURE: _Words(
+            "the executable graph cannot become what the graph is, and stays as it was",
+            "capture the same work with other parameters, or instantiate the graph anew",
+        ),
         Status.EXTERNAL_DEVICE: _Words("a device outside of CUDA signalled an error"),
         Status.UNKNOWN: _Words(
             "the driver does not say why", "the kernel's log may: dmesg | grep -i nvrm"

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from contract.workbench import Workbench, refused
+from contract.workbench import INT_BYTES, Workbench, refused
 
-from cudakit.gpu.api import LEGACY, Gpu, GraphExec, Stream
+from cudakit.gpu.api import LEGACY, Gpu, Graph, GraphExec, Ptr, Stream
 from cudakit.gpu.explain import Status
 
 
@@ -238,3 +238,154 @@ def test_destroyed_graphs_cannot_be_used(bench: Workbench) -> None:
         gpu.graph_launch(executable, stream)
     with refused(Status.INVALID_HANDLE):
         gpu.destroy_graph_exec(executable)
+
+
+def graph_of(bench: Workbench, stream: Stream, work: Callable[[], object]) -> Graph:
+    bench.gpu.capture_begin(stream)
+    work()
+    return bench.gpu.capture_end(stream)
+
+
+def test_an_updated_executable_runs_with_the_new_parameters(bench: Workbench) -> None:
+    gpu, stream, first, second = bench.gpu, bench.gpu.stream(), bench.ints(0), bench.ints(0)
+    executable = captured(bench, stream, lambda: bench.add(first, 1, 1, stream))
+    gpu.graph_launch(executable, stream)
+    gpu.graph_update(executable, graph_of(bench, stream, lambda: bench.add(second, 1, 5, stream)))
+    gpu.graph_launch(executable, stream)
+
+    assert (bench.read(first), bench.read(second)) == ([1], [5])
+
+
+def test_an_updated_executable_may_run_another_kernel_of_the_same_place(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    gpu.graph_update(executable, graph_of(bench, stream, lambda: bench.store(value, 9, stream)))
+    gpu.graph_launch(executable, stream)
+
+    assert bench.read(value) == [9]
+
+
+def test_an_update_leaves_alone_what_was_launched_before_it(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
+    bench.spin(stream)
+    gpu.graph_launch(executable, stream)
+    gpu.graph_update(executable, other)
+    gpu.graph_launch(executable, stream)
+
+    assert bench.read(value) == [11]
+
+
+def test_an_executable_outlives_the_graph_that_it_was_updated_with(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
+    gpu.graph_update(executable, other)
+    gpu.destroy_graph(other)
+    gpu.graph_launch(executable, stream)
+
+    assert bench.read(value) == [10]
+
+
+Work = Callable[[Workbench, Ptr, Stream], object]
+
+
+def _twice(bench: Workbench, value: Ptr, stream: Stream) -> None:
+    bench.add(value, 1, 1, stream)
+    bench.add(value, 1, 1, stream)
+
+
+def _fork(bench: Workbench, value: Ptr, stream: Stream) -> None:
+    """Add side by side what ``_twice`` adds in turn."""
+    other = bench.gpu.stream()
+    bench.gpu.wait(other, bench.recorded(stream))
+    bench.add(value, 1, 1, stream)
+    bench.add(Ptr(value + INT_BYTES), 1, 1, other)
+    bench.gpu.wait(stream, bench.recorded(other))
+
+
+UNLIKE: dict[str, tuple[str, Work, Work]] = {
+    "more nodes": (
+        "TOPOLOGY_CHANGED",
+        lambda bench, value, stream: bench.add(value, 1, 2, stream),
+        _twice,
+    ),
+    "other edges": ("TOPOLOGY_CHANGED", _twice, _fork),
+    "another kind of node": (
+        "NODE_TYPE_CHANGED",
+        lambda bench, value, stream: bench.add(value, 1, 2, stream),
+        lambda bench, value, stream: bench.gpu.fill(value, 0, 4, stream),
+    ),
+}
+
+
+@pytest.mark.parametrize(("reason", "work", "other"), UNLIKE.values(), ids=UNLIKE)
+def test_an_update_with_an_unlike_graph_is_refused_and_the_executable_stays(
+    bench: Workbench, reason: str, work: Work, other: Work
+) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0, 0)
+    executable = captured(bench, stream, lambda: work(bench, value, stream))
+    unlike = graph_of(bench, stream, lambda: other(bench, value, stream))
+
+    with refused(Status.GRAPH_EXEC_UPDATE_FAILURE) as caught:
+        gpu.graph_update(executable, unlike)
+    assert reason in caught.value.message
+    gpu.graph_launch(executable, stream)
+    assert bench.read(value) == [2]
+
+
+def test_a_graph_that_was_uploaded_runs_once_for_each_launch(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    gpu.graph_upload(executable, stream)
+    assert bench.read(value) == [0]
+    gpu.graph_launch(executable, stream)
+    gpu.graph_upload(executable, stream)
+    gpu.graph_launch(executable, stream)
+
+    assert bench.read(value) == [2]
+
+
+def test_an_upload_takes_its_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
+    seen, aside = bench.ints(0), gpu.stream(blocking=False)
+    executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
+    bench.spin(stream)
+    bench.store(value, 7, stream)
+    gpu.graph_upload(executable, stream)
+    gpu.sync_event(bench.recorded(stream))
+    bench.move(seen, value, aside)
+
+    assert bench.read(seen) == [7]
+
+
+def test_an_upload_waits_for_launches_of_the_graph_in_other_streams(bench: Workbench) -> None:
+    gpu, value, seen = bench.gpu, bench.ints(0), bench.ints(0)
+    first, second, third = (gpu.stream(blocking=False) for _ in range(3))
+
+    def work() -> None:
+        bench.spin(first)
+        bench.store(value, 1, first)
+
+    executable = captured(bench, first, work)
+    gpu.graph_launch(executable, first)
+    gpu.graph_upload(executable, second)
+    gpu.sync_event(bench.recorded(second))
+    bench.move(seen, value, third)
+
+    assert bench.read(seen) == [1]
+
+
+def test_what_was_destroyed_cannot_be_updated_or_uploaded(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    graph = graph_of(bench, stream, lambda: None)
+    executable = gpu.instantiate(graph)
+    gpu.destroy_graph(graph)
+    with refused(Status.INVALID_HANDLE):
+        gpu.graph_update(executable, graph)
+    gpu.destroy_graph_exec(executable)
+    with refused(Status.INVALID_HANDLE):
+        gpu.graph_update(executable, graph)
+    with refused(Status.INVALID_HANDLE):
+        gpu.graph_upload(executable, stream)

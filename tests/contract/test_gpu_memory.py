@@ -73,6 +73,65 @@ def test_pinned_memory_can_be_seen_in_part_and_not_beyond_its_end(gpu: Gpu) -> N
         gpu.host_view(ptr, 17)
 
 
+def test_pageable_memory_is_copied_to_and_from_and_between(bench: Workbench) -> None:
+    gpu, size = bench.gpu, 3 * MIB + 5
+    values = np.random.default_rng(8).integers(0, 256, size, dtype=np.uint8).tobytes()
+    first, second = (gpu.host_malloc(size, pinned=False) for _ in range(2))
+    ptr = gpu.malloc(size)
+    gpu.host_view(first, size)[:] = values
+
+    gpu.copy(ptr, first, size, LEGACY)
+    gpu.copy(second, ptr, size, LEGACY)
+    assert bench.read_bytes(ptr, size) == values
+    assert bytes(gpu.host_view(second, size)) == values
+    gpu.host_view(second, size)[:] = bytes(size)
+    gpu.copy(second, first, size, LEGACY)
+    gpu.sync()
+
+    assert bytes(gpu.host_view(second, size)) == values
+
+
+@pytest.mark.parametrize("size", [4096, 8 * MIB])
+def test_a_copy_to_pageable_memory_is_done_when_the_call_returns(
+    bench: Workbench, size: int
+) -> None:
+    # CUDA Driver API, "API synchronization behavior": it may be synchronous, and is staged by the host.
+    gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
+    ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
+    gpu.fill(ptr, 1, size, stream)
+    bench.spin(stream)
+    gpu.fill(ptr, 2, size, stream)
+
+    gpu.copy(pageable, ptr, size, stream)
+
+    assert bytes(gpu.host_view(pageable, size)) == b"\2" * size
+
+
+@pytest.mark.parametrize("size", [4096, 8 * MIB])
+def test_what_was_pageable_may_change_when_the_call_returns(bench: Workbench, size: int) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
+    ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
+    gpu.host_view(pageable, size)[:] = b"\1" * size
+    bench.spin(stream)
+
+    gpu.copy(ptr, pageable, size, stream)
+    gpu.host_view(pageable, size)[:] = b"\2" * size
+
+    assert bench.read_bytes(ptr, size) == b"\1" * size
+
+
+def test_pageable_memory_can_be_seen_in_part_and_is_gone_when_freed(gpu: Gpu) -> None:
+    ptr = gpu.host_malloc(16, pinned=False)
+    gpu.host_view(ptr, 4)[:] = b"abcd"
+
+    assert bytes(gpu.host_view(ptr, 16)[:4]) == b"abcd"
+    with refused(Status.INVALID_VALUE):
+        gpu.host_view(ptr, 17)
+    gpu.host_free(ptr)
+    with refused(Status.INVALID_VALUE):
+        gpu.host_free(ptr)
+
+
 def test_zero_bytes_copied_or_filled_do_nothing(bench: Workbench) -> None:
     here, there = bench.ints(1), bench.ints(2)
 
@@ -90,6 +149,8 @@ def test_no_allocation_is_of_zero_bytes_or_less(gpu: Gpu, size_bytes: int) -> No
         gpu.malloc(size_bytes, LEGACY)
     with refused(Status.INVALID_VALUE):
         gpu.host_malloc(size_bytes)
+    with refused(Status.INVALID_VALUE):
+        gpu.host_malloc(size_bytes, pinned=False)
 
 
 def test_allocations_do_not_overlap(gpu: Gpu) -> None:

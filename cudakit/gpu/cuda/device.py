@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import SupportsInt, cast
 
 from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api import Stream
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.cuda.driver import check, cu
+from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.graphs import Graphs
 from cudakit.gpu.cuda.kernels import Kernels
 from cudakit.gpu.cuda.virtual import VirtualMemory
@@ -57,6 +59,10 @@ class Cuda(VirtualMemory, Kernels, Graphs):
 
         return open_blas(self, library)
 
+    def stream_address(self, stream: Stream) -> int:
+        """Return the driver's own handle of a stream, as the number that other libraries take."""
+        return int(cast(SupportsInt, self.handle(stream)))
+
     def close(self) -> None:
         """Wait for all work, and give back what was not. A second time does nothing."""
         if not self.closed:
@@ -70,11 +76,6 @@ class Cuda(VirtualMemory, Kernels, Graphs):
             "memory_used_bytes": info.total_bytes - info.free_bytes,
         }
         return Telemetry(time.time_ns(), fields)
-
-    def can_access_peer(self, ordinal: int) -> bool:
-        """Say whether kernels here can use the memory of another device."""
-        other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
-        return bool(check(cu.cuDeviceCanAccessPeer(self._device, other)))
 
 
 def _telemetry_of(

@@ -20,8 +20,25 @@ class Node:
     job: Job
     before: tuple[Node, ...]
 
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The numbers of the nodes that it waits for."""
+        return tuple(node.number for node in self.before)
+
 
 Nodes: TypeAlias = tuple[Node, ...]
+
+
+def difference(these: Nodes, others: Nodes) -> str:
+    """Name what keeps an executable of one graph from becoming the other: a CUgraphExecUpdateResult, or "".
+
+    Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
+    """
+    if [node.edges for node in these] != [node.edges for node in others]:
+        return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
+    if [node.job.work for node in these] != [node.job.work for node in others]:
+        return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
+    return ""
 
 
 @dataclass(slots=True, eq=False)

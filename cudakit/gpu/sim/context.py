@@ -103,16 +103,19 @@ class Context:
         if self.schedule.fault is not None:
             raise self.schedule.fault.with_traceback(None)
 
-    def emit(self, fact: Fact, sources: Sources | None = None) -> None:
-        """Tell what this call did; ``sources`` are tasks whose accesses are to follow."""
+    def emit(
+        self, fact: Fact, sources: Sources | None = None, *, device: int | None = None
+    ) -> None:
+        """Tell what this call did, here or on another ``device``; of ``sources`` accesses are to follow."""
+        where = self.ordinal if device is None else device
         event = Event(
             fact,
             seq=self._seq,
             time_ns=self.clock.now_ns,
             thread=self.thread,
-            context=self.ordinal + 1,
+            context=where + 1,
             site=self._site(),
-            device=self.ordinal,
+            device=where,
         )
         self.recorder.record(event, sources or {})
 

@@ -17,6 +17,8 @@ class Costs:
 
     memory_bytes_per_s: int = _MEMORY_BYTES_PER_S
     link_bytes_per_s: int = 50_000_000_000  # between host and device
+    pageable_bytes_per_s: int = 10_000_000_000  # likewise, of memory that the driver has to stage
+    nvlink_bytes_per_s: int = 20_000_000_000  # over each NVLink to another device
     call_ns: int = 500  # of any call, at the host
     dispatch_ns: int = 2_000  # from the call until its work can begin
     node_ns: int = 500  # likewise, from one node of a graph to the next
@@ -29,6 +31,16 @@ class Costs:
     def over_link_ns(self, size_bytes: int) -> int:
         """Say how long it takes to move so much between host and device."""
         return self.least_ns + size_bytes * _NS // self.link_bytes_per_s
+
+    def pageable_ns(self, size_bytes: int) -> int:
+        """Say how long it takes to move so much between pageable memory of the host and the device."""
+        return self.least_ns + size_bytes * _NS // self.pageable_bytes_per_s
+
+    def to_peer_ns(self, size_bytes: int, nvlinks: int) -> int:
+        """Say how long it takes to move so much to another device: over NVLinks, or as to the host."""
+        if not nvlinks:
+            return self.over_link_ns(size_bytes)
+        return self.least_ns + size_bytes * _NS // (nvlinks * self.nvlink_bytes_per_s)
 
 
 def costs_of(facts: DeviceFacts) -> Costs:

@@ -39,9 +39,3 @@ class Sim(VirtualMemory, Kernels, Graphs):
         from cudakit.gpu.sim.blas import SimBlas
 
         return SimBlas(self, library)
-
-    @driver_call
-    def can_access_peer(self, ordinal: int) -> bool:
-        """Say whether kernels here could use the memory of another device of the machine."""
-        self._device(ordinal)
-        return (self.ordinal, ordinal) in self._view.peer_access

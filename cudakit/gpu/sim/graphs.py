@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, Stream
 from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.capture import Capture, Node, Nodes
+from cudakit.gpu.sim.capture import Capture, Node, Nodes, difference
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.events import Events
 from cudakit.gpu.sim.ids import Ids
@@ -25,6 +25,7 @@ class _Executable:
     graph: int
     nodes: Nodes
     last: tuple[Task, ...] = ()
+    uploaded: tuple[Task, ...] = ()  # what the next upload waits for besides that
 
 
 class Graphs(Events):
@@ -74,6 +75,23 @@ class Graphs(Events):
         )
 
     @driver_call
+    def graph_update(self, executable: GraphExec, graph: Graph) -> None:
+        target, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
+        if reason := difference(target.nodes, nodes):
+            raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, seen=reason)
+        # What was launched goes on as it was.
+        target.graph, target.nodes = graph, nodes
+
+    @driver_call
+    def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
+        target, lane = self._executables[executable], self._uncaptured_lane(stream)
+        after = (*self.lanes.before(lane), *target.last, *target.uploaded)
+        delay_ns = self.costs.dispatch_ns + self.costs.node_ns * len(target.nodes)
+        lane.tail = target.uploaded = (
+            self.schedule.add(Job(Work.EMPTY), after, delay_ns=delay_ns, priority=lane.priority),
+        )
+
+    @driver_call
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
         executable, lane = self._executables[graph], self.lane(stream)
         if lane.capture:
@@ -83,6 +101,11 @@ class Graphs(Events):
         fact = facts.GraphLaunch(lane.number, executable.graph, executable.number)
         kernels = {node.number: task for node, task in tasks.items() if _is_kernel(node)}
         self.emit(fact, kernels)
+
+    @driver_call
+    def count_nodes(self, graph: Graph) -> int:
+        """Count the nodes of a graph."""
+        return len(self._graphs[graph].nodes)
 
     @driver_call
     def destroy_graph(self, graph: Graph) -> None:

@@ -12,6 +12,7 @@ from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.ids import Ids
+from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
 from cudakit.gpu.sim.tasks import Job, Outcome
 from cudakit.gpu.sim.transfers import Transfers
@@ -43,6 +44,13 @@ class _Loaded(NamedTuple):
 class _Image(NamedTuple):
     number: int
     signatures: Signatures
+
+
+class _Shape(NamedTuple):
+    name: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
 
 
 class Kernels(Transfers):
@@ -97,11 +105,17 @@ class Kernels(Transfers):
         lane = self.lane(stream)
         _check_arguments(loaded, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
-        twin, values = self._twin(loaded.name), tuple(args)
-        shape = (loaded.name, grid, block, shared_bytes)
-        job = Job(Work.LAUNCH, lambda: self._run(twin, self._launch(*shape), values), loaded.name)
-        if task := self.submit(lane, job):
-            self.emit(facts.Launch(lane.number, loaded.name, grid, block), {0: task})
+        shape = _Shape(loaded.name, grid, block, shared_bytes)
+        self._enqueue(lane, shape, self._twin(loaded.name), args)
+
+    @driver_call
+    def launch_twin(
+        self, twin: Twin, name: str, grid: Dim3, block: Dim3, args: Sequence[Any], stream: Stream
+    ) -> None:
+        """Launch a kernel that no module has, of a library that is simulated, with what its twin takes."""
+        lane = self.lane(stream)
+        self._check_shape(name, grid, block, 0)
+        self._enqueue(lane, _Shape(name, grid, block), twin, args)
 
     def close(self) -> None:
         super().close()
@@ -117,11 +131,16 @@ class Kernels(Transfers):
             )
         return found
 
-    def _launch(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> Launch:
-        begin_ns, clock_khz = self.schedule.begin_ns, self._clock_khz
-        return Launch(name, grid, block, shared_bytes, self.span, begin_ns, clock_khz)
+    def _enqueue(self, lane: Lane, shape: _Shape, twin: Twin, args: Sequence[Any]) -> None:
+        values = tuple(args)
+        job = Job(Work.LAUNCH, lambda: self._run(twin, self._launch(shape), values), shape.name)
+        if task := self.submit(lane, job):
+            self.emit(facts.Launch(lane.number, shape.name, shape.grid, shape.block), {0: task})
 
-    def _run(self, twin: Twin, launch: Launch, args: Sequence[Argument]) -> Outcome:
+    def _launch(self, shape: _Shape) -> Launch:
+        return Launch(*shape, self.span, self.schedule.begin_ns, self._clock_khz)
+
+    def _run(self, twin: Twin, launch: Launch, args: Sequence[Any]) -> Outcome:
         try:
             twin(launch, *args)
         except CudaError:

@@ -1,4 +1,4 @@
-"""Memory of the device and pinned memory of the host."""
+"""Memory of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.space import Region, Space, Span, memory, round_up, span
 from cudakit.gpu.sim.tasks import Job, Outcome
 from cudakit.trace import events as facts
-from cudakit.trace.kinds import How, Work
+from cudakit.trace.kinds import HostMemory, How, Work
 from cudakit.units import format_bytes
 
 # What sizes are rounded up to, and addresses are multiples of.
@@ -30,7 +30,6 @@ class Memory(Events):
         self._used_bytes = 0
         self.space = Space()
         self._allocated: dict[int, Region] = {}
-        self._pinned: dict[int, Region] = {}
 
     @driver_call
     def memory_info(self) -> MemoryInfo:
@@ -38,10 +37,10 @@ class Memory(Events):
 
     @driver_call
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
-        _check_size(size_bytes)
+        check_size(size_bytes)
         lane = self._lane_of_memory(stream)
         self.charge(size_bytes)
-        region = self._allocate(size_bytes, live=lane is None)
+        region = self.allocate(size_bytes, live=lane is None)
         self._allocated[region.begin] = region
         if lane is None:
             self.emit(facts.Alloc(region.begin, size_bytes))
@@ -54,7 +53,7 @@ class Memory(Events):
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         lane = self._lane_of_memory(stream)
-        region = _forget(self._allocated, ptr, f"no allocation of {self.name}")
+        region = forget(self._allocated, ptr, f"no allocation of {self.name}")
         size_bytes = len(region.data)
         if lane is None:
             self.wait_for_all()
@@ -64,59 +63,35 @@ class Memory(Events):
             self.enqueue(lane, Job(Work.FREE, lambda: self._end(region)))
             self.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, lane.number))
 
-    @driver_call
-    def host_malloc(self, size_bytes: int) -> Ptr:
-        _check_size(size_bytes)
-        self.refuse_in_capture()
-        region = self._allocate(size_bytes, pinned=True)
-        self._pinned[region.begin] = region
-        self.emit(facts.Alloc(region.begin, size_bytes, How.PINNED))
-        return Ptr(region.begin)
-
-    @driver_call
-    def host_free(self, ptr: Ptr) -> None:
-        self.refuse_in_capture()
-        region = _forget(self._pinned, ptr, "no pinned memory of this process")
-        self.wait_for_all()
-        self.space.remove(region)
-        self.emit(facts.Free(ptr, len(region.data), How.PINNED))
-
-    @driver_call
-    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
-        region = self._pinned.get(ptr)
-        if region is None or not 0 <= size_bytes <= len(region.data):
-            raise cuda_error(
-                Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} are not pinned memory of this process",
-            )
-        return region.data[:size_bytes].data
-
     def span(self, ptr: int, size_bytes: int, what: str) -> Span:
-        """Return the bytes of a range for what runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
-        regions = self.space.within(ptr, size_bytes)
-        if regions is None or not all(region.live for region in regions):
+        """Return the bytes of a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        regions = self._live(ptr, size_bytes, what)
+        if not all(map(self._is_reached, regions)):
+            whose = "pageable memory of the host, or of a device that is out of reach"
             raise cuda_error(
-                Status.ILLEGAL_ADDRESS,
-                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+                Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
             )
         return span(regions, ptr, size_bytes)
 
+    def copied(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return the bytes of a range for a copy or fill that runs now. Raises as ``span``."""
+        return span(self._live(ptr, size_bytes, what), ptr, size_bytes)
+
     def charge(self, size_bytes: int) -> None:
         """Take memory of the device. Raises CUDA_ERROR_OUT_OF_MEMORY."""
-        if self._used_bytes + _rounded(size_bytes) > self._capacity_bytes:
+        if self._used_bytes + rounded(size_bytes) > self._capacity_bytes:
             self.wait_for_all()  # what is freed in the order of a stream may be enough
-        if self._used_bytes + _rounded(size_bytes) > self._capacity_bytes:
+        if self._used_bytes + rounded(size_bytes) > self._capacity_bytes:
             raise cuda_error(Status.OUT_OF_MEMORY, seen=self._shortage(size_bytes))
-        self._used_bytes += _rounded(size_bytes)
+        self._used_bytes += rounded(size_bytes)
 
     def credit(self, size_bytes: int) -> None:
         """Give memory of the device back."""
-        self._used_bytes -= _rounded(size_bytes)
+        self._used_bytes -= rounded(size_bytes)
 
     def close(self) -> None:
         super().close()
         self._allocated.clear()
-        self._pinned.clear()
 
     def _lane_of_memory(self, stream: Stream | None) -> Lane | None:
         if stream is None:
@@ -129,11 +104,35 @@ class Memory(Events):
             )
         return lane
 
-    def _allocate(self, size_bytes: int, *, live: bool = True, pinned: bool = False) -> Region:
+    def allocate(
+        self,
+        size_bytes: int,
+        *,
+        live: bool = True,
+        host: HostMemory = HostMemory.NONE,
+        peer: int | None = None,
+    ) -> Region:
+        """Make memory of any kind, and give it addresses."""
         begin = self.space.take(size_bytes, _ALIGNMENT_BYTES)
-        region = Region(begin, memory(size_bytes), live, pinned)
+        region = Region(begin, memory(size_bytes), live, host, peer)
         self.space.add(region)
         return region
+
+    def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
+        regions = self.space.within(ptr, size_bytes)
+        if regions is None or not all(region.live for region in regions):
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS,
+                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+            )
+        return regions
+
+    def _is_reached(self, region: Region) -> bool:
+        """Say whether kernels can use memory of whatever kind."""
+        if region.peer is not None:
+            return (self.ordinal, region.peer) in self._view.peer_access
+        pageable = region.host is HostMemory.PAGEABLE
+        return not pageable or self._facts.fields.get("pageable_memory_access") is True
 
     def _begin(self, region: Region) -> Outcome:
         region.live = True
@@ -153,16 +152,19 @@ class Memory(Events):
         return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self.name}"
 
 
-def _rounded(size_bytes: int) -> int:
+def rounded(size_bytes: int) -> int:
+    """Say how much memory an allocation takes."""
     return round_up(size_bytes, _ALIGNMENT_BYTES)
 
 
-def _check_size(size_bytes: int) -> None:
+def check_size(size_bytes: int) -> None:
+    """Refuse an allocation of nothing."""
     if size_bytes <= 0:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
 
 
-def _forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
+def forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
+    """Take an allocation out. Raises CUDA_ERROR_INVALID_VALUE where none begins there."""
     try:
         return regions.pop(ptr)
     except KeyError:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.trace.kinds import HostMemory
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 # Addresses look like a device's, and the first ones, where null pointers with offsets lead, are not given.
@@ -28,7 +30,8 @@ class Region:
     begin: int
     data: Bytes
     live: bool = True  # whether its turn has come, and not passed, in the order of its stream
-    pinned: bool = False  # memory of the host
+    host: HostMemory = HostMemory.NONE  # which kind of memory of the host it is
+    peer: int | None = None  # the number of the other device whose memory it is
 
     @property
     def end(self) -> int:

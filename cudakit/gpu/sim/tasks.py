@@ -16,6 +16,8 @@ class Engine(Enum):
 
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
+    TO_PEER = 3
+    FROM_PEER = 4
 
 
 class Hold(NamedTuple):

@@ -1,0 +1,218 @@
+"""cuBLAS proper, by cublasGemmEx and its strided batches, through the bindings of nvmath-python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
+from cudakit.gpu.blas.refusals import (
+    CHOOSES_ITSELF,
+    TAKE_CUBLASLT,
+    closed,
+    refuse_for_cublas,
+    refused_call,
+)
+from cudakit.gpu.blas.types import numbered, type_names
+from cudakit.gpu.blas.vendor import Nvmath
+from cudakit.units import Unavailable, format_bytes
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+_LARGEST_INT = 2**31 - 1
+
+# Of a workspace (cuBLAS Library, "cublasSetWorkspace"), which has to be somewhere even if nothing is in it.
+_ALIGNMENT_BYTES = 256
+
+
+class Cublas:
+    """cuBLAS on one device; every product in turn sets the stream, workspace and math mode of its handle."""
+
+    library: Library = "cublas"
+
+    def __init__(self, cuda: Cuda, vendor: Nvmath) -> None:
+        self.cuda, self.vendor = cuda, vendor
+        cublas = vendor.cublas
+        self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
+        self._handle: int = self.call(cublas.create, what="cublasCreate")
+        # Atomic operations would add in an order that varies (cuBLAS Library, "Reproducibility").
+        self.call(
+            cublas.set_atomics_mode,
+            self._handle,
+            cublas.AtomicsMode.NOT_ALLOWED,
+            what="cublasSetAtomicsMode",
+        )
+        self._state: tuple[int, ...] = ()
+
+    @property
+    def handle(self) -> int:
+        """Of cuBLAS. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        if not self._handle:
+            raise closed(self.library)
+        return self._handle
+
+    def call(self, function: Any, *args: object, what: str) -> Any:
+        """Call the library with the device's context current. Raises Unsupported or CudaError."""
+        try:
+            return self.cuda.ask(function, *args)
+        except self.vendor.cublas.cuBLASError as error:
+            raise refused_call(error.status, what) from error
+
+    def adopt(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
+        """Set what the next call works with; costs next to nothing where it is in force.
+
+        The stream comes first: to set it takes the workspace away (cuBLAS Library, "cublasSetStream").
+        """
+        state = (stream, workspace, workspace_bytes, math_mode)
+        if state == self._state:
+            return
+        cublas, handle = self.vendor.cublas, self.handle
+        self._state = ()
+        self.call(cublas.set_stream, handle, stream, what="cublasSetStream")
+        self.call(
+            cublas.set_workspace, handle, workspace, workspace_bytes, what="cublasSetWorkspace"
+        )
+        self.call(cublas.set_math_mode, handle, math_mode, what="cublasSetMathMode")
+        self._state = state
+
+    def forget(self) -> None:
+        """Know no longer what is in force: a workspace is about to be freed."""
+        self._state = ()
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> CublasMultiplication:
+        """Get ready. Raises Unsupported for an algorithm: cuBLAS takes none."""
+        if not self._handle:
+            raise closed(self.library)
+        refuse_for_cublas(gemm)
+        if algorithm is not None:
+            raise _chooses_itself()
+        return CublasMultiplication(self, gemm, settings)
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: cuBLAS says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: cuBLAS says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def close(self) -> None:
+        """Give back the handle. A second time does nothing, nor does it where the device was closed."""
+        if self._handle and not self.cuda.closed:
+            self.cuda.ask(self.vendor.cublas.destroy, self._handle)
+        self._handle = 0
+
+
+class CublasMultiplication:
+    """One call of cublasGemmEx, or cublasGemmStridedBatchedEx, ready but for the operands and the stream."""
+
+    def __init__(self, blas: Cublas, gemm: Gemm, settings: GemmSettings) -> None:
+        self.algorithm = Unavailable(f"cuBLAS {CHOOSES_ITSELF}")
+        self._blas = blas
+        self._workspace_bytes = settings.workspace_bytes
+        names = type_names(gemm)
+        self._scalars = np.array(
+            [1, 0], names.scalar
+        )  # kept, as only their addresses are passed on
+        self._call = _Call(blas.vendor, gemm, self._scalars)
+        self._math_mode = _math_mode(blas.vendor, settings)
+        self.settings: Mapping[str, str] = MappingProxyType(
+            {
+                "chosen_by": "cuBLAS",
+                "compute_type": f"CUBLAS_{names.compute}",
+                "scale_type": names.scale,
+                "workspace": f"{format_bytes(settings.workspace_bytes)} given",
+                "atomics": "not allowed: the same bits in every run",
+                "reduced_precision": "allowed" if settings.reduced_precision else "not allowed",
+            }
+        )
+        self._workspace = blas.cuda.malloc(max(self._workspace_bytes, _ALIGNMENT_BYTES))
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        if self._closed:
+            raise closed("a product of cuBLAS")
+        blas = self._blas
+        handle = blas.handle
+        blas.adopt(
+            blas.cuda.stream_address(stream),
+            self._workspace,
+            self._workspace_bytes,
+            self._math_mode,
+        )
+        call = self._call
+        blas.call(call.function, *call.arguments(handle, operands), what=call.name)
+
+    def close(self) -> None:
+        """Give back the workspace. A second time does nothing, nor does it where the device was closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._blas.forget()
+        if not self._blas.cuda.closed:
+            self._blas.cuda.free(self._workspace)
+
+
+class _Call:
+    """The function to call, and its arguments: those of a batch have strides and a count besides."""
+
+    def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
+        cublas = vendor.cublas
+        types = numbered(type_names(gemm), cublas.ComputeType, vendor.data_types)
+        batched = gemm.batch > 1
+        plain = "gemm_strided_batched_ex" if batched else "gemm_ex"
+        self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
+        self.function = getattr(cublas, plain if _fits(gemm) else f"{plain}_64")
+        transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
+        alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
+        self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
+        self._a = _shape(gemm.a, types.a, batched=batched)
+        self._b = (*_shape(gemm.b, types.b, batched=batched), beta)
+        self._d = _shape(gemm.d, types.d, batched=batched)
+        count = (gemm.batch,) if batched else ()
+        self._rest = (*count, types.compute, cublas.GemmAlgo.DFALT)
+
+    def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
+        """Return all of them, in the order of the function."""
+        return (
+            handle,
+            *self._sizes,
+            operands.a,
+            *self._a,
+            operands.b,
+            *self._b,
+            operands.d,
+            *self._d,
+            *self._rest,
+        )
+
+
+def _shape(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
+    return (kind, matrix.leading, matrix.stride) if batched else (kind, matrix.leading)
+
+
+def _fits(gemm: Gemm) -> bool:
+    """Say whether the sizes fit the functions without ``_64``."""
+    leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
+    return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _LARGEST_INT
+
+
+def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:
+    """Return the mode (cuBLAS Library, "cublasMath_t"); tf32 is a compute type here, and no mode."""
+    modes = vendor.cublas.Math
+    if settings.reduced_precision:
+        return int(modes.DEFAULT_MATH)
+    return int(modes.DEFAULT_MATH | modes.DISALLOW_REDUCED_PRECISION_REDUCTION)
+
+
+def _chooses_itself() -> Unsupported:
+    return Unsupported(f"cuBLAS {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

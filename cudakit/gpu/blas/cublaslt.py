@@ -1,0 +1,198 @@
+"""cuBLASLt through the bindings of nvmath-python: it names its algorithms, and takes any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.blas.configuration import Configurations, choices
+from cudakit.gpu.blas.descriptors import Problem
+from cudakit.gpu.blas.ltproduct import LtMultiplication
+from cudakit.gpu.blas.refusals import (
+    UNSUPPORTED,
+    Capability,
+    closed,
+    no_algorithm,
+    refuse_for_cublaslt,
+    refused_call,
+)
+from cudakit.gpu.blas.search import allowed_reductions, configurations, in_turn
+from cudakit.gpu.blas.trial import Trial
+from cudakit.gpu.blas.vendor import Nvmath
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+_TAKE_ANOTHER = "leave the choice to the library, or tune anew"
+
+# More than there are of any combination of types.
+_MOST_IDS = 1000
+
+# A scale is one float; it has a line of memory to itself.
+_ONE_BYTES = 256
+
+
+class CublasLt:
+    """cuBLASLt on one device."""
+
+    library: Library = "cublaslt"
+
+    def __init__(self, cuda: Cuda, vendor: Nvmath, capability: Capability) -> None:
+        self.cuda, self.vendor = cuda, vendor
+        self._capability = capability
+        lt = vendor.lt
+        self.version = ".".join(str(lt.get_property(part)) for part in range(3))
+        self.configurations = Configurations.of(lt)
+        self._handle: int = self.call(lt.create, what="cublasLtCreate")
+        self._one: Ptr | None = None
+
+    @property
+    def handle(self) -> int:
+        """Of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        if not self._handle:
+            raise closed(self.library)
+        return self._handle
+
+    def call(self, function: Any, *args: object, what: str) -> Any:
+        """Call the library with the device's context current. Raises Unsupported or CudaError."""
+        try:
+            return self.cuda.ask(function, *args)
+        except self.vendor.lt.cuBLASLtError as error:
+            raise refused_call(error.status, what) from error
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> LtMultiplication:
+        """Get ready. Raises Unsupported for an algorithm that the library or the settings refuse."""
+        with ExitStack() as owned:
+            problem = owned.enter_context(closing(self._problem(gemm, settings)))
+            if algorithm is None:
+                structure, chosen = self._recommended(problem, 1)[0]
+            else:
+                structure, chosen = self._configured(problem, algorithm)
+            given = algorithm is not None
+            product = LtMultiplication(self, problem, structure, chosen, given=given)
+            owned.pop_all()  # they are the product's now
+            return product
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
+        """List what cublasLtMatmulAlgoGetHeuristic proposes, the best by its estimate first."""
+        with closing(self._problem(gemm, settings)) as problem:
+            return [algorithm for _, algorithm in self._recommended(problem, most)]
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+        """Yield every configuration that cublasLtMatmulAlgoCheck accepts, of all algorithms in turn."""
+        refuse_for_cublaslt(gemm, self._capability)
+        return self._search(gemm, settings)
+
+    def close(self) -> None:
+        """Give back the handle. A second time does nothing, nor does it where the device was closed."""
+        if self._handle and not self.cuda.closed:
+            self.cuda.ask(self.vendor.lt.destroy, self._handle)
+            if self._one is not None:
+                self.cuda.free(self._one)
+        self._handle = 0
+
+    def _problem(self, gemm: Gemm, settings: GemmSettings) -> Problem:
+        refuse_for_cublaslt(gemm, self._capability)
+        if not self._handle:
+            raise closed(self.library)
+        if self._one is None:
+            self._one = _one(self.cuda)
+        try:
+            return Problem(self.vendor, gemm, settings, self._one)
+        except self.vendor.lt.cuBLASLtError as error:
+            raise refused_call(error.status, "the description of a product") from error
+
+    def _recommended(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
+        """Ask the heuristics: structures and their numbers. Raises Unsupported where there are none."""
+        lt = self.vendor.lt
+        results = np.zeros(most, lt.matmul_heuristic_result_dtype)
+        count = np.zeros(1, np.int32)
+        try:
+            self.cuda.ask(
+                lt.matmul_algo_get_heuristic,
+                self.handle,
+                problem.operation,
+                *problem.layouts,
+                problem.preference(),
+                most,
+                results.ctypes.data,
+                count.ctypes.data,
+            )
+        except lt.cuBLASLtError as error:
+            if error.status not in UNSUPPORTED:
+                raise refused_call(error.status, "cublasLtMatmulAlgoGetHeuristic") from error
+        usable = [result for result in results[: count[0]] if not result["state"]]
+        if not usable:
+            raise no_algorithm(problem.gemm, f"cuBLASLt {self.version}", self._capability)
+        return [self._numbered(result) for result in usable]
+
+    def _numbered(self, result: Any) -> tuple[Any, Algorithm]:
+        structure = np.array([result["algo"]], self.vendor.lt.matmul_algo_dtype)
+        numbers = self.configurations.read(structure.ctypes.data)
+        return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
+
+    def _configured(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
+        """Make the structure of an algorithm from its numbers, and have it checked."""
+        scheme = algorithm.reduction
+        if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
+            raise Unsupported(
+                f"algorithm {algorithm.id} adds up parts by reduction scheme {scheme}, which a "
+                "deterministic product, or one without reduced precision, does not allow",
+                hint=_TAKE_ANOTHER,
+            )
+        trial = Trial(self, problem, algorithm.id)
+        if not (checked := trial.accepts(algorithm)):
+            raise Unsupported(
+                f"cuBLASLt {self.version} refuses for this product {algorithm}", hint=_TAKE_ANOTHER
+            )
+        return trial.structure, checked
+
+    def _search(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+        with closing(self._problem(gemm, settings)) as problem:
+            types = problem.types
+            ids = self.call(
+                self.vendor.lt.matmul_algo_get_ids,
+                self.handle,
+                types.compute,
+                types.scale,
+                *types.matrices,
+                _MOST_IDS,
+                what="cublasLtMatmulAlgoGetIds",
+            )
+            yield from in_turn(self._configurations_of(problem, number) for number in ids)
+
+    def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm]:
+        trial = Trial(self, problem, number)
+        if not trial.initialized:
+            return
+        allowed = allowed_reductions(problem.gemm, problem.settings)
+        able = self.call(
+            choices,
+            self.vendor.lt,
+            number,
+            trial.address,
+            allowed,
+            self._capability,
+            what="cublasLtMatmulAlgoCapGetAttribute",
+        )
+        yield from configurations(able, trial.accepts)
+
+
+def _one(cuda: Cuda) -> Ptr:
+    """Put an fp32 of 1 on the device."""
+    value = np.float32(1).tobytes()
+    place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))
+    cuda.host_view(pinned, len(value))[:] = value
+    cuda.copy(place, pinned, len(value), LEGACY)
+    cuda.sync_stream(LEGACY)
+    cuda.host_free(pinned)
+    return place

@@ -1,0 +1,213 @@
+"""The same product by CuPy, on the same memory, as its users call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr, Stream
+from cudakit.gpu.api.gemm import (
+    DATA_TYPES,
+    Algorithm,
+    Gemm,
+    GemmSettings,
+    Library,
+    Operands,
+)
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
+from cudakit.gpu.blas.switches import Switch, run_with
+from cudakit.gpu.blas.views import View, views
+from cudakit.units import Unavailable
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+_DTYPES: Mapping[str, str] = MappingProxyType(
+    {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+)
+
+
+class CupyBlas:
+    """CuPy on one device."""
+
+    library: Library = "cupy"
+
+    def __init__(self, cuda: Cuda, cupy: Any) -> None:
+        self.cuda, self.cupy = cuda, cupy
+        self.version = str(cupy.__version__)
+        self._streams: dict[Stream, Any] = {
+            LEGACY: cupy.cuda.Stream.null,
+            PER_THREAD: cupy.cuda.Stream.ptds,
+        }
+        self._closed = False
+
+    @property
+    def cublas_version(self) -> str:
+        """Of the cuBLAS that CuPy has loaded, as cublasGetVersion says it: "131000"."""
+        cuda = self.cupy.cuda
+        with cuda.Device(self.cuda.ordinal):
+            return str(cuda.cublas.getVersion(cuda.get_cublas_handle()))
+
+    def stream(self, stream: Stream) -> Any:
+        """Return CuPy's name of a stream. Raises CUDA_ERROR_INVALID_HANDLE for one that was destroyed."""
+        handle = self.cuda.stream_address(stream)
+        if self._closed:
+            raise closed(self.library)
+        if stream not in self._streams:
+            external = self.cupy.cuda.ExternalStream(handle, self.cuda.ordinal)
+            self._streams[stream] = external
+        return self._streams[stream]
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> CupyMultiplication:
+        """Get ready. Raises Unsupported for what CuPy does not multiply in place, and for an algorithm."""
+        if self._closed:
+            raise closed(self.library)
+        if algorithm is not None:
+            raise _chooses_itself()
+        _check(gemm, settings)
+        return CupyMultiplication(self, gemm)
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: CuPy says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: CuPy says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def close(self) -> None:
+        """Forget the streams. A second time does nothing."""
+        self._closed = True
+        self._streams.clear()
+
+
+class CupyMultiplication:
+    """One call of cupy.matmul, which writes into D and copies nothing."""
+
+    def __init__(self, blas: CupyBlas, gemm: Gemm) -> None:
+        self.algorithm = Unavailable(f"CuPy {CHOOSES_ITSELF}")
+        self._blas = blas
+        self._views = views(gemm)
+        self._dtype = _dtype(gemm)
+        self._switches = _switches(gemm)
+        self._arrays: dict[tuple[Ptr, Ptr, Ptr], tuple[Any, Any, Any]] = {}
+        self.settings: Mapping[str, str] = MappingProxyType(
+            {
+                "chosen_by": "CuPy",
+                "call": "cupy.matmul",
+                "cublas": blas.cublas_version,
+                "compute_type": "TF32" if gemm.dtype == "tf32" else "the default of CuPy",
+                "workspace": "cuBLAS's own",
+            }
+        )
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises Unsupported with CuPy's own reason, where it finds one only now."""
+        if self._closed:
+            raise closed("a product of CuPy")
+        cupy = self._blas.cupy
+        try:
+            with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
+                left, right, result = self._arrays_of(operands)
+                run_with(self._switches, lambda: cupy.matmul(left, right, out=result))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise Unsupported(f"CuPy refuses cupy.matmul: {error}") from error
+
+    def close(self) -> None:
+        """Forget the arrays, which own no memory. A second time does nothing."""
+        self._closed = True
+        self._arrays.clear()
+
+    def _arrays_of(self, operands: Operands) -> tuple[Any, Any, Any]:
+        places = (operands.b, operands.a, operands.d)
+        if places not in self._arrays:
+            seen = self._views
+            left, right, result = (
+                self._array(view, place)
+                for view, place in zip((seen.left, seen.right, seen.result), places, strict=True)
+            )
+            self._arrays[places] = left, right, result
+        return self._arrays[places]
+
+    def _array(self, view: View, place: Ptr) -> Any:
+        cuda = self._blas.cupy.cuda
+        memory = cuda.UnownedMemory(int(place), view.size_bytes, self, self._blas.cuda.ordinal)
+        size_bytes = view.element.size_bytes
+        return self._blas.cupy.ndarray(
+            view.shape,
+            self._dtype,
+            cuda.MemoryPointer(memory, 0),
+            strides=tuple(stride * size_bytes for stride in view.strides),
+        )
+
+
+def _check(gemm: Gemm, settings: GemmSettings) -> None:
+    """Raise Unsupported for what cupy.matmul does not compute, or only after copies of its own.
+
+    Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
+    """
+    if reason := _lacking(gemm) or _copied(gemm):
+        raise Unsupported(f"CuPy {reason}", hint="take another library")
+    if not settings.reduced_precision and gemm.dtype in ("fp16", "bf16"):
+        raise Unsupported(
+            "CuPy has no switch against sums of reduced precision", hint="take --vs torch"
+        )
+
+
+def _lacking(gemm: Gemm) -> str:
+    if gemm.dtype not in _DTYPES:
+        return f"does not multiply {gemm.dtype}"
+    if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
+        return f"multiplies {gemm.dtype} without output {gemm.output}"
+    if gemm.accumulate == "fp16":
+        return "keeps no sums in fp16"
+    if gemm.epilogue != "none":
+        return f"has no epilogues, {gemm.epilogue} was asked"
+    if gemm.batch > 1 and gemm.dtype == "tf32":
+        return "multiplies batches of fp32 without tf32"
+    return ""
+
+
+def _copied(gemm: Gemm) -> str:
+    if gemm.padding:
+        return "copies matrices with padding before it multiplies them"
+    if gemm.batch > 1 and gemm.layout != "nn":
+        return f"copies batches of layout {gemm.layout} before it multiplies them"
+    return ""
+
+
+def _dtype(gemm: Gemm) -> np.dtype[Any]:
+    """Return numpy's type of elements; that of bf16 is there once CuPy has found ml_dtypes."""
+    try:
+        return np.dtype(_DTYPES[gemm.dtype])
+    except TypeError as error:
+        raise Unsupported(
+            "this CuPy has no bf16", hint="CuPy 14 and newer has it together with ml_dtypes"
+        ) from error
+
+
+def _switches(gemm: Gemm) -> tuple[Switch, ...]:
+    """Return what chooses between fp32 and tf32; CUPY_TF32 sets the same, once, when a process starts."""
+    if gemm.dtype not in ("fp32", "tf32"):
+        return ()
+    linalg = import_module("cupy._core._routines_linalg")
+    wanted = linalg.COMPUTE_TYPE_TF32 if gemm.dtype == "tf32" else linalg.COMPUTE_TYPE_DEFAULT
+    return (
+        Switch(
+            read=lambda: linalg.get_compute_type(np.float32),
+            write=lambda value: linalg.set_compute_type(np.float32, value),
+            value=wanted,
+        ),
+    )
+
+
+def _chooses_itself() -> Unsupported:
+    return Unsupported(f"CuPy {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

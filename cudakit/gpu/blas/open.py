@@ -1,0 +1,50 @@
+"""The library that a name stands for, on a real device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.blas.refusals import Capability
+from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
+from cudakit.gpu.cuda.driver import check, cu
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+
+def open_blas(cuda: Cuda, library: Library) -> Blas:
+    """Open a library; nothing of it is imported before.
+
+    Raises MissingDependency with what to install, EnvironmentUnusable for a torch without CUDA.
+    """
+    match library:
+        case "torch":
+            from cudakit.gpu.blas.torch import TorchBlas
+
+            return TorchBlas(cuda, load_torch())
+        case "cupy":
+            from cudakit.gpu.blas.cupy import CupyBlas
+
+            return CupyBlas(cuda, load_cupy())
+        case "cublas":
+            from cudakit.gpu.blas.cublas import Cublas
+
+            return Cublas(cuda, load_nvmath())
+        case "cublaslt":
+            from cudakit.gpu.blas.cublaslt import CublasLt
+
+            return CublasLt(cuda, load_nvmath(), _capability(cuda.ordinal))
+
+
+def _capability(ordinal: int) -> Capability:
+    kinds = cu.CUdevice_attribute
+    device = check(cu.cuDeviceGet(ordinal))
+    major, minor = (
+        check(cu.cuDeviceGetAttribute(kind, device))
+        for kind in (
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return major, minor

@@ -1,0 +1,133 @@
+"""What the libraries do not compute: said before they are asked, or in words what they answered."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from cudakit.errors import CudaError, CudakitError, Unsupported
+from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.blas.types import narrow
+from cudakit.gpu.explain import Status, cuda_error
+
+Capability = tuple[int, int]
+
+CHOOSES_ITSELF = "chooses an algorithm itself, and does not say which"
+TAKE_CUBLASLT = "cublaslt lists its algorithms, and takes one of them"
+
+# cuBLAS Library, "cublasLtMatmul": in fp8 A must be transposed and B not on Ada (8.9), Hopper (9.0) and
+# Blackwell GeForce (12.x).
+_FP8_ALL_LAYOUTS = range(10, 12)
+_INT8_ALIGNMENT = 4
+
+
+class BlasStatus(IntEnum):
+    """cublasStatus_t (cuBLAS Library)."""
+
+    NOT_INITIALIZED = 1
+    ALLOC_FAILED = 3
+    INVALID_VALUE = 7
+    ARCH_MISMATCH = 8
+    MAPPING_ERROR = 11
+    EXECUTION_FAILED = 13
+    INTERNAL_ERROR = 14
+    NOT_SUPPORTED = 15
+    LICENSE_ERROR = 16
+
+
+# The answers to what a library cannot compute.
+UNSUPPORTED = frozenset(
+    {BlasStatus.INVALID_VALUE, BlasStatus.ARCH_MISMATCH, BlasStatus.NOT_SUPPORTED}
+)
+
+
+def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
+    """Raise Unsupported for what cuBLASLt never computes; for the rest its heuristics are asked."""
+    _check_accumulator(gemm)
+    if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not _all_layouts(capability):
+        raise Unsupported(
+            f"{gemm.dtype} is multiplied in layout tn only, {gemm.layout} was asked: on compute capability "
+            f"{_version(capability)} both factors must be stored along k",
+            hint="take layout tn",
+        )
+
+
+def refuse_for_cublas(gemm: Gemm) -> None:
+    """Raise Unsupported for what cublasGemmEx does not compute (cuBLAS Library, "cublasGemmEx")."""
+    _check_accumulator(gemm)
+    if gemm.dtype.startswith("fp8"):
+        raise Unsupported(f"cuBLAS does not multiply {gemm.dtype}", hint="cublaslt does")
+    if gemm.epilogue != "none":
+        raise Unsupported(
+            f"cuBLAS has no epilogues, {gemm.epilogue} was asked", hint="cublaslt has them"
+        )
+    if gemm.dtype == "int8" and (
+        gemm.a.leading % _INT8_ALIGNMENT or gemm.b.leading % _INT8_ALIGNMENT
+    ):
+        raise Unsupported(
+            f"int8 needs leading dimensions that are multiples of {_INT8_ALIGNMENT}, those of A and B are "
+            f"{gemm.a.leading} and {gemm.b.leading}",
+            hint=f"take m, n, k and padding as multiples of {_INT8_ALIGNMENT}",
+        )
+
+
+def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
+    """Say that the library knows no way to compute a product."""
+    return Unsupported(
+        f"{library} has no algorithm for {describe(gemm)} on compute capability {_version(capability)}",
+        hint=_known_to_work(gemm),
+    )
+
+
+def refused_call(status: int, what: str) -> CudakitError:
+    """Put the status of a call into words: Unsupported, or CudaError for what went wrong."""
+    known = status in list(BlasStatus)
+    name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if known else f"CUBLAS_STATUS {status}"
+    if status in UNSUPPORTED:
+        return Unsupported(
+            f"{what} was refused: {name}", hint="take another type, layout, size or workspace"
+        )
+    return CudaError(status, name, f"{what} failed")
+
+
+def closed(what: str) -> CudaError:
+    """Say that what is used was closed, as for every other handle."""
+    return cuda_error(Status.INVALID_HANDLE, seen=f"{what} was closed")
+
+
+def describe(gemm: Gemm) -> str:
+    """Name a product in a message: what is asked, and its sizes."""
+    types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
+    rest = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
+    rest += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
+    rest += [f"padding {gemm.padding}"] if gemm.padding else []
+    return f"{gemm.m} x {gemm.n} x {gemm.k} of {types}, {', '.join(rest)}"
+
+
+def _check_accumulator(gemm: Gemm) -> None:
+    if gemm.accumulate == "fp16" and gemm.output != "fp16":
+        raise Unsupported(
+            f"sums kept in fp16 are stored as fp16, not as {gemm.output}",
+            hint="take output fp16, or accumulate in fp32",
+        )
+
+
+def _known_to_work(gemm: Gemm) -> str:
+    """Name what the tables of cuBLAS Library, "cublasLtMatmul", promise of a data type."""
+    if gemm.dtype.startswith("fp8"):
+        output = ", output bf16" if narrow(gemm) else ""
+        return f"fp8 works in layout tn, with m and k as multiples of 16, from 8.9 on{output}"
+    if gemm.dtype == "int8":
+        return "int8 works without epilogue in layout tn, with m, k and padding as multiples of 4"
+    if gemm.epilogue != "none":
+        return "take epilogue none"
+    if gemm.dtype in ("bf16", "tf32"):
+        return f"{gemm.dtype} works from compute capability 8.0 on"
+    return "allow more workspace, or take the usual output and accumulator"
+
+
+def _all_layouts(capability: Capability) -> bool:
+    return capability[0] in _FP8_ALL_LAYOUTS
+
+
+def _version(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,167 @@
+"""The same product by torch, on the same memory, as its users call it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
+from cudakit.gpu.blas.switches import Switch, attribute, run_with
+from cudakit.gpu.blas.torch_calls import Call, choose_call
+from cudakit.gpu.blas.torch_tensors import Tensors
+from cudakit.units import Unavailable
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+# torch/csrc and aten/src/ATen/Context.cpp: what torch demands where results must be the same every time.
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC = (":4096:8", ":16:8")
+
+
+class TorchBlas:
+    """torch on one device."""
+
+    library: Library = "torch"
+
+    def __init__(self, cuda: Cuda, torch: Any) -> None:
+        self.cuda, self.torch = cuda, torch
+        self.version = str(torch.__version__)
+        self.device = torch.device("cuda", cuda.ordinal)
+        self._streams: dict[Stream, Any] = {
+            LEGACY: torch.cuda.default_stream(self.device)  # torch's own is the legacy stream
+        }
+        self._closed = False
+
+    def stream(self, stream: Stream) -> Any:
+        """Return torch's name of a stream. Raises CUDA_ERROR_INVALID_HANDLE for one that was destroyed."""
+        handle = self.cuda.stream_address(stream)
+        if self._closed:
+            raise closed(self.library)
+        if stream not in self._streams:
+            self._streams[stream] = self.torch.cuda.ExternalStream(handle, device=self.device)
+        return self._streams[stream]
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> TorchMultiplication:
+        """Get ready. Raises Unsupported for what torch has no call for, and for an algorithm."""
+        if self._closed:
+            raise closed(self.library)
+        if algorithm is not None:
+            raise _chooses_itself()
+        return TorchMultiplication(self, gemm, settings)
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: torch says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: torch says nothing of its algorithms."""
+        raise _chooses_itself()
+
+    def close(self) -> None:
+        """Forget the streams. A second time does nothing."""
+        self._closed = True
+        self._streams.clear()
+
+
+class TorchMultiplication:
+    """One call of torch, which writes into D and allocates nothing but the workspace of its cuBLAS.
+
+    That workspace belongs to the stream and comes with the first call there: one must have been made before
+    a capture begins. torch's settings are in force while a call is enqueued, and as they were before after.
+    """
+
+    def __init__(self, blas: TorchBlas, gemm: Gemm, settings: GemmSettings) -> None:
+        torch = blas.torch
+        self.algorithm = Unavailable(f"torch {CHOOSES_ITSELF}")
+        self._blas = blas
+        self._call: Call = choose_call(torch, gemm, settings, blas.device)
+        self._tensors = Tensors(torch, gemm, blas.device)
+        self._switches = _switches(torch, gemm, settings)
+        self.settings: Mapping[str, str] = MappingProxyType(
+            {
+                "chosen_by": "torch",
+                "call": self._call.name,
+                "cuda": f"CUDA {torch.version.cuda}",
+                "workspace": "torch's own",
+                "deterministic": "yes" if settings.deterministic else "no",
+                **{
+                    switch_name: str(switch.value) for switch_name, switch in self._switches.items()
+                },
+            }
+        )
+        self._in_force = tuple(self._switches.values())
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises Unsupported with torch's own reason, where it finds one only now."""
+        if self._closed:
+            raise closed("a product of torch")
+        torch, call = self._blas.torch, self._call
+        tensors = self._tensors.of(operands)
+        try:
+            with torch.cuda.stream(self._blas.stream(stream)):
+                run_with(self._in_force, lambda: call.run(tensors))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0]
+            raise Unsupported(f"torch refuses {call.name}: {reason}") from error
+
+    def close(self) -> None:
+        """Forget the tensors, which own no memory. A second time does nothing."""
+        self._closed = True
+        self._tensors.clear()
+
+
+def _switches(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Switch]:
+    """Return the settings of torch.backends.cuda.matmul that a product depends on, by their names."""
+    matmul = torch.backends.cuda.matmul
+    wanted: dict[str, Any] = {}
+    match gemm.dtype:
+        case "fp32" | "tf32":
+            # Since torch 2.9 the one is there, and the other warns.
+            if hasattr(matmul, "fp32_precision"):
+                wanted["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
+            else:
+                wanted["allow_tf32"] = gemm.dtype == "tf32"
+        case "fp16":
+            wanted["allow_fp16_reduced_precision_reduction"] = settings.reduced_precision
+            wanted |= _fp16_accumulation(torch, matmul, gemm)
+        case "bf16":
+            wanted["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
+    switches = {name: attribute(matmul, name, value) for name, value in wanted.items()}
+    if settings.deterministic:
+        switches["use_deterministic_algorithms"] = _deterministic(torch)
+    return switches
+
+
+def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
+    wanted = gemm.accumulate == "fp16"
+    if hasattr(matmul, "allow_fp16_accumulation"):
+        return {"allow_fp16_accumulation": wanted}
+    if wanted:
+        raise Unsupported(
+            f"torch {torch.__version__} keeps no sums in fp16", hint="torch 2.7 and newer do"
+        )
+    return {}
+
+
+def _deterministic(torch: Any) -> Switch:
+    if os.environ.get(_WORKSPACE) not in _DETERMINISTIC:
+        raise Unsupported(
+            f"torch is deterministic only where {_WORKSPACE} is set before it starts",
+            hint=f"set {_WORKSPACE}={_DETERMINISTIC[0]}",
+        )
+    return Switch(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, value=True
+    )
+
+
+def _chooses_itself() -> Unsupported:
+    return Unsupported(f"torch {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

@@ -1,0 +1,151 @@
+"""Which function of torch computes a product: the one that its users call for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings
+from cudakit.gpu.blas.torch_tensors import TensorSet, dtype
+from cudakit.gpu.blas.types import narrow
+
+# aten/src/ATen/native/cuda/Blas.cpp, _scaled_mm and _int_mm.
+_FP8_MULTIPLE = 16
+_INT8_MULTIPLE = 8
+_INT8_ROWS_ABOVE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of torch by its name, and how it is called."""
+
+    name: str
+    run: Callable[[TensorSet], object]
+
+
+def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
+    """Choose the function for a product. Raises Unsupported where torch has none, with the reason."""
+    if gemm.dtype.startswith("fp8"):
+        return _scaled(torch, gemm, settings, device)
+    if gemm.dtype == "int8":
+        return _integers(torch, gemm)
+    if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
+        return _widened(torch, gemm)
+    match gemm.epilogue:
+        case "none":
+            return _plain(torch, gemm)
+        case "bias":
+            return _biased(torch, gemm)
+        case "relu-bias" | "gelu-bias":
+            return _activated(torch, gemm)
+    raise Unsupported(
+        f"torch fuses {gemm.epilogue} into a product only together with a bias",
+        hint=f"take epilogue {gemm.epilogue}-bias",
+    )
+
+
+def _plain(torch: Any, gemm: Gemm) -> Call:
+    if gemm.batch > 1:
+        return Call("torch.bmm", lambda at: torch.bmm(at.left, at.right, out=at.result))
+    return Call("torch.mm", lambda at: torch.mm(at.left, at.right, out=at.result))
+
+
+def _widened(torch: Any, gemm: Gemm) -> Call:
+    """Sums of 16 bits to a result of 32: the argument ``out_dtype`` came with torch 2.8."""
+    if gemm.epilogue != "none":
+        raise Unsupported(
+            f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
+            hint="take epilogue none",
+        )
+    name = "bmm" if gemm.batch > 1 else "mm"
+    function, kind = getattr(torch, name), dtype(torch, gemm.output)
+    return Call(
+        f"torch.{name}(out_dtype={gemm.output})",
+        lambda at: function(at.left, at.right, out_dtype=kind, out=at.result),
+    )
+
+
+def _biased(torch: Any, gemm: Gemm) -> Call:
+    if gemm.batch > 1:
+        return Call(
+            "torch.baddbmm", lambda at: torch.baddbmm(at.bias, at.left, at.right, out=at.result)
+        )
+    return Call("torch.addmm", lambda at: torch.addmm(at.bias, at.left, at.right, out=at.result))
+
+
+def _activated(torch: Any, gemm: Gemm) -> Call:
+    """What torch.nn.Linear and an activation are fused to; its gelu is the one by tanh, as cuBLASLt's."""
+    if gemm.batch > 1:
+        raise Unsupported(
+            f"torch fuses {gemm.epilogue} into single products, a batch of {gemm.batch} was asked",
+            hint="take batch 1",
+        )
+    gelu = gemm.epilogue.startswith("gelu")
+    return Call(
+        f"torch._addmm_activation(use_gelu={gelu})",
+        lambda at: torch._addmm_activation(
+            at.bias, at.left, at.right, use_gelu=gelu, out=at.result
+        ),
+    )
+
+
+def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
+    _check_scaled(gemm)
+    one = torch.ones((), dtype=torch.float32, device=device)
+    torch.cuda.synchronize(device)  # what is enqueued later may be on any stream
+    result_scale = one if narrow(gemm) else None
+    kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
+    return Call(
+        f"torch._scaled_mm(use_fast_accum={fast})",
+        lambda at: torch._scaled_mm(
+            at.left,
+            at.right,
+            scale_a=one,
+            scale_b=one,
+            bias=at.bias,
+            scale_result=result_scale,
+            out_dtype=kind,
+            use_fast_accum=fast,
+            out=at.result,
+        ),
+    )
+
+
+def _check_scaled(gemm: Gemm) -> None:
+    if gemm.layout != "tn":
+        raise Unsupported(
+            f"torch multiplies {gemm.dtype} in layout tn only, {gemm.layout} was asked",
+            hint="take layout tn",
+        )
+    if gemm.epilogue not in ("none", "bias") or gemm.batch > 1:
+        raise Unsupported(
+            f"torch multiplies {gemm.dtype} one at a time, with a bias or nothing; epilogue "
+            f"{gemm.epilogue} and batch {gemm.batch} were asked",
+            hint="take epilogue none and batch 1",
+        )
+    if gemm.has_bias and gemm.output == "fp32":
+        raise Unsupported(
+            f"torch adds no bias to {gemm.dtype} with output fp32", hint="take output bf16"
+        )
+    if gemm.k % _FP8_MULTIPLE or gemm.m % _FP8_MULTIPLE:
+        raise Unsupported(
+            f"torch multiplies {gemm.dtype} where m and k are multiples of {_FP8_MULTIPLE}, they are "
+            f"{gemm.m} and {gemm.k}"
+        )
+
+
+def _integers(torch: Any, gemm: Gemm) -> Call:
+    if gemm.epilogue != "none" or gemm.batch > 1 or gemm.padding:
+        raise Unsupported(
+            f"torch multiplies int8 one at a time, without epilogue and padding; epilogue {gemm.epilogue}, "
+            f"batch {gemm.batch} and padding {gemm.padding} were asked",
+            hint="take epilogue none, batch 1 and padding 0",
+        )
+    if gemm.n <= _INT8_ROWS_ABOVE or gemm.k % _INT8_MULTIPLE or gemm.m % _INT8_MULTIPLE:
+        raise Unsupported(
+            f"torch multiplies int8 where n is above {_INT8_ROWS_ABOVE} and m and k are multiples of "
+            f"{_INT8_MULTIPLE}, it is asked for {gemm.m} x {gemm.n} x {gemm.k}"
+        )
+    return Call("torch._int_mm", lambda at: torch._int_mm(at.left, at.right, out=at.result))

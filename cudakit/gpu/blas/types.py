@@ -1,0 +1,106 @@
+"""What cuBLAS calls the types of a product (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cudakit.gpu.api.gemm import Gemm
+
+_DATA: Mapping[str, str] = MappingProxyType(
+    {
+        "fp64": "CUDA_R_64F",
+        "fp32": "CUDA_R_32F",
+        "fp16": "CUDA_R_16F",
+        "bf16": "CUDA_R_16BF",
+        "fp8_e4m3": "CUDA_R_8F_E4M3",
+        "fp8_e5m2": "CUDA_R_8F_E5M2",
+        "int8": "CUDA_R_8I",
+        "int32": "CUDA_R_32I",
+    }
+)
+
+# Of what sums are kept in: how cuBLAS computes, and the type of alpha and beta.
+_COMPUTE: Mapping[str, str] = MappingProxyType(
+    {
+        "fp64": "COMPUTE_64F",
+        "fp32": "COMPUTE_32F",
+        "fp16": "COMPUTE_16F",
+        "int32": "COMPUTE_32I",
+    }
+)
+_TF32 = "COMPUTE_32F_FAST_TF32"
+
+_SCALARS: Mapping[str, type[np.generic]] = MappingProxyType(
+    {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "int32": np.int32}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeNames:
+    """The types of a product: ``compute`` is a name of cublasComputeType_t, the rest of cudaDataType_t."""
+
+    compute: str
+    scale: str
+    a: str
+    b: str
+    c: str
+    d: str
+    bias: str
+    scalar: type[np.generic]  # of alpha and beta, which ``scale`` names
+
+
+def type_names(gemm: Gemm) -> TypeNames:
+    """Name the types of a product.
+
+    Beside a D of fp8, C is of the type of the bias: the tables have no C of 8 bits.
+    """
+    d, bias = _DATA[gemm.d.element.name], _DATA[gemm.bias.name]
+    return TypeNames(
+        compute=_TF32 if gemm.dtype == "tf32" else _COMPUTE[gemm.accumulate],
+        scale=_DATA[gemm.accumulate],
+        a=_DATA[gemm.a.element.name],
+        b=_DATA[gemm.b.element.name],
+        c=bias if narrow(gemm) else d,
+        d=d,
+        bias=bias,
+        scalar=_SCALARS[gemm.accumulate],
+    )
+
+
+def narrow(gemm: Gemm) -> bool:
+    """Say whether D is of fp8."""
+    return gemm.output.startswith("fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The same as the numbers that a call takes."""
+
+    compute: int
+    scale: int
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+
+    @property
+    def matrices(self) -> tuple[int, int, int, int]:
+        """Of A, B, C and D."""
+        return self.a, self.b, self.c, self.d
+
+
+def numbered(names: TypeNames, compute_types: Any, data_types: Any) -> Types:
+    """Look up the numbers: in the enumerations cublasComputeType_t and cudaDataType_t of the bindings."""
+    return Types(
+        compute=int(compute_types[names.compute]),
+        **{
+            part: int(data_types[getattr(names, part)])
+            for part in ("scale", "a", "b", "c", "d", "bias")
+        },
+    )

@@ -1,0 +1,73 @@
+"""The libraries of others that multiply matrices, loaded when they are asked for, and never before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from cudakit.errors import EnvironmentUnusable, MissingDependency
+
+
+@dataclass(frozen=True, slots=True)
+class Nvmath:
+    """The bindings of nvmath-python: ``data_types`` is cudaDataType_t."""
+
+    lt: Any
+    cublas: Any
+    data_types: Any
+
+
+def load_nvmath() -> Nvmath:
+    """Load the bindings and cuBLAS itself. Raises MissingDependency for the one that is missing.
+
+    cuBLAS is looked for where the wheels of NVIDIA, and with them torch and CuPy, and the CUDA toolkit put
+    it (cuda.pathfinder, "load_nvidia_dynamic_lib").
+    """
+    try:
+        nvmath = import_module("nvmath")
+        cublas, lt = (import_module(f"nvmath.bindings.{name}") for name in ("cublas", "cublasLt"))
+    except ImportError as error:
+        raise MissingDependency(
+            "nvmath-python", purpose="calling cuBLAS", requirement="nvmath-python>=1.0,<2"
+        ) from error
+    try:
+        lt.get_version(), cublas.get_property(0)
+    except RuntimeError as error:  # the bindings load it at the first call
+        raise MissingDependency(
+            "cuBLAS", purpose="multiplying matrices", requirement=_cublas_requirement()
+        ) from error
+    return Nvmath(lt, cublas, nvmath.CudaDataType)
+
+
+def load_torch() -> Any:
+    """Load torch. Raises MissingDependency without it, EnvironmentUnusable if it knows no CUDA."""
+    try:
+        torch = import_module("torch")
+    except ImportError as error:
+        raise MissingDependency("torch", purpose="a product by torch") from error
+    if torch.version.cuda is None:
+        raise EnvironmentUnusable(
+            f"torch {torch.__version__} was built without CUDA",
+            hint="pip install torch from an index of builds with CUDA",
+        )
+    return torch
+
+
+def load_cupy() -> Any:
+    """Load CuPy. Raises MissingDependency without it."""
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        wheel = f"cupy-cuda{_cuda_major()}x"
+        raise MissingDependency("cupy", purpose="a product by CuPy", requirement=wheel) from error
+
+
+def _cublas_requirement() -> str:
+    return "nvidia-cublas-cu12" if _cuda_major() == 12 else "nvidia-cublas"
+
+
+def _cuda_major() -> int:
+    """Return the release of CUDA that our bindings of the driver are of."""
+    return int(version("cuda-bindings").partition(".")[0])

@@ -1,0 +1,123 @@
+"""Buffers of a device, whoever made them: where they are, how large, and of what form."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.graphed import dlpack
+
+_HINT = "pass arrays of a device, or addresses, and bind all else by functools.partial or a lambda"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is in a buffer, so that contents fit only where they belong."""
+
+    dtype: str  # as numpy calls it
+    shape: tuple[int, ...]
+    size_bytes: int
+    dense: bool  # whether its elements lie one behind the other, in the order of C
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}{'' if self.dense else ', strided'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of a device. Of a mere address nothing else is known."""
+
+    ptr: Ptr
+    form: Form | None = None
+
+
+def buffer_of(given: object, place: int) -> Buffer:
+    """Look at the buffer that was given as number ``place``. Raises UsageError for anything else."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Buffer(Ptr(given))
+    read = _reader(given)
+    if read is None:
+        raise UsageError(f"buffer {place} is no buffer of a device: {_shown(given)}", hint=_HINT)
+    return read(given)
+
+
+def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
+    """Refuse contents that do not fit into the buffer that was captured. Raises UsageError."""
+    if new.ptr == captured.ptr:
+        return
+    for buffer, which in ((captured, "was captured as"), (new, "is")):
+        if buffer.form is None:
+            raise UsageError(
+                f"buffer {place} {which} a mere address, of which nobody knows the size",
+                hint="pass arrays, or fill the buffer yourself and call replay()",
+            )
+    if new.form != captured.form or (new.form and not new.form.dense):
+        raise UsageError(
+            f"buffer {place} was captured as {captured.form}, and given is {new.form}",
+            hint="contents are copied as they are: same dtype and shape, one element behind the other",
+        )
+
+
+def _reader(given: object) -> Callable[[Any], Buffer] | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        # torch shows neither bfloat16 nor what requires a gradient by an interface.
+        return _of_torch if given.is_cuda else None
+    if hasattr(given, "__cuda_array_interface__"):
+        return _of_interface
+    return _dlpack_reader(given)
+
+
+def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
+    """Return how to read what speaks DLPack and is memory of a device."""
+    if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
+        return None
+    kind, _ = given.__dlpack_device__()
+    return _of_dlpack if int(kind) in dlpack.ON_DEVICE else None
+
+
+def _of_torch(tensor: Any) -> Buffer:
+    size_bytes = tensor.numel() * tensor.element_size()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    form = Form(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
+    return Buffer(Ptr(tensor.data_ptr()), form)
+
+
+def _of_interface(given: Any) -> Buffer:
+    """Read the CUDA Array Interface (Numba documentation, version 3): without strides it is dense."""
+    interface = given.__cuda_array_interface__
+    dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
+    strides = interface.get("strides")
+    dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
+    size_bytes = math.prod(shape) * dtype.itemsize
+    return Buffer(Ptr(int(interface["data"][0])), Form(dtype.name, shape, size_bytes, dense))
+
+
+def _of_dlpack(given: Any) -> Buffer:
+    tensor = dlpack.read(given)
+    dense = tensor.strides is None or _is_dense(tensor.shape, tensor.strides)
+    size_bytes = math.prod(tensor.shape) * tensor.item_bits // 8
+    return Buffer(Ptr(tensor.address), Form(tensor.dtype, tensor.shape, size_bytes, dense))
+
+
+def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
+    """Say whether strides, in elements, are those of an array in the order of C."""
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
+        if extent != 1 and stride != expected:
+            return math.prod(shape) == 0
+        expected *= extent
+    return True
+
+
+def _shown(given: object) -> str:
+    text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
+    on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
+    return f"{text}, in memory of the host" if on_host else text

@@ -1,0 +1,116 @@
+"""Streams as functions are given them, and the current one: of frameworks, or of a simulated device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import LEGACY, Stream
+
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+
+class StreamHandle(int):
+    """The driver's handle of a stream, which every library takes, as a number or by its protocol."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return version and handle, as cuda.core asks for them."""
+        return 0, int(self)
+
+
+class Surroundings(Protocol):
+    """What is around a device: whose streams there are."""
+
+    def handle(self, stream: Stream) -> StreamHandle:
+        """Return what a function is given for a stream."""
+        ...
+
+    def stream(self, given: object) -> Stream:
+        """Return the stream that was given, or the current one for None."""
+        ...
+
+    def entered(self, handle: StreamHandle) -> AbstractContextManager[None]:
+        """Make a stream the current one of every framework within a block."""
+        ...
+
+
+class OfSimulated:
+    """Nothing but the streams of the device itself."""
+
+    def handle(self, stream: Stream) -> StreamHandle:
+        return StreamHandle(stream)
+
+    def stream(self, given: object) -> Stream:
+        if given is None:
+            return LEGACY
+        if not isinstance(given, int):
+            raise UsageError(f"no stream of the simulated device: {given!r}")
+        return Stream(given)
+
+    def entered(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+
+class OfFrameworks:
+    """What torch, CuPy and cudakit itself call current; only what the program imported is asked."""
+
+    def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
+        self._gpu = gpu
+        self._home = _home(buffers)
+        self._pool: Any = None
+
+    def handle(self, stream: Stream) -> StreamHandle:
+        return StreamHandle(self._gpu.stream_address(stream))
+
+    def stream(self, given: object) -> Stream:
+        if given is None:
+            return self._gpu.borrowed(self._current())
+        from cudakit.gpu.cuda.current import stream
+
+        with stream(given) as handle:
+            return self._gpu.borrowed(handle)
+
+    @contextmanager
+    def entered(self, handle: StreamHandle) -> Iterator[None]:
+        from cudakit.gpu.cuda import current
+
+        with current.device(self._gpu.ordinal), current.stream(handle), ExitStack() as stack:
+            self._enter_torch(handle, stack)
+            self._enter_cupy(handle, stack)
+            yield
+
+    def _current(self) -> int:
+        from cudakit.gpu.cuda.current import current_stream
+
+        if self._home == "torch":
+            return int(sys.modules["torch"].cuda.current_stream(self._gpu.ordinal).cuda_stream)
+        if self._home == "cupy":
+            return int(sys.modules["cupy"].cuda.get_current_stream(self._gpu.ordinal).ptr)
+        return current_stream()
+
+    def _enter_torch(self, handle: StreamHandle, stack: ExitStack) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            stream = torch.cuda.ExternalStream(int(handle), device=self._gpu.ordinal)
+            stack.enter_context(torch.cuda.stream(stream))
+
+    def _enter_cupy(self, handle: StreamHandle, stack: ExitStack) -> None:
+        """Enter the stream, and a pool of memory that nobody else is given: a graph keeps its addresses."""
+        cupy = sys.modules.get("cupy")
+        if cupy is None:
+            return
+        # ExternalStream is deprecated since CuPy 14, which has from_external.
+        wrap = getattr(cupy.cuda.Stream, "from_external", None) or cupy.cuda.ExternalStream
+        self._pool = self._pool or cupy.cuda.MemoryPool()
+        stack.enter_context(wrap(handle))
+        stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
+
+
+def _home(buffers: Sequence[object]) -> str:
+    """Name the library whose current stream counts: that of the first buffer which has one."""
+    tops = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
+    return next((top for top in tops if top in ("torch", "cupy")), "")

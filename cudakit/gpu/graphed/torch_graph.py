@@ -1,0 +1,65 @@
+"""A graph of torch's, which knows how torch's allocator and random numbers are captured.
+
+What a function allocates inside a capture lies in a private pool of torch's caching allocator, as the graph
+goes on using these addresses, and every replay moves the generators of random numbers on ("CUDA Graphs" in
+torch's notes on CUDA semantics): both are done by torch.cuda.CUDAGraph, and by nobody else.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any, TypeVar
+
+from cudakit.gpu.api import Stream
+from cudakit.gpu.graphed.captured import Device, DriverGraph, Work
+from cudakit.gpu.graphed.capturing import captured
+from cudakit.gpu.graphed.streams import Surroundings
+
+_T = TypeVar("_T")
+
+# The legacy default stream: NULL, and CU_STREAM_LEGACY.
+_DEFAULT = (0, 1)
+
+
+class TorchGraph(DriverGraph):
+    """What a function of tensors enqueues, as a torch.cuda.CUDAGraph."""
+
+    def __init__(self, gpu: Device, surroundings: Surroundings, ordinal: int) -> None:
+        super().__init__(gpu, surroundings)
+        self._torch: Any = sys.modules["torch"]
+        self._ordinal = ordinal
+        self._graph: Any = None
+
+    def capture(self, work: Work[_T]) -> _T:
+        graph, handle = self._torch.cuda.CUDAGraph(), self.surroundings.handle(self.side)
+        # What nobody uses any more would keep memory that the pool of the graph needs.
+        gc.collect()
+        self._torch.cuda.empty_cache()
+        self.gpu.sync()
+        with self.surroundings.entered(handle):
+            _, value = captured(
+                lambda: work(handle),
+                begin=lambda: graph.capture_begin(capture_error_mode="thread_local"),
+                end=graph.capture_end,
+                drop=lambda _: None,
+            )
+        self._graph = graph
+        return value
+
+    def update(self, work: Work[_T]) -> _T:
+        """Capture the work anew; the graph takes the place of the other one, which may be unlike it."""
+        return self.capture(work)
+
+    def launch(self, stream: Stream) -> None:
+        cuda, handle = self._torch.cuda, int(self.surroundings.handle(stream))
+        with cuda.device(self._ordinal):
+            given = cuda.ExternalStream(handle, self._ordinal)
+            wanted = cuda.default_stream() if handle in _DEFAULT else given
+            with cuda.stream(wanted):
+                self._graph.replay()
+
+    def close(self) -> None:
+        self.gpu.sync()
+        self._graph = None
+        super().close()

@@ -1,0 +1,55 @@
+"""Memory of the host: pinned, which the device reaches, and pageable, which only copies do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.sim.context import driver_call
+from cudakit.gpu.sim.memory import Memory, check_size, forget
+from cudakit.gpu.sim.space import Region
+from cudakit.trace.events import Alloc, Free
+from cudakit.trace.kinds import HostMemory as Host
+from cudakit.trace.kinds import How
+
+
+class HostMemory(Memory):
+    """What this process has of the host's memory; of what is pageable neither driver nor trace know."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._of_host: dict[int, Region] = {}
+
+    @driver_call
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
+        check_size(size_bytes)
+        self.refuse_in_capture()
+        region = self.allocate(size_bytes, host=Host.PINNED if pinned else Host.PAGEABLE)
+        self._of_host[region.begin] = region
+        if pinned:
+            self.emit(Alloc(region.begin, size_bytes, How.PINNED))
+        return Ptr(region.begin)
+
+    @driver_call
+    def host_free(self, ptr: Ptr) -> None:
+        self.refuse_in_capture()
+        region = forget(self._of_host, ptr, "no memory of the host")
+        self.wait_for_all()
+        self.space.remove(region)
+        if region.host is Host.PINNED:
+            self.emit(Free(ptr, len(region.data), How.PINNED))
+
+    @driver_call
+    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
+        region = self._of_host.get(ptr)
+        if region is None or not 0 <= size_bytes <= len(region.data):
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+            )
+        return region.data[:size_bytes].data
+
+    def close(self) -> None:
+        super().close()
+        self._of_host.clear()

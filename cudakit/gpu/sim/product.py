@@ -1,0 +1,155 @@
+"""Products of matrices in numpy, with the rounding of each type.
+
+A sum is computed in fp64, rounded once to the accumulator's type, and, after the epilogue, once to the
+output's. A device rounds more often, and in an order of its own: it comes near to this, not to the bit.
+Sums of int8 are exact, and wrap around in int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.gpu.api.elements import (
+    BF16,
+    ELEMENTS,
+    FP16,
+    FP32,
+    FP64,
+    INT32,
+    Bits,
+    Element,
+    Floats,
+    decode,
+    encode,
+)
+from cudakit.gpu.api.gemm import Gemm, Matrix
+
+_FP32_MANTISSA_BITS = 23
+# A100 white paper, "TensorFloat-32".
+_TF32_MANTISSA_BITS = 10
+_BF16_MANTISSA_BITS = 7
+# In both formats of 8 bits ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
+_FP8_NAN = 0x7F
+# Of the host; the last product is kept however large it is.
+_REMEMBERED_BYTES = 256 << 20
+
+
+def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
+    """Return D as the bits of its columns, from those of A and B as they are stored.
+
+    The columns of all matrices of a batch are the rows of one array, one matrix behind the other and
+    without what is between columns. ``bias`` has m elements.
+    """
+    with np.errstate(all="ignore"):  # what overflows, or is no number, is so on a device as well
+        sums = _sums(_factors(gemm, a, gemm.a), _factors(gemm, b, gemm.b), gemm.layout)
+        values = decode(round_to(sums, ELEMENTS[gemm.accumulate]), ELEMENTS[gemm.accumulate])
+        if bias is not None:
+            values = values + decode(bias, gemm.bias)
+        values = _ACTIVATIONS[gemm.epilogue.partition("-")[0]](values)
+        return round_to(values, gemm.d.element).reshape(-1, gemm.m)
+
+
+def round_to(values: Floats, element: Element) -> Bits:
+    """Return the nearest values of a type, ties to even, as bits.
+
+    What is too great becomes infinite, but in fp8, which takes the greatest value that it has; int32 wraps
+    around.
+    """
+    if element is FP64:
+        return values
+    if element is INT32:
+        return values.astype(np.int64).astype(np.int32)
+    if element is FP16:
+        return values.astype(np.float16).view(np.uint16)
+    singles = values.astype(np.float32)
+    if element is FP32:
+        return singles
+    if element is BF16:
+        return (_shortened(singles, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(np.uint16)
+    bits = encode(np.nan_to_num(singles), element)
+    bits[np.isnan(singles)] = _FP8_NAN
+    return bits
+
+
+def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
+    """Return the matrices of a batch, transposed, in the values that enter the sums."""
+    if gemm.dtype == "tf32":
+        columns = _shortened(columns, _TF32_MANTISSA_BITS).view(np.float32)
+    return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
+
+
+def _sums(a: Floats, b: Floats, layout: str) -> Floats:
+    """Return the products, transposed, of factors that are stored transposed: b times a."""
+    first = b if layout[1] == "n" else b.swapaxes(1, 2)
+    second = a if layout[0] == "n" else a.swapaxes(1, 2)
+    product: Floats = np.matmul(first, second)
+    return product
+
+
+def _shortened(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
+    """Round fp32 to fewer bits of the mantissa, ties to even; the rest becomes zero."""
+    dropped = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
+    bits = singles.view(np.uint32)
+    odd = (bits >> dropped) & np.uint32(1)
+    below_half = (np.uint32(1) << (dropped - np.uint32(1))) - np.uint32(1)
+    quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
+    rounded = np.where(np.isnan(singles), quiet_nan, bits + below_half + odd)
+    return (rounded >> dropped) << dropped
+
+
+class Products:
+    """Products that were computed, by the bits of their operands: a bench asks hundreds of times for one."""
+
+    def __init__(self, most_bytes: int = _REMEMBERED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._known: dict[tuple[Gemm, bytes], Bits] = {}
+
+    def multiply(self, gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
+        """Return what the function ``multiply`` does, computed once; not to be written to."""
+        operands = (a, b) if bias is None else (a, b, bias)
+        key = (gemm, _digest(*operands))
+        if key not in self._known:
+            self._remember(key, multiply(gemm, a, b, bias))
+        return self._known[key]
+
+    def _remember(self, key: tuple[Gemm, bytes], product: Bits) -> None:
+        """Keep a product, for which the oldest give way."""
+        self._known[key] = product
+        left_bytes = sum(known.nbytes for known in self._known.values())
+        for oldest in [*self._known][:-1]:
+            if left_bytes <= self._most_bytes:
+                break
+            left_bytes -= self._known.pop(oldest).nbytes
+
+
+def _digest(*operands: Bits) -> bytes:
+    digest = sha256()
+    for operand in operands:
+        digest.update(np.ascontiguousarray(operand).data)
+    return digest.digest()
+
+
+def _gelu(values: Floats) -> Floats:
+    """Return the tanh form, which is cuBLAS's (cuBLAS Library, "cublasLtEpilogue_t")."""
+    inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+    result: Floats = 0.5 * values * (1 + np.tanh(inner))
+    return result
+
+
+def _relu(values: Floats) -> Floats:
+    return np.maximum(values, 0.0)
+
+
+def _as_it_is(values: Floats) -> Floats:
+    return values
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = MappingProxyType(
+    {"none": _as_it_is, "bias": _as_it_is, "relu": _relu, "gelu": _gelu}
+)

@@ -1,0 +1,125 @@
+"""Poison: what stands where a result is to be written, so that one can tell what nobody wrote.
+
+The pattern is no value that a result can have: as a floating-point number it is none at all, and as a whole
+number it is -2139062144, which sums of products of 8 bits do not reach with fewer than 130 560 terms.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+
+from cudakit.gpu.api import Argument, Gpu, Ptr, Stream
+from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.gemm import Matrix
+from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.kernels.loaded import Kernels
+
+_NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
+_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_ANSWER_BYTES = 16
+
+SOURCE = r"""
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+__device__ u64 raw(const void* from, u64 at, int size) {
+    switch (size) {
+        case 1: return ((const u8*)from)[at];
+        case 2: return ((const u16*)from)[at];
+        case 4: return ((const u32*)from)[at];
+        default: return ((const u64*)from)[at];
+    }
+}
+
+// Matrices lie one pitch apart. Counts what is poison among the rows of their columns, and what is not in
+// between: behind the rows of a column, and behind a matrix.
+extern "C" __global__ void cudakit_count_poison(
+    u64* found, const void* matrices, u64 pattern, u64 rows, u64 leading, u64 elements, u64 pitch, u64 count,
+    int size) {
+    u64 unwritten = 0, overwritten = 0;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
+        const bool poison = raw(matrices, i, size) == pattern;
+        const u64 at = i % pitch;
+        if (at < elements && at % leading < rows) unwritten += poison; else overwritten += !poison;
+    }
+    if (unwritten) atomicAdd(found, unwritten);
+    if (overwritten) atomicAdd(found + 1, overwritten);
+}
+"""
+
+
+class Traces(NamedTuple):
+    """What became of the poison of matrices, in elements."""
+
+    unwritten: int  # of a matrix, and poison still
+    overwritten: int  # between columns or matrices, and poison no more
+
+
+class Poison:
+    """Poison on one device."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        with ExitStack() as owned:
+            self._kernels = Kernels(gpu, SOURCE, ["cudakit_count_poison"])
+            owned.callback(self._kernels.close)
+            self._device = gpu.malloc(_ANSWER_BYTES)
+            owned.callback(gpu.free, self._device)
+            self._host = gpu.host_malloc(_ANSWER_BYTES)
+            owned.callback(gpu.host_free, self._host)
+            self._owned = owned.pop_all()
+
+    def spread(self, at: Ptr, element: Element, count: int, stream: Stream) -> None:
+        """Enqueue a write of poison over so many elements."""
+        self._gpu.fill(at, poison_byte(element), count * element.size_bytes, stream)
+
+    def find(self, at: Ptr, matrix: Matrix, pitch: int, count: int, stream: Stream) -> Traces:
+        """Count what of it is left, and what is gone, in so many matrices; waits for the answer.
+
+        They are ``pitch`` elements apart, and poison was spread over all of them, the last pitch included.
+        """
+        gpu, size = self._gpu, matrix.element.size_bytes
+        gpu.fill(self._device, 0, _ANSWER_BYTES, stream)
+        pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * size, "little")
+        numbers = (pattern, matrix.rows, matrix.leading, matrix.elements, pitch, pitch * count)
+        args: list[Argument] = [self._device, at, *map(np.uint64, numbers), np.int32(size)]
+        self._kernels.launch_over("cudakit_count_poison", pitch * count, args, stream)
+        gpu.copy(self._host, self._device, _ANSWER_BYTES, stream)
+        gpu.sync_stream(stream)
+        found = np.frombuffer(bytes(gpu.host_view(self._host, _ANSWER_BYTES)), np.uint64)
+        return Traces(*map(int, found))
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._owned.close()
+
+
+def poison_byte(element: Element) -> int:
+    """Return the byte of which the poison of a type consists."""
+    return _FAR_BELOW if element.is_integer else _NO_NUMBER
+
+
+@twin("cudakit_count_poison")
+def _count(
+    launch: Launch,
+    found: Ptr,
+    matrices: Ptr,
+    pattern: np.uint64,
+    rows: np.uint64,
+    leading: np.uint64,
+    elements: np.uint64,
+    pitch: np.uint64,
+    count: np.uint64,
+    size: np.int32,
+) -> None:
+    raw = _RAW[int(size)]
+    poison = launch.read(matrices, raw, int(count)).reshape(-1, int(pitch)) == raw(pattern)
+    inner = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
+    left = np.count_nonzero(inner)
+    gone = (poison.size - np.count_nonzero(poison)) - (inner.size - left)
+    launch.atomic(found, np.uint64, 2)[:] += np.array([left, gone], np.uint64)

@@ -1,0 +1,174 @@
+"""Products of matrices to be computed, and what has to come out, worked out in fp64 from the definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from contract.workbench import Workbench
+
+from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.elements import INT8, Bits, Element, Floats, decode, encode
+from cudakit.gpu.api.gemm import Gemm, Matrix, Multiplication
+
+# Bytes of D, before anything is written there and behind its end.
+POISON = 0xA5
+TAIL_BYTES = 64
+
+# The distance of 1 to the next value of a type, and the least value above 0 (IEEE 754-2019; bfloat16;
+# "FP8 Formats for Deep Learning", arXiv 2209.05433).
+UNITS = {
+    "fp64": 2**-52,
+    "fp32": 2**-23,
+    "fp16": 2**-10,
+    "bf16": 2**-7,
+    "fp8_e4m3": 2**-3,
+    "fp8_e5m2": 2**-2,
+}
+LEAST = {
+    "fp64": 0.0,
+    "fp32": 2**-149,
+    "fp16": 2**-24,
+    "bf16": 2**-133,
+    "fp8_e4m3": 2**-9,
+    "fp8_e5m2": 2**-16,
+}
+# What of a factor may be lost before it is multiplied, and what of each addition (the tensor cores of
+# Hopper keep 14 bits of sums of fp8: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.5.2).
+FACTOR = {"tf32": 2**-9}
+ADDITION = {"fp8_e4m3": 2**-13, "fp8_e5m2": 2**-13}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the operands are in the memory of a device."""
+
+    a: Ptr
+    b: Ptr
+    d: Ptr
+    bias: Ptr
+
+
+class Problem:
+    """A product with random operands. Between columns lies what must not enter it: NaN, if there is one."""
+
+    def __init__(self, gemm: Gemm, seed: int = 0) -> None:
+        self.gemm = gemm
+        random = np.random.default_rng(seed)
+        self.a, self.b = _random(gemm.a, random), _random(gemm.b, random)
+        self.bias = encode(random.uniform(-1, 1, gemm.m), gemm.bias)
+
+    def expected(self) -> Floats:
+        """Return D in fp64, of all matrices of the batch."""
+        sums = self._products(*self._factors())
+        if self.gemm.has_bias:
+            sums = sums + self._bias()
+        if self.gemm.epilogue.startswith("relu"):
+            return np.where(sums > 0, sums, 0.0)
+        if self.gemm.epilogue.startswith("gelu"):
+            half: Floats = 0.5 * sums
+            return half * (1 + np.tanh(0.7978845608028654 * (sums + 0.044715 * sums * sums * sums)))
+        return sums
+
+    def tolerance(self, *, reduced: bool = False) -> Floats:
+        """Return by how much each element of D may be wrong.
+
+        ``reduced`` allows parts of sums to be added in the type of D. A GELU may take the approximate
+        tanh, which is right to 2**-11 (PTX ISA, "tanh").
+        """
+        gemm = self.gemm
+        if gemm.dtype == "int8":
+            return np.zeros((gemm.batch, gemm.m, gemm.n))
+        magnitude = self._products(*(np.abs(factor) for factor in self._factors())) + np.abs(
+            self._bias()
+        )
+        addition = max(ADDITION.get(gemm.dtype, 0), UNITS[gemm.accumulate])
+        share = gemm.k * addition + FACTOR.get(gemm.dtype, 0)
+        share += 4 * UNITS[gemm.output] if reduced else 0
+        share += 2**-9 if gemm.epilogue.startswith("gelu") else 0
+        return (
+            1.25 * share * magnitude
+            + UNITS[gemm.output] * np.abs(self.expected())
+            + LEAST[gemm.output]
+        )
+
+    def check(self, content: bytes, *, reduced: bool = False) -> None:
+        """Assert that the bytes of D are the product, and that nothing else was written."""
+        d = self.gemm.d
+        bits = np.frombuffer(content[: d.size_bytes], d.element.bits)
+        where = places(d)
+        wrong = np.abs(decode(bits[where], d.element) - self.expected())
+        assert np.all(wrong <= self.tolerance(reduced=reduced)), (
+            f"{self.gemm}: off by {wrong.max()}"
+        )
+        untouched = np.ones(d.elements, bool)
+        untouched[where] = False
+        assert set(bits[untouched].tobytes() + content[d.size_bytes :]) == {POISON}
+
+    def _factors(self) -> tuple[Floats, Floats]:
+        """Return op(A) and op(B)."""
+        gemm = self.gemm
+        a = decode(self.a[places(gemm.a)], gemm.a.element)
+        b = decode(self.b[places(gemm.b)], gemm.b.element)
+        return (
+            a if gemm.layout[0] == "n" else a.transpose(0, 2, 1),
+            b if gemm.layout[1] == "n" else b.transpose(0, 2, 1),
+        )
+
+    def _products(self, a: Floats, b: Floats) -> Floats:
+        product: Floats = np.einsum("zik,zkj->zij", a, b)
+        return product
+
+    def _bias(self) -> Floats:
+        return decode(self.bias, self.gemm.bias)[None, :, None]
+
+
+def places(matrix: Matrix) -> npt.NDArray[np.int64]:
+    """Return where each element is: of matrix z, row i and column j at z * stride + i + j * leading."""
+    z, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
+    found: npt.NDArray[np.int64] = z * matrix.stride + i + j * matrix.leading
+    return found
+
+
+def put(bench: Workbench, problem: Problem) -> Places:
+    """Take memory for a problem, and write its operands there."""
+    d = np.full(problem.gemm.d.size_bytes + TAIL_BYTES, POISON, np.uint8)
+    return Places(*(_put(bench, content) for content in (problem.a, problem.b, d, problem.bias)))
+
+
+def result(bench: Workbench, problem: Problem, where: Places) -> bytes:
+    """Wait, and read D and what is behind it."""
+    return bench.read_bytes(where.d, problem.gemm.d.size_bytes + TAIL_BYTES)
+
+
+def run(
+    bench: Workbench, multiplication: Multiplication, problem: Problem, stream: Stream | None = None
+) -> bytes:
+    """Compute a problem once, in fresh memory."""
+    where = put(bench, problem)
+    multiplication.enqueue(where, bench.gpu.stream() if stream is None else stream)
+    content = result(bench, problem, where)
+    for ptr in (where.a, where.b, where.d, where.bias):
+        bench.gpu.free(ptr)
+    return content
+
+
+def _put(bench: Workbench, content: npt.NDArray[Any]) -> Ptr:
+    ptr = bench.gpu.malloc(content.nbytes)
+    bench.write(ptr, content)
+    return ptr
+
+
+def _random(matrix: Matrix, random: np.random.Generator) -> Bits:
+    bits = np.full(matrix.size_bytes, 0xFF, np.uint8).view(matrix.element.bits)
+    where = places(matrix)
+    bits[where] = encode(_values(matrix.element, where.shape, random), matrix.element)
+    return bits
+
+
+def _values(element: Element, shape: tuple[int, ...], random: np.random.Generator) -> Floats:
+    if element is INT8:
+        return random.integers(-128, 128, shape).astype(np.float64)
+    return random.uniform(-1, 1, shape)

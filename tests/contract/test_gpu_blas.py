@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.products import Problem, put, result, run
+from contract.workbench import Workbench
+
+from cudakit.errors import MissingDependency, Unsupported
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.gemm import (
+    DATA_TYPES,
+    EPILOGUES,
+    LAYOUTS,
+    WORKSPACE_BYTES,
+    Algorithm,
+    Blas,
+    Gemm,
+    GemmSettings,
+    Library,
+)
+from cudakit.units import Unavailable
+
+USUAL = GemmSettings(reduced_precision=False)
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+# The least compute capability (cuBLAS Library, "cublasLtMatmul").
+LEAST = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
+BLACKWELL = (10, 0)
+
+
+def a_gemm(dtype: str, **options: Any) -> Gemm:
+    return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
+
+
+def opened(gpu: Gpu, library: Library = "cublaslt") -> Blas:
+    try:
+        return gpu.blas(library)
+    except MissingDependency as error:
+        pytest.skip(error.message)
+
+
+def capability(gpu: Gpu) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(gpu.facts().fields["compute_capability"]).split("."))
+
+
+@pytest.fixture
+def blas(bench: Workbench) -> Iterator[Blas]:
+    with closing(opened(bench.gpu)) as blas:
+        yield blas
+
+
+def assert_right(
+    bench: Workbench,
+    blas: Blas,
+    gemm: Gemm,
+    settings: GemmSettings = USUAL,
+    algorithm: Algorithm | None = None,
+) -> None:
+    """Multiply, with the type of data on a device that has it, and check every byte of D."""
+    if capability(bench.gpu) < LEAST.get(gemm.dtype, (0, 0)):
+        pytest.skip(f"the device does not multiply {gemm.dtype}")
+    problem = Problem(gemm)
+    with closing(blas.multiplication(gemm, settings, algorithm)) as multiplication:
+        content = run(bench, multiplication, problem)
+    problem.check(content, reduced=settings.reduced_precision)
+
+
+def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
+    """Let a library that cannot compute a product say so, and why."""
+    try:
+        blas.multiplication(gemm, USUAL).close()
+    except Unsupported as refusal:
+        pytest.skip(f"{refusal.message}; {refusal.hint}")
+    assert_right(bench, blas, gemm)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in (*FP8, "int8")])
+def test_a_product_is_right_in_every_layout(
+    bench: Workbench, blas: Blas, dtype: str, layout: str
+) -> None:
+    assert_right(bench, blas, a_gemm(dtype, layout=layout))
+
+
+@pytest.mark.parametrize("dtype", [*FP8, "int8"])
+def test_a_product_of_eight_bits_is_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+    assert_right(bench, blas, a_gemm(dtype, layout="tn"))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_int8_in_another_layout_is_right_or_refused(
+    bench: Workbench, blas: Blas, layout: str
+) -> None:
+    assert_right_or_refused(bench, blas, a_gemm("int8", layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "output"),
+    [(dtype, output.name) for dtype, kind in DATA_TYPES.items() for output in kind.outputs[1:]],
+)
+def test_the_output_may_be_of_another_type(
+    bench: Workbench, blas: Blas, dtype: str, output: str
+) -> None:
+    assert_right(bench, blas, a_gemm(dtype, output=output))
+
+
+def test_sums_can_be_kept_in_fp16(bench: Workbench, blas: Blas) -> None:
+    assert_right(bench, blas, a_gemm("fp16", accumulate="fp16"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
+def test_sizes_need_not_be_round(bench: Workbench, blas: Blas, dtype: str, layout: str) -> None:
+    assert_right(bench, blas, Gemm(dtype=dtype, m=17, n=5, k=3, layout=layout))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DATA_TYPES)
+def test_a_batch_is_computed_and_what_lies_between_columns_is_left_alone(
+    bench: Workbench, blas: Blas, dtype: str
+) -> None:
+    assert_right(bench, blas, a_gemm(dtype, batch=3, padding=16))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_left_out_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
+    assert_right(bench, blas, a_gemm("fp32", layout=layout, batch=2, padding=5))
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
+def test_an_epilogue_is_right(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
+    assert_right(bench, blas, a_gemm(dtype, epilogue=epilogue))
+
+
+@pytest.mark.parametrize("output", ["bf16", "fp16", "fp32"])
+def test_a_bias_beside_fp8_is_right(bench: Workbench, blas: Blas, output: str) -> None:
+    assert_right(bench, blas, a_gemm("fp8_e4m3", epilogue="bias", output=output))
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", ["fp64", *FP8])
+def test_another_epilogue_is_right_or_refused(
+    bench: Workbench, blas: Blas, dtype: str, epilogue: str
+) -> None:
+    assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
+
+
+def test_a_bias_is_the_same_for_every_matrix_of_a_batch(bench: Workbench, blas: Blas) -> None:
+    assert_right(bench, blas, a_gemm("bf16", epilogue="relu-bias", batch=3, padding=8))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in FP8])
+def test_cublas_computes_the_same(bench: Workbench, dtype: str) -> None:
+    with closing(opened(bench.gpu, "cublas")) as blas:
+        assert_right(bench, blas, a_gemm(dtype, padding=16))
+        assert_right(bench, blas, a_gemm(dtype, batch=3))
+
+
+IMPOSSIBLE: dict[str, tuple[Library, Gemm]] = {
+    "an epilogue of int8": ("cublaslt", a_gemm("int8", epilogue="bias")),
+    "sums in fp16 of an output in fp32": (
+        "cublaslt",
+        a_gemm("fp16", accumulate="fp16", output="fp32"),
+    ),
+    "columns of fp8 that are not aligned": ("cublaslt", a_gemm("fp8_e4m3", k=65)),
+    "fp8 in cublas": ("cublas", a_gemm("fp8_e4m3")),
+    "an epilogue in cublas": ("cublas", a_gemm("fp32", epilogue="relu")),
+}
+
+
+@pytest.mark.parametrize(("library", "gemm"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_a_library_does_not_compute_is_refused_with_the_reason(
+    bench: Workbench, library: Library, gemm: Gemm
+) -> None:
+    with closing(opened(bench.gpu, library)) as blas, pytest.raises(Unsupported) as caught:
+        blas.multiplication(gemm, USUAL)
+    assert caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_fp8_is_refused_in_other_layouts_before_blackwell(
+    bench: Workbench, blas: Blas, layout: str
+) -> None:
+    if capability(bench.gpu) >= BLACKWELL:
+        pytest.skip("this device multiplies fp8 in every layout")
+    with pytest.raises(Unsupported) as caught:
+        blas.multiplication(a_gemm("fp8_e4m3", layout=layout), USUAL)
+    assert caught.value.message
+    assert caught.value.hint
+
+
+def test_a_product_takes_its_place_in_the_order_of_a_stream(bench: Workbench, blas: Blas) -> None:
+    gpu, gemm = bench.gpu, a_gemm("fp32")
+    late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
+    stream, where, other = gpu.stream(blocking=False), put(bench, early), put(bench, late)
+    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+        bench.spin(stream)
+        gpu.copy(where.a, other.a, late.a.nbytes, stream)
+        gpu.copy(where.b, other.b, late.b.nbytes, stream)
+        multiplication.enqueue(where, stream)
+        late.check(result(bench, late, where))
+
+
+def test_a_captured_product_is_computed_anew_by_every_replay(bench: Workbench, blas: Blas) -> None:
+    gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
+    problems = [Problem(gemm, seed=seed) for seed in range(3)]
+    stream, where = gpu.stream(), put(bench, problems[0])
+    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+        gpu.capture_begin(stream)
+        multiplication.enqueue(where, stream)
+        graph = gpu.instantiate(gpu.capture_end(stream))
+        untouched = result(bench, problems[0], where)
+        for problem in problems:
+            for ptr, bits in (where.a, problem.a), (where.b, problem.b), (where.bias, problem.bias):
+                bench.write(ptr, bits)
+            gpu.graph_launch(graph, stream)
+            problem.check(result(bench, problem, where))
+    assert len(set(untouched)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_every_algorithm_that_is_recommended_is_right(
+    bench: Workbench, blas: Blas, dtype: str
+) -> None:
+    gemm, settings = a_gemm(dtype, k=512), GemmSettings()
+    found = blas.heuristics(gemm, settings, 8)
+
+    assert 1 <= len(found) <= 8
+    for algorithm in found:
+        assert_right(bench, blas, gemm, settings, algorithm)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_the_algorithms_that_are_listed_are_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+    gemm, settings = a_gemm(dtype, k=512), GemmSettings()
+    found = list(islice(blas.algorithms(gemm, settings), 20))
+
+    assert found
+    assert len(set(found)) == len(found)
+    for algorithm in found:
+        assert_right(bench, blas, gemm, settings, algorithm)
+
+
+def test_a_product_says_which_algorithm_was_chosen(blas: Blas) -> None:
+    gemm = a_gemm("fp32", k=512)
+    for wanted in blas.heuristics(gemm, USUAL, 3):
+        with closing(blas.multiplication(gemm, USUAL, wanted)) as multiplication:
+            chosen = multiplication.algorithm
+            assert isinstance(chosen, Algorithm)
+            assert replace(chosen, workspace_bytes=wanted.workspace_bytes) == wanted
+
+
+def test_without_a_workspace_no_algorithm_needs_one(bench: Workbench, blas: Blas) -> None:
+    gemm, settings = a_gemm("fp32", k=4096), GemmSettings(workspace_bytes=0)
+
+    for algorithm in islice(blas.algorithms(gemm, settings), 20):
+        assert algorithm.workspace_bytes == 0
+    assert_right(bench, blas, gemm, settings)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_deterministic_product_has_the_same_bits_every_time(
+    bench: Workbench, blas: Blas, dtype: str
+) -> None:
+    gemm, settings = a_gemm(dtype, k=4096), GemmSettings(deterministic=True)
+    problem = Problem(gemm)
+    with closing(blas.multiplication(gemm, settings)) as multiplication:
+        runs = {run(bench, multiplication, problem) for _ in range(5)}
+
+    assert len(runs) == 1
+    problem.check(runs.pop(), reduced=True)
+
+
+@pytest.mark.parametrize("library", ["cublaslt", "cublas"])
+def test_a_product_says_what_was_in_force(bench: Workbench, library: Library) -> None:
+    with closing(opened(bench.gpu, library)) as blas:
+        assert blas.library == library
+        assert blas.version
+        with closing(blas.multiplication(a_gemm("fp32"), USUAL)) as multiplication:
+            assert isinstance(multiplication.algorithm, Algorithm | Unavailable)
+            assert multiplication.settings
+            assert all(multiplication.settings.values())
+
+
+def test_to_close_twice_does_nothing(bench: Workbench) -> None:
+    blas = opened(bench.gpu)
+    multiplication = blas.multiplication(a_gemm("fp32", k=4096), USUAL)
+    for _ in range(2):
+        multiplication.close()
+    for _ in range(2):
+        blas.close()
+    bench.gpu.sync()
+
+
+def test_what_was_taken_is_given_back(bench: Workbench, blas: Blas) -> None:
+    gemm = a_gemm("fp32", k=1 << 15)
+    multiplication = blas.multiplication(gemm, USUAL)
+    run(bench, multiplication, Problem(gemm))
+    multiplication.close()  # what a library takes once for all is taken by now
+    before = bench.gpu.memory_info().free_bytes
+    for _ in range(16):
+        blas.multiplication(gemm, USUAL).close()
+    assert before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
+
+
+def test_several_products_share_a_library(bench: Workbench, blas: Blas) -> None:
+    first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
+    with (
+        closing(blas.multiplication(first.gemm, USUAL)) as one,
+        closing(blas.multiplication(second.gemm, USUAL)) as other,
+    ):
+        for _ in range(2):
+            first.check(run(bench, one, first))
+            second.check(run(bench, other, second))
+
+
+def test_operands_may_be_none_where_they_are_not_used(bench: Workbench, blas: Blas) -> None:
+    problem = Problem(a_gemm("fp32"))
+    where = put(bench, problem)
+    bench.gpu.free(where.bias)
+    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
+        multiplication.enqueue(where, bench.gpu.stream())
+        problem.check(result(bench, problem, where))
+
+
+def test_sums_of_int8_are_exact_at_their_ends(bench: Workbench, blas: Blas) -> None:
+    problem = Problem(a_gemm("int8", k=1024))
+    problem.a[:], problem.b[:] = np.int8(-128), np.int8(-128)
+    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
+        problem.check(run(bench, multiplication, problem))

@@ -1,0 +1,108 @@
+"""Memory of another device: on a simulated machine of two, and on a real one that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+from contract.workbench import refused
+
+from cudakit.errors import CudaError
+from cudakit.gpu.api import LEGACY, Gpu
+from cudakit.gpu.explain import Status
+from cudakit.gpu.open import open_gpu
+
+MIB = 1 << 20
+PEER = 1
+
+
+@pytest.fixture(params=["sim:h200x2", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
+    with closing(open_gpu(request.param)) as gpu:
+        try:
+            gpu.can_access_peer(PEER)
+        except CudaError:
+            pytest.skip("there is one GPU")
+        yield gpu
+
+
+def test_what_was_copied_to_a_peer_comes_back(gpu: Gpu) -> None:
+    size, stream = 3 * MIB + 5, gpu.stream()
+    values = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8).tobytes()
+    there, again = (gpu.peer_malloc(PEER, size) for _ in range(2))
+    here, host = gpu.malloc(size), gpu.host_malloc(size)
+    gpu.host_view(host, size)[:] = values
+
+    gpu.copy(here, host, size, stream)
+    gpu.copy(there, here, size, stream)
+    gpu.fill(here, 0, size, stream)
+    gpu.copy(again, there, size, stream)
+    gpu.copy(here, again, size, stream)
+    gpu.sync_stream(stream)
+    gpu.host_view(host, size)[:] = bytes(size)
+    gpu.copy(host, here, size, stream)
+    gpu.sync_stream(stream)
+
+    assert bytes(gpu.host_view(host, size)) == values
+    gpu.peer_free(PEER, there)
+
+
+def test_memory_of_a_peer_is_taken_there_and_not_here(gpu: Gpu) -> None:
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # which makes what stays there
+    here = gpu.memory_info().free_bytes
+    with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as other:
+        before = other.memory_info().free_bytes
+        ptr = gpu.peer_malloc(PEER, 256 * MIB)
+        during = other.memory_info().free_bytes
+        gpu.peer_free(PEER, ptr)
+
+        # Simulated devices know nothing of each other.
+        assert gpu.simulated or before - during >= 256 * MIB
+        assert other.memory_info().free_bytes == before
+    assert gpu.memory_info().free_bytes == here
+
+
+def test_what_a_peer_does_not_have_is_refused_with_the_sizes(gpu: Gpu) -> None:
+    with refused(Status.OUT_OF_MEMORY) as caught:
+        gpu.peer_malloc(PEER, 1 << 50)
+
+    assert "1.00 PiB asked" in caught.value.message
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))
+
+
+def test_memory_of_a_peer_freed_twice_or_elsewhere_is_refused(gpu: Gpu) -> None:
+    ptr, own = gpu.peer_malloc(PEER, 512), gpu.malloc(512)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.peer_free(PEER, own)
+    with refused(Status.INVALID_VALUE):
+        gpu.free(ptr)
+    with refused(Status.INVALID_VALUE):
+        gpu.peer_free(0, ptr)
+    gpu.peer_free(PEER, ptr)
+    with refused(Status.INVALID_VALUE):
+        gpu.peer_free(PEER, ptr)
+
+
+def test_no_device_is_its_own_peer_and_what_is_not_there_has_no_memory(gpu: Gpu) -> None:
+    for ordinal in (0, 1000):
+        with refused(Status.INVALID_DEVICE):
+            gpu.peer_malloc(ordinal, 4)
+    for size in (0, -1):
+        with refused(Status.INVALID_VALUE):
+            gpu.peer_malloc(PEER, size)
+
+
+def test_to_open_a_peer_leaves_the_default_stream_usable(gpu: Gpu) -> None:
+    there, here = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
+    gpu.fill(here, 7, 64, LEGACY)
+    gpu.copy(there, here, 64, LEGACY)
+    gpu.fill(here, 0, 64, LEGACY)
+    gpu.copy(here, there, 64, LEGACY)
+    host = gpu.host_malloc(64)
+    gpu.copy(host, here, 64, LEGACY)
+    gpu.sync()
+
+    assert bytes(gpu.host_view(host, 64)) == b"\7" * 64

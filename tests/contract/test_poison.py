@@ -1,0 +1,73 @@
+"""Poison, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+from contract.workbench import Workbench
+
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.api.elements import BF16, ELEMENTS, FP8_E5M2, FP64, INT32, Element, decode
+from cudakit.gpu.api.gemm import Matrix
+from cudakit.kernels.poison import Poison, poison_byte
+
+ROWS, COLUMNS, LEADING, BATCH, PITCH, COUNT = 5, 7, 8, 2, 128, 3
+
+
+@pytest.fixture
+def poison(gpu: Gpu) -> Iterator[Poison]:
+    with closing(Poison(gpu)) as kernels:
+        yield kernels
+
+
+def matrix(element: Element) -> Matrix:
+    return Matrix(element, ROWS, COLUMNS, LEADING, BATCH)
+
+
+def spread(bench: Workbench, poison: Poison, element: Element) -> Ptr:
+    out = bench.gpu.malloc(PITCH * COUNT * element.size_bytes)
+    poison.spread(out, element, PITCH * COUNT, LEGACY)
+    return out
+
+
+def write(bench: Workbench, out: Ptr, element: Element, *places: int) -> None:
+    for place in places:
+        at = Ptr(out + place * element.size_bytes)
+        bench.gpu.fill(at, 0, element.size_bytes, LEGACY)
+
+
+@pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
+def test_what_nobody_wrote_is_counted_element_by_element(
+    bench: Workbench, poison: Poison, element: Element
+) -> None:
+    out = spread(bench, poison, element)
+    values = ROWS * COLUMNS * BATCH * COUNT
+
+    assert poison.find(out, matrix(element), PITCH, COUNT, LEGACY) == (values, 0)
+    write(bench, out, element, 0, 1, PITCH + LEADING * COLUMNS)
+    assert poison.find(out, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
+
+
+@pytest.mark.parametrize("element", [FP64, BF16, FP8_E5M2, INT32], ids=lambda one: one.name)
+def test_what_was_written_between_columns_and_matrices_is_counted(
+    bench: Workbench, poison: Poison, element: Element
+) -> None:
+    out = spread(bench, poison, element)
+    behind_a_column = (ROWS, PITCH + LEADING - 1)
+    behind_a_matrix = (LEADING * COLUMNS * BATCH, PITCH * COUNT - 1)
+    write(bench, out, element, *behind_a_column, *behind_a_matrix)
+
+    found = poison.find(out, matrix(element), PITCH, COUNT, LEGACY)
+
+    assert found == (ROWS * COLUMNS * BATCH * COUNT, 4)
+
+
+@pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
+def test_poison_is_no_value_of_a_result(element: Element) -> None:
+    bits = np.frombuffer(bytes([poison_byte(element)]) * element.size_bytes, element.bits)
+    (value,) = decode(bits, element)
+
+    assert np.isnan(value) or value <= -(2.0 ** (8 * element.size_bytes - 1)) * 0.99

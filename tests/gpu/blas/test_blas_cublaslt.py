@@ -1,0 +1,224 @@
+"""How cuBLASLt is asked: on bindings that remember it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from gpu.blas.fake_cublas import DATA_TYPES, Device, FakeLt, Places, vendor
+
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.blas.cublaslt import CublasLt
+
+HOPPER = (9, 0)
+GEMM = Gemm(dtype="bf16", m=64, n=32, k=16)
+USUAL = GemmSettings()
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with closing(Device()) as device:
+        yield device
+
+
+def _opened(device: Device, lt: FakeLt) -> CublasLt:
+    return CublasLt(device, vendor(lt), HOPPER)
+
+
+def test_the_version_is_the_librarys(device: Device) -> None:
+    assert _opened(device, FakeLt()).version == "13.10.0"
+
+
+def test_a_product_is_described_as_it_is_asked_for(device: Device) -> None:
+    lt = FakeLt()
+    gemm = replace(GEMM, layout="nt", batch=3, padding=8)
+    product = _opened(device, lt).multiplication(gemm, USUAL)
+    product.enqueue(Places(), LEGACY)
+    _, operation, _, a, a_layout, b, b_layout, _, c, c_layout, d, d_layout, *rest = lt.products[0]
+    assert (a, b, c, d) == (0x100, 0x200, 0x300, 0x300)
+    assert lt.alive[operation]["TRANSA"] == 0
+    assert lt.alive[operation]["TRANSB"] == 1
+    assert lt.alive[a_layout] == {
+        "type": DATA_TYPES["CUDA_R_16BF"],
+        "rows": 64,
+        "columns": 16,
+        "leading": 72,
+        "BATCH_COUNT": 3,
+        "STRIDED_BATCH_OFFSET": 72 * 16,
+    }
+    assert (lt.alive[b_layout]["rows"], lt.alive[b_layout]["columns"]) == (32, 16)
+    assert lt.alive[d_layout] == lt.alive[c_layout]
+    assert rest[-2] == 0x1000 + LEGACY
+
+
+def test_the_bias_is_where_each_call_says(device: Device) -> None:
+    lt = FakeLt()
+    product = _opened(device, lt).multiplication(replace(GEMM, epilogue="gelu-bias"), USUAL)
+    for bias in (0x400, 0x400, 0x800):
+        product.enqueue(Places(bias=bias), LEGACY)
+    assert [call[-1] for call in lt.products] == [0x400, 0x400, 0x800]
+    operation = lt.alive[lt.products[0][1]]
+    assert operation["EPILOGUE"] == lt.Epilogue.GELU_BIAS
+    assert operation["BIAS_DATA_TYPE"] == DATA_TYPES["CUDA_R_16BF"]
+
+
+def test_fp8_has_scales_of_one_and_reads_no_c(device: Device) -> None:
+    lt = FakeLt()
+    gemm = Gemm(dtype="fp8_e5m2", m=16, n=16, k=16, output="fp8_e5m2")
+    blas = _opened(device, lt)
+    blas.multiplication(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
+    _, operation, _, _, a_layout, _, b_layout, _, c, c_layout, *_ = lt.products[0]
+    asked = lt.alive[operation]
+    assert c == 0
+    assert lt.alive[c_layout]["type"] == DATA_TYPES["CUDA_R_16BF"]
+    assert lt.alive[a_layout]["type"] == DATA_TYPES["CUDA_R_8F_E5M2"]
+    assert lt.alive[b_layout]["type"] == DATA_TYPES["CUDA_R_8F_E4M3"]
+    assert asked["A_SCALE_POINTER"] == asked["B_SCALE_POINTER"] == asked["D_SCALE_POINTER"]
+    assert asked["FAST_ACCUM"] == 1
+    scale = Ptr(asked["A_SCALE_POINTER"])
+    pinned = device.host_malloc(4)
+    device.copy(pinned, scale, 4, LEGACY)
+    device.sync()
+    assert bytes(device.host_view(pinned, 4)) == b"\x00\x00\x80\x3f"
+
+
+def test_a_workspace_is_taken_once_and_given_back(device: Device) -> None:
+    lt = FakeLt(lambda _: 4096)
+    blas = _opened(device, lt)
+    product = blas.multiplication(GEMM, USUAL)
+    free = device.memory_info().free_bytes
+    for _ in range(3):
+        product.enqueue(Places(), LEGACY)
+    assert device.memory_info().free_bytes == free
+    assert {call[-3] for call in lt.products} == {4096}
+    assert "4.00 KiB used" in product.settings["workspace"]
+    product.close()
+    product.close()
+    assert device.memory_info().free_bytes > free
+
+
+def test_closing_destroys_all_that_was_made(device: Device) -> None:
+    lt = FakeLt()
+    with closing(_opened(device, lt)) as blas:
+        blas.multiplication(GEMM, USUAL).close()
+        blas.heuristics(GEMM, USUAL, 8)
+        list(blas.algorithms(GEMM, USUAL))
+    assert lt.alive == {}
+
+
+def test_what_was_closed_refuses_to_work(device: Device) -> None:
+    blas = _opened(device, FakeLt())
+    product = blas.multiplication(GEMM, USUAL)
+    blas.close()
+    blas.close()
+    for use in (
+        lambda: blas.multiplication(GEMM, USUAL),
+        lambda: product.enqueue(Places(), LEGACY),
+    ):
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
+            use()
+
+
+def test_the_algorithm_is_the_one_that_the_heuristics_hold_for_best(device: Device) -> None:
+    lt = FakeLt(lambda asked: asked["tile"] * 256)
+    blas = _opened(device, lt)
+    proposed = blas.heuristics(GEMM, USUAL, 8)
+    assert [each.id for each in proposed] == [66, 67]
+    assert proposed[0] == Algorithm(id=66, tile=20, workspace_bytes=20 * 256)
+    product = blas.multiplication(GEMM, USUAL)
+    assert product.algorithm == proposed[0]
+    assert "heuristics" in product.settings["chosen_by"]
+
+
+def test_the_heuristics_know_the_settings(device: Device) -> None:
+    lt = FakeLt()
+    kept: list[dict[str, int]] = []
+    destroy = lt.matmul_preference_destroy
+    lt.matmul_preference_destroy = lambda number: (kept.append(lt.alive[number]), destroy(number))
+    blas = _opened(device, lt)
+    blas.heuristics(GEMM, GemmSettings(workspace_bytes=4096, deterministic=True), 1)
+    blas.heuristics(GEMM, GemmSettings(reduced_precision=False), 1)
+    assert [each["REDUCTION_SCHEME_MASK"] for each in kept] == [2 | 4, 2]
+    assert kept[0]["MAX_WORKSPACE_BYTES"] == 4096
+    assert kept[0]["MIN_ALIGNMENT_D_BYTES"] == 256
+
+
+def test_every_algorithm_that_is_yielded_is_taken_back_by_its_numbers(device: Device) -> None:
+    lt = FakeLt(lambda asked: 256 * asked["split_k"] if asked["cluster"] in (0, 2) else None)
+    blas = _opened(device, lt)
+    found = list(blas.algorithms(GEMM, USUAL))
+    assert len(found) == len(set(found))
+    assert {each.id for each in found} == {66, 67}
+    assert {each.cluster for each in found} == {0, 2}
+    assert {each.split_k for each in found} > {1, 2, 16}
+    for algorithm in found:
+        with closing(blas.multiplication(GEMM, USUAL, algorithm)) as product:
+            assert product.algorithm == algorithm
+    assert "user" in product.settings["chosen_by"]
+
+
+def test_what_needs_more_workspace_than_allowed_is_not_offered(device: Device) -> None:
+    blas = _opened(device, FakeLt(lambda asked: 256 * asked["split_k"]))
+    found = list(blas.algorithms(GEMM, GemmSettings(workspace_bytes=1024)))
+    assert max(each.workspace_bytes for each in found) == 1024
+
+
+def test_a_deterministic_product_takes_no_algorithm_that_adds_in_place(device: Device) -> None:
+    blas = _opened(device, FakeLt())
+    settings = GemmSettings(deterministic=True)
+    assert {each.reduction for each in blas.algorithms(GEMM, settings)} == {0, 2, 4}
+    with pytest.raises(Unsupported, match="reduction scheme 1"):
+        blas.multiplication(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Algorithm(id=5), Algorithm(id=66, tile=3), Algorithm(id=66, cluster=1 << 20)],
+    ids=["no such id", "refused", "too large a number"],
+)
+def test_an_algorithm_that_cannot_run_is_unsupported(device: Device, algorithm: Algorithm) -> None:
+    lt = FakeLt(lambda asked: None if asked["tile"] == 3 else 0)
+    with pytest.raises(Unsupported):
+        _opened(device, lt).multiplication(GEMM, USUAL, algorithm)
+    assert len(lt.alive) == 1  # the handle
+
+
+def test_a_product_without_algorithm_is_unsupported_with_all_that_matters(device: Device) -> None:
+    blas = _opened(device, FakeLt(lambda _: None))
+    with pytest.raises(
+        Unsupported, match=r"cuBLASLt 13.10.0 .* fp8_e4m3 .* layout tn.* 9\.0"
+    ) as caught:
+        blas.multiplication(Gemm(dtype="fp8_e4m3", m=15, n=16, k=16), USUAL)
+    assert "multiples of 16" in caught.value.hint
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_fp8_is_multiplied_along_k_only_before_blackwell(device: Device, layout: str) -> None:
+    gemm = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout=layout)
+    with pytest.raises(Unsupported, match="layout tn only"):
+        _opened(device, FakeLt()).algorithms(gemm, USUAL)
+    CublasLt(device, vendor(), (10, 0)).multiplication(gemm, USUAL)
+
+
+def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:
+    gemm = Gemm(dtype="fp16", m=16, n=16, k=16, accumulate="fp16", output="fp32")
+    with pytest.raises(Unsupported, match="stored as fp16"):
+        _opened(device, FakeLt()).heuristics(gemm, USUAL, 1)
+
+
+def test_a_call_that_fails_names_the_status(device: Device) -> None:
+    lt = FakeLt()
+    product = _opened(device, lt).multiplication(GEMM, USUAL)
+
+    def fail(*_: int) -> None:
+        raise lt.cuBLASLtError(13)
+
+    lt.matmul = fail
+    other = _opened(device, lt).multiplication(GEMM, USUAL)
+    product.enqueue(Places(), LEGACY)
+    with pytest.raises(CudaError, match="CUBLAS_STATUS_EXECUTION_FAILED: cublasLtMatmul failed"):
+        other.enqueue(Places(), LEGACY)

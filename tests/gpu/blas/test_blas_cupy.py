@@ -1,0 +1,45 @@
+"""What CuPy does not compute, or not without copies of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.blas.cupy import _check
+
+GEMM = Gemm(dtype="fp16", m=8, n=8, k=8)
+USUAL = GemmSettings()
+
+
+@pytest.mark.parametrize(
+    ("gemm", "reason"),
+    [
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16), "does not multiply fp8_e4m3"),
+        (Gemm(dtype="int8", m=16, n=16, k=16), "does not multiply int8"),
+        (replace(GEMM, epilogue="bias"), "no epilogues"),
+        (replace(GEMM, output="fp32"), "without output fp32"),
+        (replace(GEMM, accumulate="fp16"), "no sums in fp16"),
+        (replace(GEMM, padding=8), "copies matrices with padding"),
+        (replace(GEMM, batch=2), "copies batches of layout tn"),
+        (Gemm(dtype="tf32", m=8, n=8, k=8, batch=2, layout="nn"), "without tf32"),
+    ],
+)
+def test_what_cupy_does_not_compute_in_place_it_says(gemm: Gemm, reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"CuPy .*{reason}"):
+        _check(gemm, USUAL)
+
+
+def test_cupy_has_no_switch_for_reduced_precision() -> None:
+    with pytest.raises(Unsupported, match="no switch"):
+        _check(GEMM, GemmSettings(reduced_precision=False))
+    _check(GEMM, USUAL)
+    _check(Gemm(dtype="fp64", m=8, n=8, k=8), GemmSettings(reduced_precision=False))
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "fp16", "bf16"])
+def test_cupy_multiplies_what_it_has(dtype: str) -> None:
+    for layout in ("nn", "nt", "tn", "tt"):
+        _check(Gemm(dtype=dtype, m=8, n=8, k=8, layout=layout), USUAL)

@@ -1,0 +1,219 @@
+"""On a real device, with the libraries that programs use there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver as cu
+
+import cudakit
+from cudakit.gpu.cuda.driver import check
+
+pytestmark = pytest.mark.gpu
+
+WORDS = 1024
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def cupy() -> Any:
+    return pytest.importorskip("cupy")
+
+
+@contextmanager
+def words() -> Iterator[int]:
+    """Take memory of the device by the driver, in its primary context."""
+    with cudakit.device(0):
+        address = int(check(cu.cuMemAlloc(4 * WORDS)))
+        check(cu.cuMemsetD32(address, 0, WORDS))
+        yield address
+        check(cu.cuMemFree(address))
+
+
+def content(address: int) -> set[int]:
+    cudakit.synchronize()
+    found = np.empty(WORDS, np.uint32)
+    check(cu.cuMemcpyDtoH(found.ctypes.data, address, found.nbytes))
+    return set(found.tolist())
+
+
+def test_a_function_of_the_driver_api_is_replayed_and_updated() -> None:
+    value = 1
+
+    def fill(address: int, stream: int) -> None:
+        check(cu.cuMemsetD32Async(address, value, WORDS, stream))
+
+    with words() as address, cudakit.graph(fill, address) as graphed:
+        check(cu.cuMemsetD32(address, 9, WORDS))
+        graphed.replay()
+        assert content(address) == {1}
+        value = 2
+        graphed.update()
+        graphed.replay()
+        assert content(address) == {2}
+
+
+def test_what_goes_to_the_legacy_stream_is_refused_by_name() -> None:
+    def fill(address: int) -> None:
+        check(cu.cuMemsetD32Async(address, 1, WORDS, 1))
+
+    with (
+        words() as address,
+        pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE_IMPLICIT") as caught,
+    ):
+        cudakit.graph(fill, address, warmup=0)
+    assert "parameter named `stream`" in caught.value.hint
+
+
+def test_a_buffer_of_cuda_core_is_one_by_dlpack() -> None:
+    core = pytest.importorskip("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    buffer, new = (device.allocate(4 * WORDS, stream=stream) for _ in range(2))
+    new.fill(3, stream=stream)
+    stream.sync()
+
+    with words() as result:
+
+        def move(source: Any, stream: int) -> None:
+            check(cu.cuMemcpyDtoDAsync(result, int(source.handle), 4 * WORDS, stream))
+
+        with cudakit.graph(move, buffer) as graphed:
+            graphed(new)
+            assert content(result) == {0x03030303}
+    for each in (buffer, new):
+        each.close(stream)
+    stream.sync()
+
+
+def test_torch_tensors_take_new_contents_and_results_stay_in_place(torch: Any) -> None:
+    x = torch.zeros(1000, device="cuda")
+    with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:
+        for value in (1.0, 5.0):
+            result = graphed(torch.full_like(x, value))
+            assert result.item() == 1000 * (2 * value + 1)
+        assert result is graphed.replay()
+
+
+def test_memory_that_torch_took_in_a_capture_is_nobody_elses(torch: Any) -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    with cudakit.graph(lambda x: ((x + 1) * (x + 2)).sum(), x) as graphed:
+        others = [torch.full((1 << 20,), float(i), device="cuda") for i in range(64)]
+        assert graphed.replay().item() == 6 * (1 << 20)
+        assert [float(other.mean()) for other in others] == list(range(64))
+
+
+def test_torch_draws_other_random_numbers_in_each_replay(torch: Any) -> None:
+    x = torch.zeros(100, device="cuda")
+    with cudakit.graph(torch.rand_like, x) as graphed:
+        draws = [graphed.replay().clone() for _ in range(3)]
+
+    assert not torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[1], draws[2])
+
+
+def test_torch_types_without_an_interface_are_buffers_too(torch: Any) -> None:
+    x = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
+    weight = torch.ones(8, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    with (
+        torch.no_grad(),
+        cudakit.graph(lambda x, weight: x + weight, x, weight) as graphed,
+    ):
+        assert graphed(torch.full_like(x, 2), weight).tolist() == [3.0] * 8
+        with pytest.raises(cudakit.UsageError, match="captured as bfloat16"):
+            graphed(x.float(), weight)
+
+
+def test_a_replay_goes_to_the_stream_that_is_current_or_given(torch: Any) -> None:
+    x = torch.zeros(1, device="cuda")
+    stream = torch.cuda.Stream()
+    with cudakit.graph(lambda x: x.add_(1), x, warmup=1) as graphed:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            x.fill_(10)
+            graphed.replay()
+        graphed.replay(stream)
+        stream.synchronize()
+        assert x.item() == 12
+
+
+def test_an_update_with_torch_captures_anew(torch: Any) -> None:
+    x = torch.ones(4, device="cuda")
+    with cudakit.graph(lambda x: x * 2, x) as graphed:
+        assert graphed.replay().tolist() == [2.0] * 4
+        graphed.update(lambda x: (x * 3).sum(), warmup=1)
+        assert graphed.replay().item() == 12
+
+
+def test_a_synchronization_in_a_function_of_torch_is_named(torch: Any) -> None:
+    x = torch.ones(4, device="cuda")
+
+    def work(x: Any) -> None:
+        x.add_(1)
+        torch.cuda.current_stream().synchronize()
+
+    with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE") as caught:
+        cudakit.graph(work, x)
+    assert "\n" not in caught.value.message
+    x.fill_(1)
+    with cudakit.graph(lambda x: x * 2, x) as graphed:
+        assert graphed.replay().tolist() == [2.0] * 4
+
+
+def test_cupy_arrays_take_new_contents_and_allocate_from_a_pool_of_the_graph(cupy: Any) -> None:
+    x = cupy.zeros(1000, cupy.float32)
+    with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:
+        others = [cupy.full(1000, i, cupy.float32) for i in range(64)]
+        for value in (1, 5):
+            assert float(graphed(cupy.full_like(x, value))) == 1000 * (2 * value + 1)
+        assert [int(other.mean()) for other in others] == list(range(64))
+
+
+def test_an_update_gives_a_function_of_cupy_other_parameters(cupy: Any) -> None:
+    x, factor = cupy.ones(16, cupy.float32), 2.0
+    scale = cupy.ElementwiseKernel("float32 f", "float32 x", "x = f", "cudakit_test_scale")
+
+    def work(x: Any) -> None:
+        scale(factor, x)
+
+    with cudakit.graph(work, x) as graphed:
+        factor = 7.0
+        graphed.update()
+        x[:] = 0
+        graphed.replay()
+        assert x.tolist() == [7.0] * 16
+
+
+def test_a_synchronization_in_a_function_of_cupy_is_named(cupy: Any) -> None:
+    x = cupy.ones(16, cupy.float32)
+    with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE"):
+        cudakit.graph(lambda x: float((x * 2).sum()), x)
+
+
+@pytest.mark.filterwarnings("ignore:Grid size")
+def test_a_function_of_numba_takes_the_stream_that_it_is_given() -> None:
+    cuda = pytest.importorskip("numba.cuda")
+
+    @cuda.jit
+    def add(x: Any) -> None:
+        x[cuda.grid(1)] += 1
+
+    def work(x: Any, stream: int) -> None:
+        add[1, 32, cuda.external_stream(stream)](x)
+
+    x = cuda.to_device(np.zeros(32, np.float32))
+    with cudakit.graph(work, x, warmup=1) as graphed:
+        graphed.replay()
+        graphed.replay()
+        cudakit.synchronize()
+        assert x.copy_to_host().tolist() == [3.0] * 32

@@ -1,0 +1,296 @@
+"""On the simulated device, which has no streams but its own."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+
+import contract.twins  # noqa: F401 gives the simulated device its kernels
+import numpy as np
+import pytest
+from contract.kernels import SOURCE
+from contract.workbench import Workbench
+
+import cudakit
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.graphed.callable import Graphed
+from cudakit.gpu.sim import Sim
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    with closing(Sim()) as gpu:
+        yield Workbench(gpu, gpu.compile(SOURCE))
+
+
+class Array:
+    """Integers of the simulated device, as arrays of libraries show themselves."""
+
+    def __init__(self, bench: Workbench, *values: int) -> None:
+        self.ptr = bench.ints(*values)
+        self.__cuda_array_interface__ = {
+            "shape": (len(values),),
+            "typestr": "<i4",
+            "data": (int(self.ptr), False),
+            "version": 3,
+        }
+
+
+def adding(bench: Workbench, value: Ptr, amount: int, **options: int) -> Graphed[str]:
+    def add(where: Ptr, stream: Stream) -> str:
+        bench.add(where, 1, amount, stream)
+        return "added"
+
+    return cudakit.graph(add, value, device=bench.gpu, **options)
+
+
+def test_what_a_function_enqueued_is_done_by_each_replay(bench: Workbench) -> None:
+    value = bench.ints(0)
+    with adding(bench, value, 1, warmup=0) as graphed:
+        assert bench.read(value) == [0]
+        assert graphed.replay() == "added"
+        graphed.replay()
+
+    assert bench.read(value) == [2]
+
+
+def test_the_function_runs_ahead_as_often_as_it_is_told(bench: Workbench) -> None:
+    value = bench.ints(0)
+    with adding(bench, value, 1):
+        assert bench.read(value) == [3]
+    with adding(bench, value, 10, warmup=1):
+        assert bench.read(value) == [13]
+
+
+def test_the_function_runs_behind_what_was_enqueued_before(bench: Workbench) -> None:
+    value, seen, other = bench.ints(0), bench.ints(0), bench.gpu.stream(blocking=False)
+    bench.spin(other)
+    bench.store(value, 7, other)
+    with cudakit.graph(lambda stream: bench.move(seen, value, stream), device=bench.gpu, warmup=1):
+        assert bench.read(seen) == [7]
+
+
+def test_new_contents_are_copied_to_the_buffers_and_worked_on(bench: Workbench) -> None:
+    source, result = Array(bench, 0, 0), Array(bench, 0, 0)
+
+    def work(source: Array, result: Array, stream: Stream) -> Array:
+        bench.gpu.copy(result.ptr, source.ptr, 8, stream)
+        bench.add(result.ptr, 2, 100, stream)
+        return result
+
+    with cudakit.graph(work, source, result, device=bench.gpu) as graphed:
+        for values in ((1, 2), (3, 4)):
+            assert graphed(Array(bench, *values), result) is result
+            assert bench.read(result.ptr, 2) == [value + 100 for value in values]
+            assert bench.read(source.ptr, 2) == [*values]
+
+
+def test_contents_and_replay_take_their_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+    source, new, seen = Array(bench, 0), Array(bench, 0), bench.ints(0)
+    stream = bench.gpu.stream(blocking=False)
+
+    def work(source: Array, stream: Stream) -> None:
+        bench.move(seen, source.ptr, stream)
+
+    with cudakit.graph(work, source, device=bench.gpu) as graphed:
+        bench.spin(stream)
+        bench.store(new.ptr, 5, stream)
+        graphed(new, stream=stream)
+        bench.store(source.ptr, 6, stream)
+        assert bench.read(seen) == [5]
+        graphed.replay(stream)
+        assert bench.read(seen) == [6]
+
+
+def test_a_mere_address_stays_as_it_is_and_takes_no_contents(bench: Workbench) -> None:
+    value, other = bench.ints(4), bench.ints(5)
+    with adding(bench, value, 1, warmup=0) as graphed:
+        graphed(value)
+        assert bench.read(value) == [5]
+        with pytest.raises(UsageError, match="buffer 0 was captured as a mere address"):
+            graphed(other)
+        assert bench.read(value) == [5]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": (3,)}, r"captured as int32 \[2\], and given is int32 \[3\]"),
+        ({"shape": (1, 2)}, r"given is int32 \[1, 2\]"),
+        ({"typestr": "<f4"}, r"given is float32 \[2\]"),
+        ({"strides": (8,)}, r"given is int32 \[2\], strided"),
+    ],
+)
+def test_contents_that_do_not_fit_are_refused_before_anything_is_copied(
+    bench: Workbench, change: dict[str, object], said: str
+) -> None:
+    first, second = Array(bench, 1, 1), Array(bench, 2, 2)
+    new, wrong = Array(bench, 3, 3), Array(bench, 4, 4)
+    wrong.__cuda_array_interface__.update(change)
+
+    def work(one: Array, other: Array, stream: Stream) -> None:
+        bench.gpu.copy(other.ptr, one.ptr, 8, stream)
+
+    with cudakit.graph(work, first, second, device=bench.gpu, warmup=0) as graphed:
+        with pytest.raises(UsageError, match=f"buffer 1 was.*{said}"):
+            graphed(new, wrong)
+        with pytest.raises(UsageError, match="2 buffers were captured, and 1 given"):
+            graphed(new)
+    assert bench.read(first.ptr, 2) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("words", "buffer 1 is no buffer of a device: str"),
+        (1.5, "float"),
+        (True, "bool"),
+        (None, "NoneType"),
+        (np.zeros(3), r"numpy\.ndarray, in memory of the host"),
+    ],
+)
+def test_what_is_no_buffer_is_refused(bench: Workbench, given: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        cudakit.graph(lambda *_: None, bench.ints(0), given, device=bench.gpu)
+    assert "functools.partial" in caught.value.hint
+
+
+def test_an_update_changes_what_a_replay_does(bench: Workbench) -> None:
+    value, amount = bench.ints(0), 1
+
+    def add(where: Ptr, stream: Stream) -> int:
+        bench.add(where, 1, amount, stream)
+        return amount
+
+    with cudakit.graph(add, value, device=bench.gpu, warmup=0) as graphed:
+        amount = 10
+        assert (graphed.replay(), graphed.update(), graphed.replay()) == (1, 10, 10)
+        assert bench.read(value) == [11]
+        graphed.update(lambda where, stream: bench.store(where, 7, stream))
+        graphed.replay()
+        assert bench.read(value) == [7]
+        graphed.update(warmup=2)
+        assert bench.read(value) == [7]
+
+
+def test_an_update_to_other_work_is_refused_and_the_old_graph_stays(bench: Workbench) -> None:
+    value = bench.ints(0)
+
+    def twice(where: Ptr, stream: Stream) -> None:
+        bench.add(where, 1, 1, stream)
+        bench.add(where, 1, 1, stream)
+
+    with adding(bench, value, 1, warmup=0) as graphed:
+        with pytest.raises(CudaError, match=r"GRAPH_EXEC_UPDATE_FAILURE.*TOPOLOGY_CHANGED"):
+            graphed.update(twice)
+        assert graphed.replay() == "added"
+        assert bench.read(value) == [1]
+        graphed.update()
+
+
+REFUSED = {
+    "sync": ("STREAM_CAPTURE_UNSUPPORTED", lambda gpu, stream: gpu.sync_stream(stream), "waits"),
+    "malloc": ("STREAM_CAPTURE_UNSUPPORTED", lambda gpu, _: gpu.malloc(512), "memory"),
+    "legacy": (
+        "STREAM_CAPTURE_IMPLICIT",
+        lambda gpu, _: gpu.record(gpu.event(), LEGACY),
+        "parameter named `stream`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "spoil", "hint"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_captured_is_named_and_leaves_nothing_behind(
+    bench: Workbench, name: str, spoil: object, hint: str
+) -> None:
+    gpu, value = bench.gpu, bench.ints(0)
+
+    def work(where: Ptr, stream: Stream) -> None:
+        bench.add(where, 1, 1, stream)
+        spoil(gpu, stream)  # type: ignore[operator]
+
+    with pytest.raises(CudaError, match=f"CUDA_ERROR_{name}: the function cannot be captured") as e:
+        cudakit.graph(work, value, device=gpu, warmup=0)
+    assert hint in e.value.hint
+    assert "\n" not in e.value.message
+    with adding(bench, value, 1, warmup=0) as graphed:
+        graphed.replay()
+    assert bench.read(value) == [1]
+
+
+def test_an_error_that_the_function_keeps_to_itself_shows_at_the_end(bench: Workbench) -> None:
+    def work(stream: Stream) -> None:
+        with pytest.raises(CudaError):
+            bench.gpu.sync_stream(stream)
+
+    with pytest.raises(CudaError, match=r"STREAM_CAPTURE_INVALIDATED.*cannot be captured"):
+        cudakit.graph(work, device=bench.gpu, warmup=0)
+
+
+def test_streams_that_are_not_joined_are_told_so(bench: Workbench) -> None:
+    gpu, value, other = bench.gpu, bench.ints(0), bench.gpu.stream()
+
+    def work(stream: Stream) -> None:
+        gpu.wait(other, bench.recorded(stream))
+        bench.store(value, 1, other)
+
+    with pytest.raises(CudaError, match="STREAM_CAPTURE_UNJOINED") as caught:
+        cudakit.graph(work, device=gpu, warmup=0)
+    assert "wait for the other ones" in caught.value.hint
+
+
+def test_an_error_of_the_function_itself_is_raised_as_it_is(bench: Workbench) -> None:
+    value = bench.ints(0)
+
+    def work(where: Ptr, stream: Stream) -> None:
+        bench.add(where, 1, 1, stream)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        cudakit.graph(work, value, device=bench.gpu, warmup=0)
+    bench.gpu.sync()
+    assert bench.read(value) == [0]
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_function_that_enqueues_nothing_there_is_refused(bench: Workbench, warmup: int) -> None:
+    with pytest.raises(UsageError, match="enqueued nothing") as caught:
+        cudakit.graph(lambda: None, device=bench.gpu, warmup=warmup)
+    assert "stream" in caught.value.hint
+
+
+def test_garbage_waits_for_the_end_of_the_capture(bench: Workbench) -> None:
+    value, seen = bench.ints(0), list[bool]()
+
+    def work(where: Ptr, stream: Stream) -> None:
+        seen.append(gc.isenabled())
+        bench.add(where, 1, 1, stream)
+
+    assert gc.isenabled()
+    with cudakit.graph(work, value, device=bench.gpu, warmup=1):
+        assert seen == [True, False]
+        assert gc.isenabled()
+
+
+def test_a_graph_that_was_closed_says_so_and_leaves_the_device_open(bench: Workbench) -> None:
+    graphed = adding(bench, bench.ints(0), 1)
+    graphed.close()
+    graphed.close()
+
+    for use in (graphed.replay, graphed.update, lambda: graphed(1)):
+        with pytest.raises(UsageError, match="was closed"):
+            use()
+    bench.gpu.sync()
+
+
+def test_a_stream_that_is_none_and_a_device_that_is_none_are_refused(bench: Workbench) -> None:
+    with (
+        adding(bench, bench.ints(0), 1) as graphed,
+        pytest.raises(UsageError, match="no stream of the simulated device"),
+    ):
+        graphed.replay(SimpleNamespace(ptr=1))
+    with pytest.raises(UsageError, match="warmup is -1"):
+        adding(bench, bench.ints(0), 1, warmup=-1)
