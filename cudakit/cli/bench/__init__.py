@@ -7,9 +7,11 @@ import click
 from cudakit.cli.bench.alloc import alloc
 from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.copy import copy
+from cudakit.cli.bench.gemm import gemm
 from cudakit.cli.bench.graph import graph
 from cudakit.cli.bench.launch import launch
 from cudakit.cli.bench.memory import memory
+from cudakit.cli.bench.suite import suite
 from cudakit.cli.failure import ExitCode
 
 
@@ -23,6 +25,7 @@ def bench(context: click.Context) -> None:
     with the result. With --gpu sim everything runs on a simulated GPU, and every result says so.
 
     \b
+    cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch
     cudakit bench memory -o before.json
     cudakit bench copy --directions h2d,d2h -o copy.html
     cudakit bench compare before.json after.json --fail-on slower:5%
@@ -32,5 +35,5 @@ def bench(context: click.Context) -> None:
         context.exit(ExitCode.USAGE)
 
 
-for _command in (memory, copy, launch, alloc, graph, compare):
+for _command in (gemm, memory, copy, launch, alloc, graph, suite, compare):
     bench.add_command(_command)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from cudakit.cli.named_files import Files, open_by_name
 
 if TYPE_CHECKING:
+    from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.result import BenchResult
+    from cudakit.document import Document
 
 # The ends of names; the first that fits says what the file holds.
 FORMATS = ("nvbench.json", "json", "csv", "md", "html")
@@ -20,23 +22,32 @@ def opened(paths: Iterable[str], *, force: bool) -> AbstractContextManager[Files
     return open_by_name(paths, FORMATS, force=force)
 
 
-def write(files: Files, result: BenchResult) -> None:
+def write(files: Files, result: BenchResult | SuiteResult) -> None:
     """Write the result into every file."""
     for form, file in files:
         file.write(_rendered(result, form))
 
 
-def _rendered(result: BenchResult, form: str) -> str | Iterable[str]:
-    from cudakit.core.bench.present import present
+def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
     from cudakit.render import csv, html, json, markdown, nvbench
 
     match form:
         case "json":
             return json.render(result)
         case "html":
-            return html.render(present(result, detail=True))
+            return html.render(document(result, detail=True))
         case "md":
-            return markdown.render(present(result))
+            return markdown.render(document(result))
         case "csv":
-            return csv.render(present(result))
-    return nvbench.render(present(result))
+            return csv.render(document(result))
+    return nvbench.render(document(result))
+
+
+def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
+    """Present a result; ``detail`` adds what suits a page better than a terminal."""
+    from cudakit.core.bench.health import SuiteResult
+    from cudakit.core.bench.present import present, present_health
+
+    if isinstance(result, SuiteResult):
+        return present_health(result, detail=detail)
+    return present(result, detail=detail)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
@@ -12,11 +12,13 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import gpu_option
 from cudakit.cli.output import open_output
-from cudakit.cli.progress import progress_line
+from cudakit.cli.progress import Progress, progress_line
 
 if TYPE_CHECKING:
     from cudakit.core.bench.result import BenchResult
+    from cudakit.core.bench.session import Circumstances
     from cudakit.core.bench.spec import Spec
+    from cudakit.gpu.api import Gpu
 
 
 def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
@@ -44,8 +46,16 @@ def _measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
 
 
 def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
-    from cudakit.cli.bench.surroundings import look_around
     from cudakit.core.bench.session import run
+
+    with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
+        return run(spec, device, progress, circumstances=around)
+
+
+@contextmanager
+def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, Circumstances]]:
+    """Open a device to be measured, with its progress, where Ctrl-C comes through, and what is around it."""
+    from cudakit.cli.bench.surroundings import look_around
     from cudakit.gpu.open import open_gpu
 
     around = look_around(gpu)
@@ -59,7 +69,7 @@ def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
             show(stage, fraction)
             deliver()
 
-        return run(spec, device, progress, circumstances=around)
+        yield device, progress, around
 
 
 def exit_code(result: BenchResult) -> ExitCode:

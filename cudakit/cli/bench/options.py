@@ -123,6 +123,12 @@ _EFFORT = (
         "--samples", "min_samples", type=int, metavar="N", help="Take at least N; 10 if not given."
     ),
     click.option(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="Take the samples in N rounds, each with buffers of its own; 5 if not given.",
+    ),
+    click.option(
         "--budget", "budget_s", type=float, metavar="SEC", help="Give all cases together about SEC."
     ),
     click.option(
@@ -140,7 +146,7 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def collecting(**options: Any) -> Any:
-        parts = {name: options.pop(name) for name in ("warmup_s", "seed", "budget_s")}
+        parts = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
         effort = given(**parts, blocker=False if options.pop("no_blocker") else None)
         return command(effort=effort | _rule(given(**limits)), **options)

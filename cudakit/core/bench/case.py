@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from cudakit.core.bench.limits import Work
 from cudakit.core.bench.method import Method
@@ -16,15 +18,35 @@ _LATENCY = Unavailable("it is a latency, which no datasheet bounds")
 _SHARE_OF_FREE = 0.95
 
 
+class Rival(Workload, Protocol):
+    """The same work, done by somebody else."""
+
+    @property
+    def library(self) -> str:
+        """Who does it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured as one line of a result."""
+    """What is measured as one line of a result, and one more for each rival, who takes turns with it."""
 
     workload: Workload
     method: Method
     work: Work | Unavailable = _LATENCY  # of one execution, which bounds its time
     size_bytes: int = 0  # of each of its buffers on the device
     buffers: int = 0  # of that size, in one buffer set
+    more_bytes: int = 0  # on the device, in buffers of other sizes: of all that take turns
+    fitting: Callable[[int], str] | None = None  # what would fit into so many bytes, in words
+    rivals: tuple[Rival, ...] = ()
+    operation: str = "FLOP"  # what it does, where that is arithmetic
+    # What is recorded with the result besides the axes.
+    settings: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of the device that must be there for one buffer set of each who takes turns."""
+        return self.size_bytes * self.buffers + self.more_bytes
 
     @property
     def title(self) -> str:
@@ -40,21 +62,21 @@ def check_fit(cases: Sequence[Case], free_bytes: int) -> None:
     """
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
-        needed_bytes = case.size_bytes * case.buffers
-        if needed_bytes > usable_bytes:
+        if case.needed_bytes > usable_bytes:
+            fitting = case.fitting or partial(_fitting, case)
             raise InputError(
                 f"{case.title} needs {_amount(case)}, and {format_bytes(free_bytes)} are free",
-                hint=f"{format_bytes(_fitting(case, usable_bytes))} would fit",
+                hint=f"{fitting(usable_bytes)} would fit",
             )
 
 
 def _amount(case: Case) -> str:
-    total = format_bytes(case.size_bytes * case.buffers)
-    return total if case.buffers == 1 else f"{total} in {case.buffers} buffers"
+    total = format_bytes(case.needed_bytes)
+    return f"{total} in {case.buffers} buffers" if case.buffers > 1 else total
 
 
-def _fitting(case: Case, usable_bytes: int) -> int:
+def _fitting(case: Case, usable_bytes: int) -> str:
     """Give the largest size that fits, rounded down so that it can be read and typed."""
-    most = usable_bytes // case.buffers
+    most = usable_bytes // max(case.buffers, 1)
     unit = 1 << max(most.bit_length() - 8, 4)
-    return most // unit * unit
+    return format_bytes(most // unit * unit)

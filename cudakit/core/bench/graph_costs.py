@@ -1,99 +1,108 @@
-"""What the steps of graphs come to: the cost of a node, and after how many replays a graph has paid."""
+"""What the steps of graphs come to: lines over the number of nodes, and when a graph has paid."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
 
 from cudakit.core.bench.compare import RESOLUTION
+from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
 from cudakit.core.bench.result import CaseResult
 from cudakit.units import Unavailable
 
-
-@dataclass(frozen=True, slots=True)
-class GraphCost:
-    """One graph: a topology, and a number of nodes."""
-
-    topology: str
-    nodes: int
-    node_s: (
-        float | Unavailable
-    )  # that each node more than in the next smaller graph adds on the device
-    saved_s: float | Unavailable  # by a replay, against launching the kernels one by one
-    made_s: float | Unavailable  # to capture and instantiate it
-    break_even: float | Unavailable  # replays after which that has paid
+_Time = float | Unavailable
+_ONE_SIZE = Unavailable("a line needs graphs of two sizes")
 
 
-def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCost, ...]:
-    """Conclude from the cases of ``bench graph``, by topology and from few nodes to many."""
-    steps: dict[tuple[str, int], dict[str, float | Unavailable]] = {}
-    for case in cases:
-        topology, nodes = str(case.axes["topology"]), int(case.axes["nodes"])
-        steps.setdefault((topology, nodes), {})[str(case.axes["step"])] = case.median_s
-    costs: list[GraphCost] = []
-    for graph in sorted(steps):
-        smaller = max((other for other in steps if _is_smaller(other, graph)), default=None)
-        costs.append(_cost(graph, steps, smaller))
-    return tuple(costs)
-
-
-def _is_smaller(other: tuple[str, int], graph: tuple[str, int]) -> bool:
-    return other[0] == graph[0] and other[1] < graph[1]
-
-
-def _cost(
-    graph: tuple[str, int],
-    steps: Mapping[tuple[str, int], Mapping[str, float | Unavailable]],
-    smaller: tuple[str, int] | None,
-) -> GraphCost:
-    own = steps[graph]
-    saved_s = _difference(_of(own, "eager"), _of(own, "replay"))
-    made_s = _sum(_of(own, "capture"), _of(own, "instantiate"))
-    return GraphCost(
-        topology=graph[0],
-        nodes=graph[1],
-        node_s=_node_s(own, steps[smaller], graph[1] - smaller[1])
-        if smaller
-        else Unavailable("there is no smaller graph to compare it with"),
-        saved_s=saved_s,
-        made_s=made_s,
-        break_even=_break_even(made_s, saved_s, _of(own, "eager")),
+def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
+    """Conclude from the cases of ``bench graph``, by topology and kind of node; other cases count not."""
+    graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
+    return tuple(
+        GraphCosts(topology, kind, tuple(_steps(part)), tuple(_payoffs(part)))
+        for (topology, kind), part in _grouped(graphs)
     )
 
 
-def _of(steps: Mapping[str, float | Unavailable], name: str) -> float | Unavailable:
-    return steps.get(name, Unavailable(f"the step {name} was not measured"))
+def line(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
+    """Fit a fixed time and one per node, neither negative, by the least squares of relative errors.
+
+    Relative, because the times of small graphs and large ones lie decades apart. Raises ValueError for
+    times that are not positive.
+    """
+    counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
+    if not (times > 0).all():
+        raise ValueError("a time is not positive")
+    fixed, each = 1 / times, counts / times
+    columns = np.column_stack([fixed, each])
+    fixed_s, node_s = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0].tolist()
+    if fixed_s < 0:
+        return 0.0, float(each.sum() / (each @ each))
+    if node_s < 0:
+        return float(fixed.sum() / (fixed @ fixed)), 0.0
+    return float(fixed_s), float(node_s)
 
 
-def _node_s(
-    own: Mapping[str, float | Unavailable], smaller: Mapping[str, float | Unavailable], more: int
-) -> float | Unavailable:
-    added = _difference(_of(own, "run"), _of(smaller, "run"))
-    return added if isinstance(added, Unavailable) else added / more
+def _grouped(
+    cases: Sequence[CaseResult],
+) -> Iterable[tuple[tuple[str, str], list[CaseResult]]]:
+    def kind(case: CaseResult) -> tuple[str, str]:
+        return str(case.axes["topology"]), str(case.axes["kind"])
+
+    order = {key: at for at, key in enumerate(dict.fromkeys(map(kind, cases)))}
+    ordered = sorted(cases, key=lambda case: order[kind(case)])
+    return ((key, list(part)) for key, part in groupby(ordered, kind))
 
 
-def _break_even(
-    made_s: float | Unavailable, saved_s: float | Unavailable, eager_s: float | Unavailable
-) -> float | Unavailable:
+def _steps(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
+    for step in dict.fromkeys(str(case.axes["step"]) for case in cases):
+        yield _step(step, [case for case in cases if case.axes["step"] == step])
+
+
+def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
+    times = {_nodes(case): case.median_s for case in cases}
+    known = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
+    if len(known) < 2:
+        return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
+    fixed_s, node_s = line([*known], [*known.values()])
+    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in known.items())
+    return StepCost(step, fixed_s, node_s, max(deviations))
+
+
+def _payoffs(cases: Sequence[CaseResult]) -> Iterable[Payoff]:
+    for nodes in sorted({_nodes(case) for case in cases}):
+        steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
+        yield _payoff(nodes, steps)
+
+
+def _payoff(nodes: int, steps: Mapping[str, _Time]) -> Payoff:
+    made_s = _total(steps, capture=1, instantiate=1)
+    saved_s = _total(steps, eager=1, replay=-1)
+    return Payoff(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
+
+
+def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
     if isinstance(saved_s, Unavailable):
         return saved_s
     if isinstance(made_s, Unavailable):
         return made_s
-    if isinstance(eager_s, Unavailable):
-        return eager_s
     # Less than medians differ by themselves is no saving.
-    if saved_s <= RESOLUTION * eager_s:
+    if isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
         return Unavailable("a replay takes no less time")
     return made_s / saved_s
 
 
-def _difference(one: float | Unavailable, other: float | Unavailable) -> float | Unavailable:
-    if isinstance(one, Unavailable):
-        return one
-    return other if isinstance(other, Unavailable) else one - other
+def _total(steps: Mapping[str, _Time], **signs: int) -> _Time:
+    """Add the times of steps, each with its sign."""
+    total_s = 0.0
+    for name, sign in signs.items():
+        time_s = steps.get(name, Unavailable(f"the step {name} was not measured"))
+        if isinstance(time_s, Unavailable):
+            return time_s
+        total_s += sign * time_s
+    return total_s
 
 
-def _sum(one: float | Unavailable, other: float | Unavailable) -> float | Unavailable:
-    if isinstance(one, Unavailable):
-        return one
-    return other if isinstance(other, Unavailable) else one + other
+def _nodes(case: CaseResult) -> int:
+    return int(case.axes["nodes"])

@@ -30,6 +30,11 @@ _PCIE_LANES = MappingProxyType(
         6: (64e9, 236 / 256),
     }
 )
+# Bytes per second of one link in one direction: the datasheets of P100, V100, A100, H100 and B200 over their
+# 4, 6, 12, 18 and 18 links and two directions. The versions are those that NVML names.
+_NVLINKS = MappingProxyType(
+    {"1.0": 20e9, "2.0": 25e9, "2.2": 25e9, "3.0": 25e9, "3.1": 25e9, "4.0": 25e9, "5.0": 50e9}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class Work:
     operations: float = 0.0  # a multiplication and its addition are two
     kind: str = ""  # of the operations, as in ``arithmetic``: "bf16", "fp64_tensor"
     bytes_moved: float = 0.0  # read and written, in the memory of the device
-    link_bytes: float = 0.0  # between host and device, in the direction that has more
+    link_bytes: float = 0.0  # over a link of the device, in the direction that has more
+    link: Literal["host", "peer"] = "host"  # to what
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Limit:
     measured_clock_hz: float | Unavailable
     operations_per_s: float | Unavailable  # the peak at the datasheet's clock
     bytes_per_s: float | Unavailable  # of the memory of the device
-    link_bytes_per_s: float | Unavailable  # in each direction
+    link_bytes_per_s: float | Unavailable  # of the link that is used, in each direction
 
     @property
     def seconds(self) -> float:
@@ -71,7 +77,8 @@ def limit(
     """
     clock = datasheet_clock(work.kind, fields)
     peak = peak_operations(work.kind, fields, clock)
-    memory, link = memory_bandwidth(fields), link_bandwidth(fields)
+    memory = memory_bandwidth(fields)
+    link = link_bandwidth(fields) if work.link == "host" else peer_bandwidth(fields)
     terms = {
         "arithmetic": _time(work.operations, peak),
         "memory": _time(work.bytes_moved, memory),
@@ -143,6 +150,22 @@ def link_bandwidth(fields: Fields) -> float | Unavailable:
         return Unavailable(f"no rate is known for PCIe {generation}.0")
     transfers_per_s, data = _PCIE_LANES[generation]
     return transfers_per_s * data * width / 8
+
+
+def peer_bandwidth(fields: Fields) -> float | Unavailable:
+    """Return the bytes per second to other devices in one direction: of all NVLinks, or else of PCIe.
+
+    A pair of devices may have fewer of the links between them.
+    """
+    count = fields.get("nvlink_count", Unavailable("NVML was not asked"))
+    if isinstance(count, Unavailable):
+        return Unavailable(f"the number of NVLinks is not known: {count.reason}")
+    if not isinstance(count, int) or count == 0:
+        return link_bandwidth(fields)
+    version = str(fields.get("nvlink_version"))
+    if version not in _NVLINKS:
+        return Unavailable(f"no rate is known for NVLink {version}")
+    return count * _NVLINKS[version]
 
 
 def _positive(fields: Fields, name: str, what: str) -> int | Unavailable:

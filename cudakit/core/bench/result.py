@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+from cudakit.core.bench.costs import GraphCosts
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.limits import Limit
 from cudakit.core.bench.method import Method
@@ -77,6 +78,7 @@ class BenchResult:
     complete: bool  # whether every case was measured; not after an interrupt
     warnings: tuple[str, ...]  # what should make a reader doubt the figures
     results: tuple[CaseResult, ...]  # a case each, in the order measured
+    graphs: tuple[GraphCosts, ...] = ()  # what graphs cost and save, where any were measured
 
 
 def case_result(

@@ -14,11 +14,13 @@ from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Allocator
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.stopping import Rule
 from cudakit.errors import InputError
+from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
 from cudakit.kernels.bandwidth import WIDTH_BYTES
 
 OPERATIONS = ("read", "write", "copy", "scale", "triad")
-# From host to device, back, both ways at the same time, and within the device.
-DIRECTIONS = ("h2d", "d2h", "both", "d2d")
+# From host to device, back, both ways at the same time; the same with pageable memory of the host; within
+# the device; from it to each other one, and both ways at the same time.
+DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
 CALLS = (
     "launch",
     "launch-to-start",
@@ -30,15 +32,32 @@ CALLS = (
     "stream-create-destroy",
 )
 TOPOLOGIES = ("chain", "fork-join")
-# run is what the device takes; replay and eager are what the host waits for, from call to finish.
-STEPS = ("capture", "instantiate", "launch", "run", "replay", "eager")
+NODE_KINDS = ("kernel", "fill", "copy")
+# All are calls but these: run is what the device takes, replay and eager are what the host waits for, from
+# call to finish. first-launch is the launch of a graph that was not uploaded.
+STEPS = (
+    "capture",
+    "instantiate",
+    "update",
+    "upload",
+    "first-launch",
+    "launch",
+    "run",
+    "replay",
+    "eager",
+)
+# What matrices are filled with; int is small whole numbers, whose sums are exact.
+FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
 # Of what is enqueued, not of what the host does.
 _MODES = ("isolated", "batch", "graph", "host")
 
+# Clocks of a device that was idle and then multiplies take longer to settle than others.
+_HEAVY_WARMUP_S = 1.0
 # What is compared on the device is compared by words.
 _WORD_BYTES = 4
 _MOST_NODES = 100_000
+_MOST_ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +69,7 @@ class Spec:
     seed: int = 0  # of all data
     warmup_s: float = 0.25  # at least, before each case
     rule: Rule = field(default_factory=Rule)  # when a case has enough samples
+    rounds: int = 5  # each with buffers of its own, which together are a case
     blocker: bool = True  # whether gaps between launches are hidden, where that can be
     budget_s: float | None = None  # for all cases together, about; None for as long as it takes
 
@@ -58,6 +78,7 @@ class Spec:
         _check_range("the warm-up", self.warmup_s, 0, math.inf)
         _check_range("the number of samples", self.rule.min_samples, 1, math.inf)
         _check_range("the least time", self.rule.min_time_s, 0, math.inf)
+        _check_range("the number of rounds", self.rounds, 1, _MOST_ROUNDS)
         _check_positive("the precision", self.rule.precision)
         _check_positive("the timeout", self.rule.timeout_s)
         if self.budget_s is not None:
@@ -66,7 +87,14 @@ class Spec:
     def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
         """Make the method of a case: what was asked, and what suits the case."""
         return Method(
-            mode, cache, self.warmup_s, self.rule, blocker=self.blocker, fill=fill, seed=self.seed
+            mode,
+            cache,
+            self.warmup_s,
+            self.rule,
+            blocker=self.blocker,
+            rounds=self.rounds,
+            fill=fill,
+            seed=self.seed,
         )
 
 
@@ -90,25 +118,23 @@ class MemorySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySpec(Spec):
-    """How fast the driver copies, between pinned host memory and device, and within the device."""
+    """How fast the driver copies, between host and device, within the device, and to others."""
 
     bench: ClassVar[str] = "copy"
 
-    directions: tuple[str, ...] = DIRECTIONS
+    directions: tuple[str, ...] | None = None  # None is all that the machine has
     sizes_bytes: tuple[int, ...] | None = None  # of each copy
-    mode: Mode = "isolated"
+    mode: Mode | None = (
+        None  # None is host for pageable memory, which the host waits for, and else isolated
+    )
     cache: Cache | None = None  # None is rotate within the device, and else hot: the link is slower
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        if any(direction.startswith("pageable") for direction in self.directions):
-            raise InputError(
-                "copies from pageable host memory are not measured: of the host, only pinned memory is",
-                hint=f"the directions are {', '.join(DIRECTIONS)}",
-            )
-        _check_names("direction", self.directions, DIRECTIONS)
+        if self.directions is not None:
+            _check_names("direction", self.directions, DIRECTIONS)
         _check_sizes(self.sizes_bytes, _WORD_BYTES)
-        _check_method(self.mode, self.cache)
+        _check_method(self.mode or "isolated", self.cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +179,57 @@ class GraphSpec(Spec):
     bench: ClassVar[str] = "graph"
 
     topologies: tuple[str, ...] = TOPOLOGIES
-    nodes: tuple[int, ...] | None = None  # kernels in a graph
+    kinds: tuple[str, ...] = ("kernel",)  # of what a graph's nodes are
+    nodes: tuple[int, ...] | None = None  # in a graph
     steps: tuple[str, ...] = STEPS
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("topology", self.topologies, TOPOLOGIES)
+        _check_names("kind of node", self.kinds, NODE_KINDS)
         _check_names("step", self.steps, STEPS)
         _check_some("nodes", self.nodes)
         for count in self.nodes or ():
             _check_range("the number of nodes", count, 1, _MOST_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSpec(Spec):
+    """How fast libraries multiply matrices.
+
+    ``library`` is measured; ``rivals`` take turns with it, on data of the same values. What one of several
+    products or libraries cannot do is a result without figures; where there is nothing else, it is an error.
+    """
+
+    bench: ClassVar[str] = "gemm"
+
+    warmup_s: float = _HEAVY_WARMUP_S
+    gemms: tuple[Gemm, ...]
+    settings: GemmSettings = field(default_factory=GemmSettings)
+    library: Library = "cublaslt"
+    rivals: tuple[Library, ...] = ()
+    fill: str = "uniform"
+    mode: Mode = "batch"
+    cache: Cache = "rotate"
+    # What to use instead of the library's choice, and what products are of: "llama3-8b qkv".
+    algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
+    shapes: Mapping[Gemm, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if not self.gemms:
+            raise InputError("no product was asked", hint="write for example 4096")
+        _check_names("library", (self.library, *self.rivals), LIBRARIES)
+        if twice := [name for name in self.rivals if (self.library, *self.rivals).count(name) > 1]:
+            raise InputError(f"{twice[0]} is to be compared with itself")
+        _check_names("fill", (self.fill,), FILLS)
+        _check_range("the workspace", self.settings.workspace_bytes, 0, math.inf)
+        _check_method(self.mode, self.cache)
+        if self.algorithms and self.library != "cublaslt":
+            raise InputError(
+                f"algorithms are cublaslt's, and {self.library} is to be measured",
+                hint="leave out --library",
+            )
 
 
 def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:

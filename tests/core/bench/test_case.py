@@ -35,3 +35,12 @@ def test_what_is_said_to_fit_does(free_bytes: int) -> None:
     size_bytes = float(amount) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
 
     assert 0.9 < 3 * size_bytes / (0.95 * free_bytes) < 1.005
+
+
+def test_buffers_of_other_sizes_count_and_what_would_fit_is_said_in_their_words() -> None:
+    case = Case(Copy(), METHOD, more_bytes=3 << 20, fitting=lambda usable: f"{usable} and no more")
+
+    check_fit([case], 4 << 20)
+    with pytest.raises(InputError, match=r"needs 3.00 MiB, and 1.00 MiB are free") as caught:
+        check_fit([case], 1 << 20)
+    assert caught.value.hint == f"{int(0.95 * (1 << 20))} and no more would fit"

@@ -15,6 +15,7 @@ from cudakit.core.bench.limits import (
     link_bandwidth,
     memory_bandwidth,
     peak_operations,
+    peer_bandwidth,
 )
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
@@ -146,6 +147,34 @@ def test_geforce_accumulates_at_half_the_rate_but_not_integers() -> None:
 
     assert 2 * int(str(rate_per_clock("fp16", geforce))) == rate_per_clock("fp16", professional)
     assert rate_per_clock("int8", geforce) == rate_per_clock("int8", professional)
+
+
+# Bytes per second to others in one direction, as datasheets state them for both.
+@pytest.mark.parametrize(
+    ("count", "version", "stated"),
+    [(4, "1.0", 80), (6, "2.0", 150), (12, "3.0", 300), (18, "4.0", 450), (18, "5.0", 900)],
+)
+def test_a_copy_to_a_peer_is_bound_by_the_nvlinks(count: int, version: str, stated: int) -> None:
+    work = Work(bytes_moved=2**30, link_bytes=2**30, link="peer")
+    found = limit_of(work, nvlink_count=count, nvlink_version=version)
+
+    assert found.bound == "link"
+    assert found.datasheet_s == pytest.approx(2**30 / (stated * 1e9))
+
+
+def test_peers_without_nvlinks_meet_over_pcie_and_what_is_unknown_is_said() -> None:
+    lost = Unavailable("not supported by this device")
+
+    assert peer_bandwidth({**ALL, "nvlink_count": 0}) == link_bandwidth(ALL)
+    for fields, reason in (
+        ({"nvlink_count": lost}, "not supported"),
+        ({"nvlink_count": 18, "nvlink_version": "9.0"}, "NVLink 9.0"),
+        ({"nvlink_count": 18, "nvlink_version": lost}, "NVLink"),
+        ({}, "NVML was not asked"),
+    ):
+        found = peer_bandwidth({**ALL, **fields})
+        assert isinstance(found, Unavailable)
+        assert reason in found.reason
 
 
 works = st.builds(

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
-from core.bench.workloads import Busy, Copy, busy_device
+from core.bench.workloads import Busy, Copy, PreparedCopy, busy_device
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.limits import Work
@@ -13,7 +14,8 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.session import Circumstances, run
 from cudakit.core.bench.spec import LaunchSpec, MemorySpec
 from cudakit.core.bench.stopping import Rule
-from cudakit.errors import InputError
+from cudakit.errors import InputError, Unsupported
+from cudakit.gpu.api import Gpu
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
@@ -153,3 +155,90 @@ def test_a_budget_is_shared_among_the_cases() -> None:
     assert 3.5 < took_s < 5.0
     assert len(result.results) == 4
     assert not any(one.converged for one in result.results)
+
+
+@dataclass
+class ByAnother(Copy):
+    """The same copy by another library, which may not offer it."""
+
+    library: str = "other"
+    offered: bool = True
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
+        if not self.offered:
+            raise Unsupported(f"{self.library} copies nothing", hint="use another")
+        return super().prepare(gpu, seed)
+
+
+def against(*rivals: ByAnother, workload: Copy | None = None) -> Case:
+    return replace(case(workload or Copy()), rivals=rivals, settings={"asked": "much"})
+
+
+def test_rivals_take_turns_and_each_has_a_result_of_its_own() -> None:
+    with closing(Sim()) as gpu:
+        result = run(SPEC, gpu, cases=[against(ByAnother(), ByAnother(library="third"))])
+
+    assert [one.contender for one in result.results] == ["cudakit", "other", "third"]
+    assert {one.name for one in result.results} == {"copy"}
+    assert {one.method.interleaved for one in result.results} == {("cudakit", "other", "third")}
+    assert [one.settings for one in result.results] == [
+        {"asked": "much"},
+        {"asked": "much", "library": "other"},
+        {"asked": "much", "library": "third"},
+    ]
+    assert all(one.verified for one in result.results)
+
+
+def test_a_rival_that_computes_wrong_values_has_no_figures_and_we_keep_ours() -> None:
+    with closing(Sim()) as gpu:
+        own, rival = run(SPEC, gpu, cases=[against(ByAnother(spoiled=(0, 0)))]).results
+
+    assert own.verified
+    assert isinstance(rival.median_s, Unavailable)
+    assert "1 words are wrong" in rival.median_s.reason
+
+
+def test_who_cannot_is_left_out_and_says_why() -> None:
+    with closing(Sim()) as gpu:
+        rivals = (ByAnother(offered=False), ByAnother(library="third"))
+        own, unable, able = run(SPEC, gpu, cases=[against(*rivals)]).results
+
+    assert unable.median_s == unable.verification == Unavailable("other copies nothing")
+    assert unable.method.mode == "isolated"
+    assert own.method.interleaved == able.method.interleaved == ("cudakit", "third")
+
+
+def test_where_we_cannot_the_rivals_are_measured() -> None:
+    with closing(Sim()) as gpu:
+        unable = ByAnother(library="ours", offered=False)
+        own, rival = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
+
+    assert own.contender == "cudakit"
+    assert isinstance(own.median_s, Unavailable)
+    assert rival.verified
+    assert rival.method.interleaved == ()
+
+
+def test_where_nobody_can_the_first_refusal_is_the_error() -> None:
+    unable = ByAnother(library="ours", offered=False)
+    with closing(Sim()) as gpu, pytest.raises(Unsupported, match="ours copies nothing"):
+        run(SPEC, gpu, cases=[against(ByAnother(offered=False), workload=unable)])
+
+
+def test_a_budget_is_that_of_all_who_take_turns() -> None:
+    unlike = (10_000_000 * (1 + n * 7 % 10) for n in count())
+    with closing(busy_device(unlike)) as gpu:
+        rule = Rule(precision=1e-9)
+        cases = [
+            Case(Busy(gpu), Method("isolated", "hot", rule=rule), rivals=(BusyRival(gpu),))
+            for _ in range(2)
+        ]
+        run(LaunchSpec(budget_s=4.0), gpu, cases=cases)
+        took_s = gpu.clock.now_ns / 1e9
+
+    assert 3.5 < took_s < 5.0
+
+
+@dataclass
+class BusyRival(Busy):
+    library: str = "other"

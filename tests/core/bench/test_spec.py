@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from cudakit.core.bench.spec import (
+    DIRECTIONS,
     AllocSpec,
     CopySpec,
+    GemmSpec,
     GraphSpec,
     LaunchSpec,
     MemorySpec,
@@ -14,6 +16,9 @@ from cudakit.core.bench.spec import (
 )
 from cudakit.core.bench.stopping import Rule
 from cudakit.errors import InputError
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+
+CUBE = (Gemm(dtype="bf16", m=8, n=8, k=8),)
 
 
 @pytest.mark.parametrize("spec", [MemorySpec, CopySpec, LaunchSpec, AllocSpec, GraphSpec])
@@ -32,7 +37,7 @@ def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
         (lambda: MemorySpec(operations=()), "no operation was asked"),
         (lambda: MemorySpec(mode="call"), "no such mode: 'call'"),
         (lambda: CopySpec(sizes_bytes=(6,)), "no multiple of 4"),
-        (lambda: CopySpec(directions=("pageable",)), "only pinned memory is"),
+        (lambda: CopySpec(directions=()), "no direction was asked"),
         (lambda: CopySpec(directions=("sideways",)), "no such direction: 'sideways'"),
         (lambda: LaunchSpec(calls=("land",)), "no such call: 'land'"),
         (lambda: AllocSpec(allocators=("mine",)), "no such allocator: 'mine'"),
@@ -40,6 +45,22 @@ def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
         (lambda: GraphSpec(nodes=(1, 0)), "the number of nodes is 0"),
         (lambda: GraphSpec(topologies=("star",)), "no such topology"),
         (lambda: GraphSpec(steps=("skip",)), "no such step"),
+        (lambda: GemmSpec(gemms=()), "no product was asked"),
+        (lambda: GemmSpec(gemms=CUBE, library="blis"), "no such library: 'blis'"),
+        (lambda: GemmSpec(gemms=CUBE, rivals=("blis",)), "no such library: 'blis'"),
+        (lambda: GemmSpec(gemms=CUBE, rivals=("cublaslt",)), "cublaslt is to be compared with"),
+        (lambda: GemmSpec(gemms=CUBE, rivals=("torch", "torch")), "torch is to be compared with"),
+        (lambda: GemmSpec(gemms=CUBE, fill="noise"), "no such fill: 'noise'"),
+        (lambda: GemmSpec(gemms=CUBE, mode="call"), "no such mode: 'call'"),
+        (lambda: GemmSpec(gemms=CUBE, cache="warm"), "no such cache: 'warm'"),
+        (
+            lambda: GemmSpec(gemms=CUBE, settings=GemmSettings(workspace_bytes=-1)),
+            "workspace is -1",
+        ),
+        (
+            lambda: GemmSpec(gemms=CUBE, library="cublas", algorithms={CUBE[0]: Algorithm(id=1)}),
+            "algorithms are cublaslt's",
+        ),
         (lambda: LaunchSpec(seed=-1), "the seed is -1"),
         (lambda: LaunchSpec(warmup_s=-1.0), "the warm-up is -1, and must be at least 0"),
         (lambda: LaunchSpec(budget_s=0.0), "the time budget is 0, and must be above 0"),
@@ -60,4 +81,4 @@ def test_a_refusal_says_what_would_do() -> None:
         CopySpec(directions=("up",))
 
     assert size.value.hint == "96 is one"
-    assert name.value.hint == "there are h2d, d2h, both, d2d"
+    assert name.value.hint == "there are " + ", ".join(DIRECTIONS)

@@ -9,12 +9,21 @@ import pytest
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.session import Circumstances, run
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec
+from cudakit.core.bench.workloads.copy import copy_cases
+from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
 SIZE = 1 << 20
-LINK = {"pcie_generation_max": 5, "pcie_width_max": 16}
+LINK = {
+    "pcie_generation_max": 5,
+    "pcie_width_max": 16,
+    "nvlink_count": 18,
+    "nvlink_version": "4.0",
+}
+PAGEABLE = ("pageable-h2d", "pageable-d2h")
+TO_PEERS = ("peer", "peer-both")
 
 
 def measured(gpu: Sim, direction: str, **options: Any) -> CaseResult:
@@ -28,24 +37,27 @@ def measured(gpu: Sim, direction: str, **options: Any) -> CaseResult:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("size_bytes", [4, 20, SIZE])
 def test_each_direction_is_measured_and_verified(direction: str, size_bytes: int) -> None:
-    with closing(Sim()) as gpu:
+    with closing(Sim("h200x2")) as gpu:
         free_bytes = gpu.memory_info().free_bytes
         case = measured(gpu, direction, sizes_bytes=(size_bytes,))
 
+        peer = {"peer": 1, "access": "direct"} if direction in TO_PEERS else {}
         assert case.verified
-        assert case.axes == {"direction": direction, "size_bytes": size_bytes}
+        assert case.axes == {"direction": direction, **peer, "size_bytes": size_bytes}
         assert gpu.memory_info().free_bytes == free_bytes
 
 
 def test_the_link_bounds_what_crosses_it_and_memory_what_does_not() -> None:
-    with closing(Sim()) as gpu:
-        bounds = {
-            name: case.limit.bound
-            for name in DIRECTIONS
-            if not isinstance((case := measured(gpu, name)).limit, Unavailable)
-        }
+    with closing(Sim("h200x2")) as gpu:
+        limits = {name: measured(gpu, name).limit for name in DIRECTIONS}
 
-    assert bounds == {"h2d": "link", "d2h": "link", "both": "link", "d2d": "memory"}
+    rates = {}
+    for name, limit in limits.items():
+        assert not isinstance(limit, Unavailable)
+        assert limit.bound == ("memory" if name == "d2d" else "link")
+        assert not isinstance(limit.link_bytes_per_s, Unavailable)
+        rates[name] = round(limit.link_bytes_per_s / 1e9)
+    assert rates == dict.fromkeys(DIRECTIONS, 63) | dict.fromkeys(TO_PEERS, 450)
 
 
 def test_both_ways_at_once_move_twice_as_much_in_the_same_time() -> None:
@@ -78,6 +90,75 @@ def test_within_the_device_the_cache_is_cold_where_it_can_be() -> None:
     assert [case.method.cache for case in (large, small, link)] == ["rotate", "hot", "hot"]
 
 
+def test_pageable_memory_is_slower_and_timed_by_the_host_which_waits_for_it() -> None:
+    with closing(Sim()) as gpu:
+        pinned = measured(gpu, "h2d")
+        for direction in PAGEABLE:
+            case = measured(gpu, direction)
+
+            assert (case.method.mode, case.method.blocker) == ("host", False)
+            assert not isinstance(case.median_s, Unavailable)
+            assert not isinstance(pinned.median_s, Unavailable)
+            assert case.median_s > 2 * pinned.median_s
+
+
+def test_pageable_memory_between_events_goes_without_a_blocker() -> None:
+    with closing(Sim()) as gpu:
+        case = measured(gpu, "pageable-d2h", mode="isolated", sizes_bytes=(16 << 20,))
+
+    assert case.verified
+    assert (case.method.mode, case.method.blocker) == ("isolated", False)
+
+
+def test_pageable_memory_in_a_graph_is_the_error_of_the_driver() -> None:
+    with closing(Sim()) as gpu, pytest.raises(CudaError, match="STREAM_CAPTURE_UNSUPPORTED"):
+        measured(gpu, "pageable-h2d", mode="graph")
+
+
+def test_a_peer_is_another_device_and_both_ways_at_once_take_no_longer() -> None:
+    with closing(Sim("h200x2", ordinal=1)) as gpu:
+        one, both = measured(gpu, "peer"), measured(gpu, "peer-both")
+
+        assert one.axes["peer"] == 0
+        assert one.median_s == pytest.approx(gpu.costs.to_peer_ns(SIZE, 18) / 1e9)
+    assert both.median_s == one.median_s
+    assert (one.bytes_moved, both.bytes_moved) == (SIZE, 2 * SIZE)
+
+
+class Apart(Sim):
+    """Reaches no other device directly."""
+
+    def can_access_peer(self, ordinal: int) -> bool:
+        return super().can_access_peer(ordinal) and False
+
+
+def test_copies_that_are_staged_by_the_host_say_so_and_are_bound_by_its_link() -> None:
+    with closing(Apart("h200x2")) as gpu:
+        case = measured(gpu, "peer")
+
+    assert case.verified
+    assert case.axes["access"] == "staged"
+    assert not case.method.blocker
+    assert not isinstance(case.limit, Unavailable)
+    assert round(case.limit.datasheet_s * 63e9 / SIZE, 2) == 1.0
+
+
+def test_every_direction_that_the_machine_has_is_measured_unless_some_are_named() -> None:
+    for model, more in (("h200", set()), ("h200x2", set(TO_PEERS))):
+        with closing(Sim(model)) as gpu:
+            cases = copy_cases(CopySpec(sizes_bytes=(SIZE,)), gpu)
+
+            assert {case.workload.axes["direction"] for case in cases} == (
+                set(DIRECTIONS) - set(TO_PEERS) | more
+            )
+
+
+@pytest.mark.parametrize("direction", TO_PEERS)
+def test_without_another_device_there_is_no_peer(direction: str) -> None:
+    with closing(Sim()) as gpu, pytest.raises(Unsupported, match="one GPU only"):
+        measured(gpu, direction)
+
+
 class Dropping(Sim):
     """Forgets the last word of every copy that is not small."""
 
@@ -97,10 +178,19 @@ class Tiring(Sim):
 
 @pytest.mark.parametrize(
     ("direction", "copies"),  # to fill what lies at the host, and for the first check
-    [("h2d", 1 + 1), ("d2h", 1), ("both", 1 + 2), ("d2d", 1)],
+    [
+        ("h2d", 1 + 1),
+        ("d2h", 1),
+        ("both", 1 + 2),
+        ("d2d", 1),
+        ("pageable-h2d", 1 + 1 + 1),
+        ("pageable-d2h", 1 + 1),
+        ("peer", 1 + 1 + 1),
+        ("peer-both", 1 + 2 + 2 + 2),
+    ],
 )
 def test_copies_that_stop_after_the_first_check_are_found_out(direction: str, copies: int) -> None:
-    with closing(Tiring()) as gpu:
+    with closing(Tiring("h200x2")) as gpu:
         gpu.left = copies
         case = measured(gpu, direction)
 
@@ -110,7 +200,7 @@ def test_copies_that_stop_after_the_first_check_are_found_out(direction: str, co
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_copy_that_is_not_whole_has_no_figures(direction: str) -> None:
-    with closing(Dropping()) as gpu:
+    with closing(Dropping("h200x2")) as gpu:
         case = measured(gpu, direction)
 
     assert isinstance(case.median_s, Unavailable)

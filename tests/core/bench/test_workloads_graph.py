@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cudakit.core.bench.session import run
-from cudakit.core.bench.spec import STEPS, TOPOLOGIES, GraphSpec
+from cudakit.core.bench.spec import NODE_KINDS, STEPS, TOPOLOGIES, GraphSpec
 from cudakit.core.bench.stopping import Rule
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Graph, GraphExec, Ptr, Stream
@@ -16,10 +16,11 @@ from cudakit.units import Unavailable
 
 
 def figures(spec: GraphSpec) -> dict[tuple[object, ...], float]:
+    """Give the figures that are verified, by step, topology and number of nodes."""
     with closing(Sim()) as gpu:
         result = run(spec, gpu)
     return {
-        tuple(case.axes.values()): case.median_s
+        (case.axes["step"], case.axes["topology"], case.axes["nodes"]): case.median_s
         for case in result.results
         if not isinstance(case.median_s, Unavailable) and case.verified
     }
@@ -31,6 +32,41 @@ def test_every_step_of_every_topology_has_a_verified_figure() -> None:
     assert set(found) == {
         (step, topology, nodes) for step in STEPS for topology in TOPOLOGIES for nodes in (1, 20)
     }
+
+
+@pytest.mark.parametrize("kind", NODE_KINDS)
+def test_every_kind_of_node_has_every_step(kind: str) -> None:
+    found = figures(GraphSpec(kinds=(kind,), nodes=(9,), topologies=("fork-join",)))
+
+    assert set(found) == {(step, "fork-join", 9) for step in STEPS}
+
+
+def test_what_is_subtracted_is_measured_in_turn() -> None:
+    with closing(Sim()) as gpu:
+        results = run(GraphSpec(topologies=("chain",), nodes=(3,)), gpu).results
+
+    turns = {case.axes["step"]: len(case.method.interleaved) for case in results}
+    assert turns.pop("replay") == turns.pop("eager") == 2
+    assert set(turns.values()) == {0}
+
+
+def test_a_step_alone_takes_turns_with_nothing() -> None:
+    with closing(Sim()) as gpu:
+        (case,) = run(GraphSpec(topologies=("chain",), nodes=(3,), steps=("eager",)), gpu).results
+
+    assert case.axes["step"] == "eager"
+    assert case.method.interleaved == ()
+
+
+def test_the_result_says_what_graphs_cost_and_when_they_pay() -> None:
+    with closing(Sim()) as gpu:
+        (chain,) = run(GraphSpec(topologies=("chain",), nodes=(4, 16)), gpu).graphs
+
+    assert [cost.step for cost in chain.steps] == list(STEPS)
+    (run_cost,) = (cost for cost in chain.steps if cost.step == "run")
+    assert run_cost.node_s == pytest.approx(1e-6, rel=0.1)
+    assert [payoff.nodes for payoff in chain.payoffs] == [4, 16]
+    assert all(isinstance(payoff.made_s, float) for payoff in chain.payoffs)
 
 
 def test_side_by_side_runs_faster_than_in_a_chain_and_more_takes_longer() -> None:
@@ -63,7 +99,23 @@ def test_a_node_that_does_not_run_leaves_no_figure(step: str) -> None:
     assert "of 10 nodes did not run" in case.median_s.reason
 
 
-@pytest.mark.parametrize("step", ["launch", "run", "replay", "eager"])
+class Stale(Sim):
+    """Says that it updated what it left as it was."""
+
+    def graph_update(self, executable: GraphExec, graph: Graph) -> None:
+        """Do nothing."""
+
+
+def test_an_update_that_changes_nothing_leaves_no_figure() -> None:
+    with closing(Stale()) as gpu:
+        spec = GraphSpec(topologies=("chain",), nodes=(4,), steps=("update",))
+        (case,) = run(spec, gpu).results
+
+    assert isinstance(case.median_s, Unavailable)
+    assert "4 of 4 nodes did not run" in case.median_s.reason
+
+
+@pytest.mark.parametrize("step", ["first-launch", "launch", "run", "replay", "eager"])
 def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) -> None:
     runs = count()
 

@@ -24,7 +24,7 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
     nodes: list[Node] = [result_columns(result.results)]
     if result.results:
         nodes += [machine_facts(result.results), cases_table(result.results)]
-    nodes += [*graph_section(result.results), *notes(result)]
+    nodes += [*graph_section(result.graphs), *notes(result)]
     nodes += _exports(result)
     if detail and result.results:
         nodes += _detail(result)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from cudakit.core.bench.result import Axis, CaseResult
 from cudakit.document import Bytes, Text, Value
-from cudakit.units import Unavailable
 
 
 def axis_names(cases: Sequence[CaseResult]) -> list[str]:
@@ -33,9 +32,9 @@ def fixed_words(cases: Sequence[CaseResult]) -> str:
 
 
 def axis_value(name: str, value: Axis | None) -> Value:
-    """Give an axis its unit, which its name ends in."""
+    """Give an axis its unit, which its name ends in; what a case does not name is as usual."""
     if value is None:
-        return Unavailable(f"this case has no {name}")
+        return Text("-")
     return Bytes(value) if name.endswith("_bytes") and isinstance(value, int) else Text(str(value))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from cudakit.core.bench.present.axes import axis_title, axis_value, fixed_words, varying
 from cudakit.core.bench.present.machine import clock_words
+from cudakit.core.bench.present.peers import OURSELVES, compared, peers, share_of
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
@@ -41,7 +43,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
             for case in cases
         ),
         caption=_caption(cases),
-        faint=frozenset(at for at, case in enumerate(cases) if case.contender != "cudakit"),
+        faint=frozenset(at for at, case in enumerate(cases) if case.contender != OURSELVES),
     )
 
 
@@ -57,19 +59,20 @@ def rate(case: CaseResult) -> Value:
 
 
 def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
-    peers = {case.contender for case in cases} - {"cudakit"}
     return [
         _Shown("bench", lambda case: Text(case.name), "text", lambda _: _several(cases)),
-        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(peers)),
+        _Shown("shape", _shape, "text", lambda case: "shape" in case.settings),
+        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(peers(cases))),
         _Shown("time", _time),
         _Shown("±", _noise),
         _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
+        *(_Shown(f"of {peer}", partial(share_of, peer, cases=cases)) for peer in compared(cases)),
         _Shown("of limit", lambda case: _share(case.ratio_to_limit), needed=_has_limit),
-        _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_limit),
-        _Shown("bound", _bound, "text", _has_limit),
+        _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_datasheet),
+        # As a number: where there is no room, it gives way before the rate.
+        _Shown("bound", _bound, "number", _has_limit),
         _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
         _Shown("energy", _energy, needed=_has_energy),
-        _Shown("of peer", lambda case: _of_peer(case, cases), needed=lambda _: bool(peers)),
     ]
 
 
@@ -81,12 +84,27 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 def _caption(cases: Sequence[CaseResult]) -> str:
     fixed = fixed_words(cases)
     lines = [f"All with {fixed}."] if fixed else []
-    if any(map(_has_limit, cases)):
+    if others := compared(cases):
         lines.append(
-            "The limit is the least time that arithmetic and memory allow, at the SM clock measured; "
-            "of datasheet is the same at the datasheet's clock."
+            f"Of {' or '.join(others)} is our rate as a share of theirs: the median of samples in turn, with "
+            "95 % confidence."
         )
+    if any(map(_has_limit, cases)):
+        lines.append(_limit_words(cases))
     return " ".join(lines)
+
+
+def _limit_words(cases: Sequence[CaseResult]) -> str:
+    """Say what the limit is; where arithmetic sets it, the clock at which that ran matters."""
+    computing = [case for case in cases if case.operations and _has_limit(case)]
+    if not computing:
+        return "The limit is the least time that memory and links allow."
+    least = "The limit is the least time that arithmetic and memory allow"
+    measured = [_has_datasheet(case) for case in computing]
+    if not any(measured):
+        return f"{least}, at the datasheet's SM clock: the clock was not measured."
+    clock = "measured" if all(measured) else "where that was measured"
+    return f"{least}, at the SM clock {clock}; of datasheet is the same at the datasheet's clock."
 
 
 def _several(cases: Sequence[CaseResult]) -> bool:
@@ -110,6 +128,18 @@ def _has_limit(case: CaseResult) -> bool:
     return not isinstance(case.limit, Unavailable)
 
 
+def _has_datasheet(case: CaseResult) -> bool:
+    """Say whether the limit at the clock of the datasheet is another than at the one measured."""
+    found = case.limit
+    known = not isinstance(found, Unavailable) and not isinstance(found.measured_s, Unavailable)
+    return known and bool(case.operations)
+
+
+def _shape(case: CaseResult) -> Value:
+    name = case.settings.get("shape")
+    return Text("-" if name is None else str(name))
+
+
 def _bound(case: CaseResult) -> Value:
     return case.limit if isinstance(case.limit, Unavailable) else Text(case.limit.bound)
 
@@ -129,21 +159,3 @@ def _energy(case: CaseResult) -> Value:
     if case.operations:
         return Text(f"{case.energy_j / case.operations * 1e12:.3g} pJ/{case.operation}")
     return Text(f"{case.energy_j:.3g} J")
-
-
-def _of_peer(case: CaseResult, cases: Sequence[CaseResult]) -> Value:
-    """Give the rate of cudakit as a share of that of the first library it is compared with."""
-    if case.contender != "cudakit":
-        return Unavailable("it is the peer")
-    for other in cases:
-        if other.contender != "cudakit" and (other.name, other.axes) == (case.name, case.axes):
-            return _quotient(other.median_s, case.median_s)
-    return Unavailable("no peer ran this case")
-
-
-def _quotient(peer_s: float | Unavailable, own_s: float | Unavailable) -> Value:
-    if isinstance(peer_s, Unavailable):
-        return peer_s
-    if isinstance(own_s, Unavailable):
-        return own_s
-    return Ratio(peer_s / own_s) if own_s else Unavailable("it took no time")

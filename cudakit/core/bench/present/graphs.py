@@ -1,48 +1,90 @@
-"""What graphs cost and save, concluded from the steps that were measured."""
+"""What graphs cost and save: a line for each step, and when a graph of each size has paid."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil
 
-from cudakit.core.bench.graph_costs import GraphCost, graph_costs
-from cudakit.core.bench.result import CaseResult
-from cudakit.document import Column, Count, Node, Seconds, Section, Table, Text, Value
+from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
+from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
-_COLUMNS = (
-    Column("topology", "text"),
-    Column("nodes", "number"),
+_GRAPH = (Column("topology", "text"), Column("kind", "text"))
+_STEPS = (
+    *_GRAPH,
+    Column("step", "text"),
+    Column("fixed", "number"),
     Column("per node", "number"),
+    Column("off by", "number"),
+)
+_PAYOFFS = (
+    *_GRAPH,
+    Column("nodes", "number"),
     Column("to make", "number"),
     Column("saved by a replay", "number"),
     Column("pays after", "number"),
 )
-_CAPTION = (
-    "Per node: what each node more than in the graph above adds on the device. To make: capture and "
-    "instantiate. Saved by a replay: against launching the kernels one by one. Pays after: so many replays."
+_STEPS_CAPTION = (
+    "A step takes the fixed time, and the time per node for each of them; off by is the most that a graph "
+    "differs from that."
+)
+_PAYOFFS_CAPTION = (
+    "To make: capture and instantiate. Saved by a replay: against enqueueing the nodes one by one, measured "
+    "in turn. Pays after: so many replays."
 )
 
 # What is less than a picosecond is left over from a subtraction.
 _PLACES = 12
 
 
-def graph_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show the costs of the graphs among the cases, where any could be worked out."""
-    costs = graph_costs(
-        [case for case in cases if case.axes.keys() >= {"topology", "nodes", "step"}]
+def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
+    """Show the costs of graphs, where any could be worked out."""
+    steps = _table(
+        _STEPS, [_step(graph, step) for graph in graphs for step in graph.steps], _STEPS_CAPTION
     )
-    rows = tuple(map(_row, costs))
-    if any(not isinstance(value, Unavailable) for row in rows for value in row[2:]):
-        yield Section("What a graph costs and saves", (Table(_COLUMNS, rows, _CAPTION),))
+    payoffs = _table(
+        _PAYOFFS,
+        [_payoff(graph, payoff) for graph in graphs for payoff in graph.payoffs],
+        _PAYOFFS_CAPTION,
+    )
+    if tables := (*steps, *payoffs):
+        yield Section("What a graph costs and saves", tables)
 
 
-def _row(cost: GraphCost) -> tuple[Value, ...]:
-    pays = cost.break_even
+def _table(
+    columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
+) -> Iterator[Table]:
+    """Make a table of the rows that say anything, if there are any."""
+    known = tuple(row for row in rows if _says_anything(row[len(_GRAPH) + 1 :]))
+    if known:
+        yield Table(columns, known, caption)
+
+
+def _says_anything(values: tuple[Value, ...]) -> bool:
+    return any(not isinstance(value, Unavailable) for value in values)
+
+
+def _step(graph: GraphCosts, cost: StepCost) -> tuple[Value, ...]:
+    deviation = cost.deviation
     return (
-        Text(cost.topology),
-        Count(cost.nodes),
-        *map(_seconds, (cost.node_s, cost.made_s, cost.saved_s)),
-        pays if isinstance(pays, Unavailable) else Text(f"{pays:.3g}"),
+        Text(graph.topology),
+        Text(graph.kind),
+        Text(cost.step),
+        _seconds(cost.fixed_s),
+        _seconds(cost.node_s),
+        deviation if isinstance(deviation, Unavailable) else Ratio(deviation),
+    )
+
+
+def _payoff(graph: GraphCosts, payoff: Payoff) -> tuple[Value, ...]:
+    replays = payoff.replays
+    return (
+        Text(graph.topology),
+        Text(graph.kind),
+        Count(payoff.nodes),
+        _seconds(payoff.made_s),
+        _seconds(payoff.saved_s),
+        replays if isinstance(replays, Unavailable) else Count(ceil(replays)),
     )
 
 

@@ -1,72 +1,160 @@
-"""The health check as a Document: each figure beside what a GPU of this model reaches."""
+"""The health check as a Document: each figure beside what is expected of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
-from cudakit.core.bench.bands import Band, Judgement, figure_of
-from cudakit.core.bench.present.cases import rate
-from cudakit.core.bench.present.columns import result_columns
-from cudakit.core.bench.present.machine import title
+from cudakit.core.bench.bands import Band
+from cudakit.core.bench.concerns import concerns
+from cudakit.core.bench.health import Figure, SuiteResult
+from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
+from cudakit.core.bench.present.distribution import distribution_table
+from cudakit.core.bench.present.machine import machine_facts, title
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.result import BenchResult
-from cudakit.document import Column, Document, Node, Note, Rate, Ratio, Table, Text, Value
-from cudakit.units import Unavailable
+from cudakit.document import (
+    Column,
+    Document,
+    Node,
+    Note,
+    Rate,
+    Ratio,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+    View,
+)
+from cudakit.units import Unavailable, format_ratio
 
 _COLUMNS = (
     Column("figure", "text"),
-    Column("rate", "number"),
+    Column("reached", "number"),
     Column("expected", "number"),
     Column("of expected", "number"),
     Column("of limit", "number"),
     Column("health", "text"),
+    Column("by", "text"),
+)
+_CAPTION = (
+    "What is expected was measured on another GPU of the model, or is derived as a share of what the "
+    "datasheet allows, or is a bound that times stay below on any machine."
+)
+_NAMED = 4
+_NO_CAUSE = (
+    "look for other load on the GPU and the host: cudakit devices",
+    "look for what is wrong with the set-up: cudakit doctor",
 )
 
 
-def present_health(result: BenchResult, judgements: Sequence[Judgement]) -> Document:
-    """Show whether the GPU is as fast as its kind."""
-    nodes: tuple[Node, ...] = (
-        result_columns(result.results),
-        _headline(result, judgements),
-        Table(_COLUMNS, tuple(map(_row, judgements))),
-        *notes(result),
-    )
-    return Document(title(result), nodes)
+def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
+    """Show whether the GPU is as fast as its kind.
+
+    The Columns are for exports, as those of other benches; ``detail`` adds the distribution of the samples.
+    """
+    result = suite.bench
+    nodes: list[Node] = [result_columns(result.results), _headline(suite)]
+    rows = tuple(map(_row, suite.figures))
+    nodes += [Table(_COLUMNS, rows, _CAPTION, faint=_not_judged(suite))]
+    nodes += [*_left_out(suite), *notes(_without_concerns(result))]
+    if result.results:
+        nodes += [
+            machine_facts(result.results),
+            sample_columns(result.results),
+            device_columns(result.results[0].environment),
+        ]
+    if result.results and detail:
+        spread = View("bench", ("samples",), fallback=distribution_table(result.results))
+        nodes.append(Section("Distribution of the samples", (spread,)))
+    return Document(title(result), tuple(nodes))
 
 
-def _headline(result: BenchResult, judgements: Sequence[Judgement]) -> Note:
-    judged = [one.health for one in judgements if not isinstance(one.health, Unavailable)]
-    if "fail" in judged:
-        text = f"{judged.count('fail')} of {len(judged)} figures are too low for this GPU, or withheld."
-        return Note("error", text)
-    if "warn" in judged:
-        text = (
-            f"{judged.count('warn')} of {len(judged)} figures are not quite what this GPU reaches."
-        )
-        return Note("warn", text)
-    if judged:
-        return Note("ok", f"All {len(judged)} figures that are judged are what this GPU reaches.")
-    gpu = result.results[0].environment.gpu if result.results else Unavailable("nothing ran")
-    name = "this GPU" if isinstance(gpu, Unavailable) else gpu
-    return Note("info", f"No expectation is known of {name}: figures are shown, not judged.")
+def _headline(suite: SuiteResult) -> Note:
+    """Say the verdict first, then what is out of its band, then what was seen that may be why."""
+    judged = [one for one in suite.figures if not isinstance(one.health, Unavailable)]
+    bad = [one for one in judged if one.is_out_of_band]
+    if not judged:
+        why = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing ran"
+        return Note("info", f"{_capital(why)}.")
+    if not bad:
+        return Note("ok", f"Pass: all {len(judged)} figures that are judged are as expected.")
+    verdict = "Fail" if suite.health == "fail" else "Warn"
+    text = f"{verdict}: {len(bad)} of {len(judged)} figures are out of band: {_named(bad)}."
+    if suite.causes:
+        text += f" Likely causes: {'; '.join(suite.causes)}."
+    remedies = () if suite.causes else _NO_CAUSE
+    return Note("error" if suite.health == "fail" else "warn", text, remedies)
 
 
-def _row(judgement: Judgement) -> tuple[Value, ...]:
-    case, expected = judgement.case, judgement.band
-    reached = rate(case)
+def _named(figures: list[Figure]) -> str:
+    """Name the worst first, with how far they are from what is expected."""
+    worst_first = sorted(figures, key=lambda one: one.health != "fail")
+    more = len(worst_first) - _NAMED
+    names = ", ".join(_in_words(one) for one in worst_first[:_NAMED])
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def _in_words(figure: Figure) -> str:
+    if isinstance(figure.reached, Unavailable):
+        return f"{figure.name} (no figure)"
+    if isinstance(figure.band, Unavailable):
+        return figure.name
+    return f"{figure.name} ({format_ratio(figure.reached / figure.band.expected)} of expected)"
+
+
+def _row(figure: Figure) -> tuple[Value, ...]:
+    reached = _amount(figure.reached, figure.unit)
     return (
-        Text(figure_of(case)),
+        Text(figure.name),
         reached,
-        Rate(expected.expected, expected.unit) if isinstance(expected, Band) else expected,
-        _share(reached, expected),
-        case.ratio_to_limit
-        if isinstance(case.ratio_to_limit, Unavailable)
-        else Ratio(case.ratio_to_limit),
-        judgement.health if isinstance(judgement.health, Unavailable) else Text(judgement.health),
+        _expected(figure.band),
+        _share(figure),
+        _ratio(figure.ratio_to_limit),
+        figure.health if isinstance(figure.health, Unavailable) else Text(figure.health),
+        figure.band if isinstance(figure.band, Unavailable) else Text(figure.band.source),
     )
 
 
-def _share(reached: Value, expected: Band | Unavailable) -> Value:
-    if isinstance(expected, Unavailable):
-        return expected
-    return Ratio(reached.value / expected.expected) if isinstance(reached, Rate) else reached
+def _amount(amount: float | Unavailable, unit: str) -> Value:
+    if isinstance(amount, Unavailable):
+        return amount
+    return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
+
+
+def _expected(band: Band | Unavailable) -> Value:
+    return band if isinstance(band, Unavailable) else _amount(band.expected, band.unit)
+
+
+def _share(figure: Figure) -> Value:
+    if isinstance(figure.band, Unavailable):
+        return figure.band
+    if isinstance(figure.reached, Unavailable):
+        return figure.reached
+    return Ratio(figure.reached / figure.band.expected)
+
+
+def _ratio(ratio: float | Unavailable) -> Value:
+    return ratio if isinstance(ratio, Unavailable) else Ratio(ratio)
+
+
+def _not_judged(suite: SuiteResult) -> frozenset[int]:
+    return frozenset(
+        at for at, one in enumerate(suite.figures) if isinstance(one.health, Unavailable)
+    )
+
+
+def _left_out(suite: SuiteResult) -> Iterator[Note]:
+    for one in suite.left_out:
+        yield Note("warn", f"{one.what} was left out: {one.reason}.", (one.remedy,))
+
+
+def _without_concerns(result: BenchResult) -> BenchResult:
+    """Leave out what the headline says where it matters: some of it holds for every busy GPU."""
+    said = {sentence for case in result.results for sentence in concerns(case.environment)}
+    return replace(result, warnings=tuple(each for each in result.warnings if each not in said))
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.present.libraries import library_rows
 from cudakit.core.bench.present.methods import method_rows
+from cudakit.core.bench.present.refusals import measured
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable
@@ -23,8 +25,9 @@ def title(result: BenchResult) -> str:
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
     """Name what the figures depend on: the method first, then the machine and its state at the begin."""
-    first = cases[0]
-    rows = method_rows(cases)
+    known = measured(cases) or cases
+    first = known[0]
+    rows = [*method_rows(known), *library_rows(known)]
     rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
     state = _state(first)
     return Facts((*rows, ("state", Text(state))) if state else tuple(rows))

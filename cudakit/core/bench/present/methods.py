@@ -29,7 +29,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
-        alike = (method.mode, method.cache, method.fill, method.interleaved)
+        alike = (method.mode, method.cache, method.fill)
         groups.setdefault(alike, []).append(case)
     rows: list[tuple[str, Value]] = []
     for group in groups.values():
@@ -52,8 +52,12 @@ def method_words(methods: Sequence[Method]) -> str:
         f"{first.fill} data",
         f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
-    if first.interleaved:
-        parts.append(f"in turn with {', '.join(first.interleaved)}")
+    if any(method.rounds > 1 for method in methods):
+        parts.append(
+            f"{_range([method.rounds for method in methods], str)} rounds on new buffers each"
+        )
+    if others := dict.fromkeys(name for method in methods for name in method.interleaved):
+        parts.append(f"{', '.join(others)} in turn")
     return "; ".join(parts)
 
 

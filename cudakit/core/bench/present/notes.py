@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from cudakit.core.bench.compare import label
+from cudakit.core.bench.present.refusals import brief, by_reason, measured
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
@@ -17,7 +18,7 @@ _NAMED = 3
 
 def notes(result: BenchResult) -> list[Note]:
     """Say what is wrong, then what is doubtful, then that all is well if it is."""
-    found = [*_wrong(result.results), *_doubts(result)]
+    found = [*_wrong(result.results), *_refused(result.results), *_doubts(result)]
     if not any(note.level in ("warn", "error") for note in found) and result.results:
         checked = sum(case.verified for case in result.results)
         if checked:
@@ -28,12 +29,19 @@ def notes(result: BenchResult) -> list[Note]:
 
 
 def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    for case in cases:
+    for case in measured(cases):
         if isinstance(case.median_s, Unavailable):
             yield Note(
                 "error",
                 f"{label(case)}: {case.median_s.reason}. Its figures are withheld.",
             )
+
+
+def _refused(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    for reason, refused in by_reason(cases):
+        names = ", ".join(brief(case, cases) for case in refused[:_NAMED])
+        more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        yield Note("info", f"Not measured: {names}{more}: {reason}.")
 
 
 def _doubts(result: BenchResult) -> Iterator[Note]:
@@ -42,9 +50,9 @@ def _doubts(result: BenchResult) -> Iterator[Note]:
     yield from (
         Note("warn", f"{sentence[0].upper()}{sentence[1:]}.") for sentence in result.warnings
     )
-    measured = [case for case in result.results if isinstance(case.statistics, Summary)]
+    known = [case for case in result.results if isinstance(case.statistics, Summary)]
     for doubtful, says, remedies in _DOUBTS:
-        cases = [case for case in measured if doubtful(case)]
+        cases = [case for case in known if doubtful(case)]
         if cases:
             yield Note("warn", f"{_named(cases)} {says}.", remedies)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.workloads.alloc import alloc_cases
 from cudakit.core.bench.workloads.copy import copy_cases
+from cudakit.core.bench.workloads.gemm_cases import gemm_cases
 from cudakit.core.bench.workloads.graph import graph_cases
 from cudakit.core.bench.workloads.launch import launch_cases
 from cudakit.core.bench.workloads.memory import memory_cases
@@ -19,6 +20,7 @@ CasesOf: TypeAlias = Callable[[Any, Gpu], tuple[Case, ...]]
 
 WORKLOADS: Mapping[str, CasesOf] = MappingProxyType(
     {
+        "gemm": gemm_cases,
         "memory": memory_cases,
         "copy": copy_cases,
         "launch": launch_cases,

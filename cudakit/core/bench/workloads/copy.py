@@ -1,21 +1,20 @@
-"""Copy: how fast the driver copies, to the device, back, both ways at once, and within it."""
+"""Copy: how fast the driver copies, between host and device, within the device, and to other devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from functools import partial
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from cudakit.core.bench.cache import MOST_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.limits import Work
-from cudakit.core.bench.method import Cache
-from cudakit.core.bench.spec import CopySpec
+from cudakit.core.bench.method import Cache, Method
+from cudakit.core.bench.spec import DIRECTIONS, CopySpec
 from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.moved import POISON, Finding, check_copy, worst
+from cudakit.core.bench.workloads.moved import Finding, check_copy, worst
+from cudakit.core.bench.workloads.places import Access, Place, Places, peers, witnesses
+from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
@@ -25,35 +24,62 @@ _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
 _BLOCK_BYTES = 16  # of random bits
 
 # From where to where; what is in one row runs at the same time.
-_ROUTES: Mapping[str, tuple[tuple[str, str], ...]] = {
+_ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
     "h2d": (("host", "device"),),
     "d2h": (("device", "host"),),
     "both": (("host", "device"), ("device", "host")),
+    "pageable-h2d": (("pageable", "device"),),
+    "pageable-d2h": (("device", "pageable"),),
     "d2d": (("device", "device"),),
+    "peer": (("device", "peer"),),
+    "peer-both": (("device", "peer"), ("peer", "device")),
 }
 
 
 def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
-    """Make a case of each direction and size."""
+    """Make a case of each direction and size, and peer where one is meant.
+
+    Raises Unsupported where copies to a peer are asked for by name, and there is none.
+    """
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     return tuple(
-        _case(spec, direction, size_bytes, l2_bytes)
-        for direction in spec.directions
+        _case(spec, replace(copy, size_bytes=size_bytes), l2_bytes)
+        for copy in _copies(spec.directions, gpu)
         for size_bytes in spec.sizes_bytes or usual
     )
 
 
-def _case(spec: CopySpec, direction: str, size_bytes: int, l2_bytes: int) -> Case:
-    buffers = _on_device(direction)
-    cache = spec.cache or _usual_cache(direction, buffers * size_bytes, l2_bytes)
-    link_bytes = 0 if direction == "d2d" else size_bytes
+def _copies(directions: tuple[str, ...] | None, gpu: Gpu) -> Iterator[Copy]:
+    """Go through what there is to copy, of no size yet."""
+    others = peers(gpu)
+    for direction in directions or DIRECTIONS:
+        if "peer" not in _places(direction):
+            yield Copy(direction, 0)
+        elif directions and not others:
+            raise Unsupported(
+                f"copies to another GPU ({direction}) were asked for, and CUDA shows one GPU only",
+                hint="CUDA_VISIBLE_DEVICES may hide others: cudakit devices shows them all",
+            )
+        for peer, access in others.items() if "peer" in _places(direction) else ():
+            yield Copy(direction, 0, peer, access)
+
+
+def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
+    places, size_bytes = _places(copy.direction), copy.size_bytes
+    buffers = places.count("device")
+    moved = buffers * size_bytes
+    cache = spec.cache or _usual_cache(copy.direction, moved, l2_bytes)
     return Case(
-        Copy(direction, size_bytes),
-        spec.method(spec.mode, cache, fill="bits"),
-        Work(bytes_moved=buffers * size_bytes, link_bytes=link_bytes),
+        copy,
+        _method(spec, copy, cache),
+        Work(
+            bytes_moved=moved,
+            link_bytes=0 if copy.direction == "d2d" else size_bytes,
+            link="peer" if copy.access == "direct" else "host",
+        ),
         size_bytes,
-        buffers,
+        buffers + witnesses(*places),
     )
 
 
@@ -66,32 +92,50 @@ def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
     return "rotate" if direction == "d2d" and can_be_cold else "hot"
 
 
-def _on_device(direction: str) -> int:
-    """Count the buffers in the memory of the device."""
-    return sum(place == "device" for route in _ROUTES[direction] for place in route)
+def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
+    """Time by the host what the host waits for, and hold back no stream that a call may wait for.
+
+    Such calls are those with pageable memory (CUDA Driver API, "API synchronization behavior"); those that
+    the driver stages between two devices may be.
+    """
+    pageable = "pageable" in _places(copy.direction)
+    method = spec.method(spec.mode or ("host" if pageable else "isolated"), cache, fill="bits")
+    return replace(method, blocker=False) if pageable or copy.access == "staged" else method
+
+
+def _places(direction: str) -> list[Place]:
+    return [place for route in _ROUTES[direction] for place in route]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies of a size in one direction, or in two at once."""
+    """Copies of a size in one direction, or in two at once; ``peer`` is the other device, if any."""
 
     direction: str
     size_bytes: int
+    peer: int | None = None
+    access: Access | None = None  # to its memory
     name: str = "copy"
 
     @property
     def axes(self) -> Mapping[str, str | int | float]:
-        return {"direction": self.direction, "size_bytes": self.size_bytes}
+        peer = {} if self.peer is None else {"peer": self.peer, "access": self.access or "staged"}
+        return {"direction": self.direction, **peer, "size_bytes": self.size_bytes}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
-        return PreparedCopy(gpu, self.direction, self.size_bytes, seed)
+        return PreparedCopy(gpu, self, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    ptr: Ptr
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    to: Ptr
-    source: Ptr
-    poison: Callable[[], None]
+    to: _Buffer
+    source: _Buffer
 
 
 class PreparedCopy:
@@ -99,21 +143,22 @@ class PreparedCopy:
 
     operations = 0
 
-    def __init__(self, gpu: Gpu, direction: str, size_bytes: int, seed: int) -> None:
-        self._gpu, self._direction, self._size_bytes, self._seed = gpu, direction, size_bytes, seed
+    def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
+        self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
+        self._ends = _ROUTES[copy.direction]
         self._sets: list[tuple[_Route, ...]] = []
         with ExitStack() as owned:
             self._compare = owned.enter_context(closing(Compare(gpu)))
             self._aside = gpu.stream(blocking=False)
             owned.callback(gpu.destroy_stream, self._aside)
             self._fork, self._join = (self._event(owned) for _ in range(2))
-            self._owned = owned
+            self._places = Places(gpu, copy.size_bytes, owned, copy.peer)
             self.rotate(1)
-            self._owned = owned.pop_all()
+            self._places.owned = self._owned = owned.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
-        return _on_device(self._direction) * self._size_bytes
+        return sum(ends.count("device") for ends in self._ends) * self._size_bytes
 
     @property
     def bytes_moved(self) -> int:
@@ -122,9 +167,8 @@ class PreparedCopy:
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:
             while len(self._sets) < sets:
-                routes = _ROUTES[self._direction]
-                first = len(self._sets) * len(routes)
-                made = (self._route(fill, first + at, *ends) for at, ends in enumerate(routes))
+                first = len(self._sets) * len(self._ends)
+                made = (self._route(fill, first + at, *ends) for at, ends in enumerate(self._ends))
                 self._sets.append(tuple(made))
 
     def enqueue(self, stream: Stream, index: int) -> None:
@@ -133,18 +177,16 @@ class PreparedCopy:
         if others:
             gpu.record(self._fork, stream)
             gpu.wait(self._aside, self._fork)
-        gpu.copy(route.to, route.source, size_bytes, stream)
+        gpu.copy(route.to.ptr, route.source.ptr, size_bytes, stream)
         for other in others:
-            gpu.copy(other.to, other.source, size_bytes, self._aside)
+            gpu.copy(other.to.ptr, other.source.ptr, size_bytes, self._aside)
         if others:
             gpu.record(self._join, self._aside)
             gpu.wait(stream, self._join)
 
     def verify(self) -> Verification:
-        verification = worst(self._findings())
-        for route in self._routes():
-            route.poison()
-        self._gpu.sync()
+        verification = worst(map(self._finding, self._routes()))
+        self._poison(self._routes())
         return verification
 
     def close(self) -> None:
@@ -153,44 +195,28 @@ class PreparedCopy:
     def _routes(self) -> Iterator[_Route]:
         return (route for routes in self._sets for route in routes)
 
-    def _findings(self) -> Iterator[Finding]:
-        # The device reaches pinned memory of the host by the same address (CUDA C++ Programming Guide,
-        # "Unified Virtual Address Space").
-        for route in self._routes():
-            size_bytes = self._size_bytes
-            yield check_copy(
-                self._compare, route.to, (route.source,), size_bytes, self._seed, LEGACY
-            )
+    def _finding(self, route: _Route) -> Finding:
+        # At most one of the two is out of reach, so that one witness is enough.
+        to, source = (self._places.visible(end.ptr, end.place) for end in (route.to, route.source))
+        return check_copy(self._compare, to, (source,), self._size_bytes, self._seed, LEGACY)
 
-    def _route(self, fill: Fill, number: int, from_: str, to: str) -> _Route:
-        source, target = self._malloc(from_), self._malloc(to)
+    def _route(self, fill: Fill, number: int, from_: Place, to: Place) -> _Route:
+        source, target = (_Buffer(self._places.malloc(place), place) for place in (from_, to))
         # Random bits are made in memory of the device, of which each route has some.
         made = source if from_ == "device" else target
         blocks = -(-self._size_bytes // _BLOCK_BYTES)
-        fill.bits(made, blocks, LEGACY, seed=self._seed, sequence=number)
-        if made != source:
-            self._gpu.copy(source, made, self._size_bytes, LEGACY)
+        fill.bits(made.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
+        if made is not source:
+            self._gpu.copy(source.ptr, made.ptr, self._size_bytes, LEGACY)
         self._gpu.sync()
-        route = _Route(target, source, partial(self._poison, target, to))
-        route.poison()
-        self._gpu.sync()
+        route = _Route(target, source)
+        self._poison([route])
         return route
 
-    def _poison(self, ptr: Ptr, place: str) -> None:
-        gpu, size_bytes = self._gpu, self._size_bytes
-        if place == "device":
-            gpu.fill(ptr, POISON, size_bytes, LEGACY)
-        else:
-            np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
-
-    def _malloc(self, place: str) -> Ptr:
-        gpu = self._gpu
-        malloc, free = (
-            (gpu.malloc, gpu.free) if place == "device" else (gpu.host_malloc, gpu.host_free)
-        )
-        ptr = malloc(-(-self._size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
-        self._owned.callback(free, ptr)
-        return ptr
+    def _poison(self, routes: Iterable[_Route]) -> None:
+        for route in routes:
+            self._places.poison(route.to.ptr, route.to.place)
+        self._gpu.sync()
 
     def _event(self, owned: ExitStack) -> Event:
         event = self._gpu.event(timing=False)

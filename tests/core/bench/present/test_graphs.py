@@ -1,42 +1,49 @@
 from __future__ import annotations
 
-from typing import Any
-
-from core.bench.made import gemm, machine, times
-
-from cudakit.core.bench.method import Method
+from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
 from cudakit.core.bench.present.graphs import graph_section
-from cudakit.core.bench.result import CaseResult, case_result
-from cudakit.document import Section, Table, Text
+from cudakit.document import Count, Ratio, Seconds, Section, Table, Text
+from cudakit.units import Unavailable
 
-STEPS = {"capture": 6e-6, "instantiate": 4e-6, "run": 1e-6, "replay": 5e-6, "eager": 7e-6}
-
-
-def graph(nodes: int, **steps: float) -> list[CaseResult]:
-    given: dict[str, Any] = {"method": Method("host", "hot"), "environment": machine()}
-    return [
-        case_result("graph", {"topology": "chain", "nodes": nodes, "step": step}, times(s), **given)
-        for step, s in steps.items()
-    ]
+NOTHING = Unavailable("not measured")
+RUN = StepCost("run", 1e-6, 2e-6, 0.01)
+PAYOFF = Payoff(8, 1e-5, 2e-6, 4.3)
 
 
-def table(cases: list[CaseResult]) -> Table:
-    (section,) = graph_section(cases)
+def tables(*graphs: GraphCosts) -> tuple[Table, ...]:
+    (section,) = graph_section(graphs)
     assert isinstance(section, Section)
-    (found,) = section.nodes
-    assert isinstance(found, Table)
-    return found
+    return tuple(node for node in section.nodes if isinstance(node, Table))
 
 
-def test_a_graph_has_a_row_with_what_it_costs_and_when_it_pays() -> None:
-    first, second = table([*graph(1, **STEPS), *graph(3, **{**STEPS, "run": 2e-6})]).rows
+def test_a_step_has_a_row_with_its_line() -> None:
+    steps, _ = tables(GraphCosts("chain", "kernel", (RUN,), (PAYOFF,)))
 
-    assert first[:2] != second[:2]
-    # Ten microseconds to make, two saved by each replay.
-    assert isinstance(first[-1], Text)
-    assert abs(float(first[-1].value) - 5) < 0.1
+    assert steps.rows == (
+        (Text("chain"), Text("kernel"), Text("run"), Seconds(1e-6), Seconds(2e-6), Ratio(0.01)),
+    )
 
 
-def test_without_steps_to_conclude_from_there_is_no_table() -> None:
-    assert list(graph_section(graph(1, launch=1e-6))) == []
-    assert list(graph_section([gemm()])) == []
+def test_a_size_has_a_row_that_says_after_how_many_whole_replays_it_pays() -> None:
+    _, payoffs = tables(GraphCosts("chain", "kernel", (RUN,), (PAYOFF,)))
+
+    assert payoffs.rows == (
+        (Text("chain"), Text("kernel"), Count(8), Seconds(1e-5), Seconds(2e-6), Count(5)),
+    )
+
+
+def test_what_is_left_over_from_a_subtraction_is_nothing() -> None:
+    step = StepCost("launch", 1e-6, 1e-21, 0.0)
+    (steps,) = tables(GraphCosts("chain", "kernel", (step,), ()))
+
+    assert steps.rows[0][4] == Seconds(0.0)
+
+
+def test_rows_that_say_nothing_are_left_out_and_so_are_tables_of_them() -> None:
+    nothing = StepCost("run", NOTHING, NOTHING, NOTHING)
+    (only,) = tables(GraphCosts("chain", "kernel", (nothing,), (PAYOFF,)))
+
+    assert [column.name for column in only.columns][-1] == "pays after"
+    unknown = GraphCosts("chain", "kernel", (nothing,), (Payoff(1, NOTHING, NOTHING, NOTHING),))
+    assert list(graph_section([unknown])) == []
+    assert list(graph_section([])) == []

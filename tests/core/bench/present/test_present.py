@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result, times
 
-from cudakit.core.bench.bands import judge
 from cudakit.core.bench.compare import compare
-from cudakit.core.bench.present import present, present_comparison, present_health
+from cudakit.core.bench.present import present, present_comparison
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.samples import Samples
 from cudakit.document import Columns, Document, Note, Section, Table, View
@@ -46,16 +45,6 @@ def test_the_comparison_on_a_terminal(golden: Golden) -> None:
 
     golden(
         "bench-compare-120.txt", console.render(present_comparison(found), width=120, color=False)
-    )
-
-
-def test_the_health_check_on_a_terminal(golden: Golden) -> None:
-    slow = gemm(4096, rate=6e14, verification=WRONG)
-    cases = result(gemm(), launch(), slow, bench="suite")
-
-    golden(
-        "bench-suite-100.txt",
-        console.render(present_health(cases, judge(cases)), width=100, color=False),
     )
 
 
@@ -119,7 +108,7 @@ def test_the_peer_stands_back_and_the_rate_is_compared_with_it() -> None:
     found = table(present(AGAINST_TORCH))
 
     assert found.faint == {1}
-    assert found.columns[-1].name == "of peer"
+    assert "of torch" in [column.name for column in found.columns]
 
 
 def test_a_simulated_result_says_so_first_of_all() -> None:

@@ -1,0 +1,247 @@
+"""``cudakit bench gemm --tune`` and ``--tuned``: find faster algorithms, keep them, use them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudakit.cli.bench.measure import opened_gpu
+from cudakit.cli.bench.options import Outputs, given, with_options
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.named_files import Files, open_by_name
+from cudakit.cli.output import Output, open_output
+from cudakit.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.session import Circumstances
+    from cudakit.core.bench.spec import GemmSpec
+    from cudakit.core.bench.tuning.limits import Limits
+    from cudakit.core.bench.tuning.torch_csv import TorchCsv
+    from cudakit.core.bench.tuning.tuned import Tuned
+    from cudakit.gpu.api import Gpu
+    from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+
+# What a tuning can be written as.
+FORMATS = ("json", "md", "html")
+
+_OPTIONS = (
+    click.option(
+        "--tune",
+        "wanted",
+        is_flag=True,
+        help="Search for the fastest algorithm of each product instead; -o tuned.json keeps them.",
+    ),
+    click.option(
+        "--tune-time",
+        "time_s",
+        type=float,
+        metavar="SEC",
+        help="Search for about SEC for each product; 30 if not given.",
+    ),
+    click.option(
+        "--tune-iterations",
+        "iterations",
+        type=int,
+        metavar="N",
+        help="Take at most N samples of each algorithm; 100 if not given.",
+    ),
+    click.option(
+        "--tuned",
+        "known",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Use the algorithms that --tune found. With --tune, keep them and search for the others.",
+    ),
+    click.option(
+        "--export",
+        "export",
+        metavar="FILE.csv",
+        help="Write what --tune found for torch.cuda.tunable as well (experimental; torch 2.15 and newer).",
+    ),
+    click.option(
+        "--torch-validators",
+        "validators",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the Validator lines of --export from a file that torch wrote, not from the torch here.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What was asked of tuning."""
+
+    wanted: bool  # search
+    time_s: float | None
+    iterations: int | None
+    known: Path | None  # a tuning to go on from, or to use
+    export: str | None  # a file for torch
+    validators: Path | None  # a file of torch
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what says how to tune where nothing is tuned."""
+        for option, value in (
+            ("--tune-time", self.time_s),
+            ("--tune-iterations", self.iterations),
+            ("--export", self.export),
+        ):
+            if value is not None and not self.wanted:
+                raise UsageError(f"{option} is of no use without --tune", hint="add --tune")
+        if self.validators and not self.export:
+            raise UsageError(
+                "--torch-validators is of no use without --export", hint="add --export FILE.csv"
+            )
+
+    def limits(self) -> Limits:
+        """Return how long to search. Raises InputError for what makes no sense."""
+        from cudakit.core.bench.tuning.limits import Limits
+
+        return Limits(**given(time_s=self.time_s, iterations=self.iterations))
+
+
+def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of tuning; they arrive as ``tuning: TuneOptions``."""
+
+    @functools.wraps(command)
+    def collecting(
+        *,
+        wanted: bool,
+        time_s: float | None,
+        iterations: int | None,
+        known: Path | None,
+        export: str | None,
+        validators: Path | None,
+        **rest: Any,
+    ) -> Any:
+        options = TuneOptions(wanted, time_s, iterations, known, export, validators)
+        return command(tuning=options, **rest)
+
+    return with_options(_OPTIONS, collecting)
+
+
+def measure_or_tune(
+    spec: GemmSpec,
+    gpu: str,
+    outputs: Outputs,
+    tuning: TuneOptions,
+    measure: Callable[[GemmSpec, str, Outputs], int],
+) -> int:
+    """Tune what a Spec asks for, or have it measured, by the algorithms of ``--tuned`` if there are any."""
+    if tuning.wanted:
+        return tune(spec, gpu, outputs, tuning)
+    if tuning.known:
+        algorithms = tuned_algorithms(tuning.known, gpu, spec.settings)
+        spec = replace(spec, algorithms=algorithms)
+    return measure(spec, gpu, outputs)
+
+
+def tuned_algorithms(path: Path, gpu: str, settings: GemmSettings) -> Mapping[Gemm, Algorithm]:
+    """Read the algorithms of ``--tuned`` for a GPU; those found under other settings are left out.
+
+    Opens the device for a moment. Raises InputError where they were tuned on an unlike machine.
+    """
+    from cudakit.core.bench.tuning.load import load_tuned
+    from cudakit.core.bench.tuning.session import tuning_machine
+
+    known = load_tuned(path)
+    with opened_gpu(gpu, quiet=True) as (device, _, around):
+        machine = tuning_machine(device, around)
+    return known.algorithms_for(machine, settings)
+
+
+def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> ExitCode:
+    """Tune what a Spec asks for, write it into every file, and report."""
+    limits = tuning.limits()
+    with open_output(None) as target:
+        with (
+            open_by_name(outputs.paths, FORMATS, force=outputs.force) as files,
+            _export_file(tuning, force=outputs.force) as csv,
+        ):
+            tuned, exported = _search(spec, gpu, limits, tuning, quiet=outputs.quiet)
+            _write(files, tuned)
+            if csv and exported:
+                csv.write(exported.text)
+        _report(target, tuned, outputs, exported)
+    return _exit_code(tuned)
+
+
+def _search(
+    spec: GemmSpec, gpu: str, limits: Limits, tuning: TuneOptions, *, quiet: bool
+) -> tuple[Tuned, TorchCsv | None]:
+    from cudakit.core.bench.tuning.load import load_tuned
+    from cudakit.core.bench.tuning.session import tune as search
+    from cudakit.core.bench.tuning.torch_csv import torch_csv
+
+    known = load_tuned(tuning.known) if tuning.known else None
+    with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
+        # What cannot be written is said before the long work.
+        validators = _validators(tuning, device, around) if tuning.export else None
+        tuned = search(spec, device, limits, progress, known=known, circumstances=around)
+    return tuned, torch_csv(tuned, validators) if validators else None
+
+
+def _validators(tuning: TuneOptions, device: Gpu, around: Circumstances) -> Mapping[str, str]:
+    from cudakit.core.bench.tuning.session import tuning_machine
+    from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators
+
+    if device.simulated:
+        raise UsageError(
+            "algorithms of a simulated GPU are of no use to torch", hint="leave out --export"
+        )
+    found = read_validators(tuning.validators) if tuning.validators else _of_torch()
+    check_validators(found, tuning_machine(device, around))
+    return found
+
+
+def _of_torch() -> Mapping[str, str]:
+    from cudakit.gpu.torch_tunable import torch_validators
+
+    try:
+        return torch_validators()
+    except MissingDependency as missing:
+        missing.hint += ", or --torch-validators FILE with a file that torch.cuda.tunable wrote"
+        raise
+
+
+def _export_file(tuning: TuneOptions, *, force: bool) -> Any:
+    return open_output(tuning.export, force=force) if tuning.export else nullcontext()
+
+
+def _write(files: Files, tuned: Tuned) -> None:
+    from cudakit.core.bench.tuning.present import present_tuned
+    from cudakit.render import html, json, markdown
+
+    for form, file in files:
+        match form:
+            case "json":
+                file.write(json.render(tuned))
+            case "md":
+                file.write(markdown.render(present_tuned(tuned)))
+            case _:
+                file.write(html.render(present_tuned(tuned)))
+
+
+def _report(target: Output, tuned: Tuned, outputs: Outputs, exported: TorchCsv | None) -> None:
+    from cudakit.core.bench.tuning.present import present_tuned
+
+    kept = [path for path in outputs.paths if path.lower().endswith(".json")]
+    target.answer(
+        tuned,
+        lambda: present_tuned(tuned, files=kept, exported=exported),
+        as_json=outputs.json,
+    )
+
+
+def _exit_code(tuned: Tuned) -> ExitCode:
+    """Say first of all whether the library's own choice was wrong."""
+    wrong = any(one.wrong for one in tuned.untuned)
+    if wrong or any(not product.verification.passed for product in tuned.products):
+        return ExitCode.FINDINGS
+    return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

@@ -1,0 +1,59 @@
+"""Who else ran the same cases, and how our rate compares with theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.stats import run_interval
+from cudakit.document import Text, Value
+from cudakit.units import Unavailable, format_ratio
+
+OURSELVES = "cudakit"
+
+
+def peers(cases: Sequence[CaseResult]) -> list[str]:
+    """List who else ran, in the order of first appearance."""
+    return [name for name in dict.fromkeys(case.contender for case in cases) if name != OURSELVES]
+
+
+def compared(cases: Sequence[CaseResult]) -> list[str]:
+    """List the peers of which there is a figure."""
+    known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    return peers(known)
+
+
+def share_of(peer: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
+    """Give our rate as a share of a peer's, with the 95 % interval where samples were taken in turn."""
+    if case.contender != OURSELVES:
+        return Unavailable("it is a peer")
+    for other in cases:
+        if other.contender == peer and (other.name, other.axes) == (case.name, case.axes):
+            return _share(case, other)
+    return Unavailable(f"{peer} did not run this case")
+
+
+def _share(own: CaseResult, other: CaseResult) -> Value:
+    for case in (own, other):
+        if isinstance(case.median_s, Unavailable):
+            return case.median_s
+    pairs = [pair for pair in _pairs(own, other) if pair]
+    ratios = [theirs / ours for pair in pairs for ours, theirs in pair if ours]
+    if not ratios:
+        return Unavailable("it took no time")
+    low, high = run_interval(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
+    return Text(f"{format_ratio(median(ratios))} ± {format_ratio((high - low) / 2)}")
+
+
+def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
+    """Yield the samples of each round that followed one another: both met the same clock."""
+    for ours, theirs in zip(_rounds(own), _rounds(other), strict=False):
+        yield list(zip(ours, theirs, strict=False))
+
+
+def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
+    begin = 0
+    for count in case.rounds or (len(case.samples_s),):
+        yield case.samples_s[begin : begin + count]
+        begin += count

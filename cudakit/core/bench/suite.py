@@ -1,0 +1,132 @@
+"""``bench suite``: a health check, made of cases of the other benches and judged by expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
+from cudakit.core.bench.limits import Fields
+from cudakit.core.bench.runner import Progress
+from cudakit.core.bench.session import Circumstances, run
+from cudakit.core.bench.spec import (
+    CALLS,
+    OPERATIONS,
+    AllocSpec,
+    CopySpec,
+    GemmSpec,
+    LaunchSpec,
+    MemorySpec,
+    Spec,
+)
+from cudakit.core.bench.stopping import Rule
+from cudakit.core.bench.workloads import WORKLOADS
+from cudakit.errors import MissingDependency
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.elements import FP64
+from cudakit.gpu.api.gemm import Gemm
+
+_QUICK_S = 60.0
+# Each case of a quick check is as short as a median needs that is known to a few percent.
+_QUICK_RULE = Rule(min_time_s=0.3, timeout_s=4.0)
+_TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "int8")
+_CALLS = ("launch", "launch-to-start", "launch-to-finish", "launch-back-to-back")
+_OPERATIONS = ("copy", "triad", "read")
+_DIRECTIONS = ("h2d", "d2h", "d2d")
+
+_MEMORY_BYTES, _COPY_BYTES, _EDGE, _ALLOCATION_BYTES = 1 << 30, 512 << 20, 8192, 1 << 20
+# A simulated device moves memory and multiplies as fast as its host does.
+_SIMULATED_MEMORY_BYTES, _SIMULATED_COPY_BYTES, _SIMULATED_EDGE = 64 << 10, 1 << 20, 64
+# A buffer is no larger than this share of what is free: a case has up to three, and scratch.
+_SHARE_OF_FREE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteSpec(Spec):
+    """Whether a GPU is as fast as its kind; ``quick`` takes about a minute."""
+
+    bench: ClassVar[str] = "suite"
+
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.quick and self.budget_s is None:
+            object.__setattr__(self, "budget_s", _QUICK_S)
+
+
+def check_health(
+    spec: SuiteSpec,
+    gpu: Gpu,
+    progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
+    *,
+    circumstances: Circumstances | None = None,
+) -> SuiteResult:
+    """Measure and judge what says most of a GPU. What lacks a library is left out, and said.
+
+    Raises what ``session.run`` does.
+    """
+    around = circumstances or Circumstances()
+    left_out = missing_libraries(gpu)
+    cases = suite_cases(spec, gpu, gemm=not left_out)
+    result = run(spec, gpu, progress, circumstances=around, cases=cases)
+    managed: Fields = around.management.fields if around.management else {}
+    moving = gpu.telemetry(("pcie_width",)).fields
+    return conclude(result, quick=spec.quick, left_out=left_out, fields={**managed, **moving})
+
+
+def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
+    """Say what cannot be measured for want of a library, and how to get that."""
+    try:
+        gpu.blas("cublaslt").close()
+    except MissingDependency as missing:
+        return (LeftOut("gemm", missing.message, missing.hint),)
+    return ()
+
+
+def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
+    """Make the cases: what the host does first, products last, which heat the GPU most."""
+    specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
+    cases = (case for each in specs for case in WORKLOADS[each.bench](each, gpu))
+    return tuple(_hurried(case) for case in cases) if spec.quick else tuple(cases)
+
+
+def _specs(spec: SuiteSpec, gpu: Gpu) -> Iterator[Spec]:
+    quick, effort = spec.quick, _effort(spec)
+    memory_bytes = _fitting(gpu, _SIMULATED_MEMORY_BYTES if gpu.simulated else _MEMORY_BYTES)
+    copy_bytes = _fitting(gpu, _SIMULATED_COPY_BYTES if gpu.simulated else _COPY_BYTES)
+    yield LaunchSpec(calls=_CALLS if quick else CALLS, **effort)
+    yield AllocSpec(allocators=("stream-ordered",), sizes_bytes=(_ALLOCATION_BYTES,), **effort)
+    yield CopySpec(directions=_DIRECTIONS if quick else None, sizes_bytes=(copy_bytes,), **effort)
+    every = _OPERATIONS if quick else OPERATIONS
+    yield MemorySpec(operations=every, sizes_bytes=(memory_bytes,), **effort)
+
+
+def _gemm_spec(spec: SuiteSpec, gpu: Gpu) -> Spec:
+    edge, free_bytes = _SIMULATED_EDGE if gpu.simulated else _EDGE, gpu.memory_info().free_bytes
+    while edge > 1 and FP64.size_bytes * edge**2 * _SHARE_OF_FREE > free_bytes:
+        edge //= 2
+    gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _TYPES)
+    # The host does what a simulated device is asked for: one at a time, on one buffer set.
+    how: dict[str, Any] = {"mode": "isolated", "cache": "hot"} if gpu.simulated else {}
+    return GemmSpec(gemms=gemms, **how, **_effort(spec))
+
+
+def _effort(spec: SuiteSpec) -> dict[str, Any]:
+    rule = {"rule": _QUICK_RULE} if spec.quick else {}
+    return {"seed": spec.seed, "blocker": spec.blocker, **rule}
+
+
+def _fitting(gpu: Gpu, size_bytes: int) -> int:
+    """Return a size, or less of it by halves where the memory that is free is small."""
+    free_bytes = gpu.memory_info().free_bytes
+    while size_bytes * _SHARE_OF_FREE > free_bytes:
+        size_bytes //= 2
+    return size_bytes
+
+
+def _hurried(case: Case) -> Case:
+    """Have one round of a case: its buffers are made once."""
+    return replace(case, method=replace(case.method, rounds=1))

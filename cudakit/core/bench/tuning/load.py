@@ -1,0 +1,57 @@
+"""Tunings read back from the files that ``--tune -o`` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cudakit.core.bench.plain import Mismatch, read
+from cudakit.core.bench.tuning.tuned import Tuned, TunedProduct, Untuned
+from cudakit.errors import InputError
+
+_HINT = "write one with cudakit bench gemm --tune -o tuned.json"
+
+
+def load_tuned(path: Path) -> Tuned:
+    """Read a file that ``cudakit bench gemm --tune -o`` wrote.
+
+    Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
+    """
+    plain = _json(path)
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if schema != Tuned.schema:
+        raise InputError(
+            f"{path} holds no tuning: its schema is {schema!r}, and {Tuned.schema!r} is needed",
+            hint=_HINT,
+        )
+    try:
+        # Of one product after the other: a product itself does not know where in the file it stands.
+        for name, kind in (("products", TunedProduct), ("untuned", Untuned)):
+            _read_each(kind, plain.get(name), name)
+        return read(Tuned, plain)
+    except Mismatch as problem:
+        raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
+
+
+def _read_each(kind: type[Any], items: object, name: str) -> None:
+    """Read each, so that what makes no sense is said with its place. Raises Mismatch."""
+    for at, item in enumerate(items if isinstance(items, list) else ()):
+        place = f"{name}[{at}]"
+        try:
+            read(kind, item, place)
+        except InputError as problem:
+            raise Mismatch(f"{place}: {problem.message}") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file", hint=_HINT) from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {error}", hint=_HINT) from None

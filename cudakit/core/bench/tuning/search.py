@@ -1,0 +1,270 @@
+"""The search for a candidate that is faster than the default. Pure: what is measured, and how, others know.
+
+Every round measures candidates and the default once each, in random order, and what counts is the ratio of
+the two in the same round. Three stages:
+
+screen    candidates in heats of a few; who is surely not better by enough leaves after few rounds
+halving   the best of them again and again, the slower half leaves each time
+final     the best three on samples of their own, as many as were laid down before the first of them; it
+          alone decides
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from cudakit.core.bench.tuning.final import Final
+from cudakit.core.bench.tuning.limits import LEAST_GAIN, Limits
+from cudakit.core.bench.tuning.paired import is_above, middle
+
+DEFAULT = 0
+FINALISTS = 3
+
+_HEAT = 8  # candidates, few, so that a round is short
+_POOL = 16  # candidates that are left of all heats
+_SCREEN_ROUNDS = 6
+_HALVING_ROUNDS = 5
+# In three parts, each on buffers of its own: where they lie in memory changes which algorithm is faster.
+_PARTS = 3
+_FINAL_ROUNDS = 16  # of each part
+# Of the time, when screen and halving end at the latest.
+_SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
+# Who leaves early is not looked at any more, and nothing worse, so that this may be wrong more often: slower
+# in 5 of 5 rounds, or in 7 of 8.
+_LEAVES = 0.05
+# Slower by so much in the first round, or in each of two or more: no noise of kernels in turn is as great.
+_HOPELESS_AT_ONCE, _HOPELESS = 1.5, 1.1
+
+Stopped: TypeAlias = Literal["complete", "time", "interrupted"]
+Tell: TypeAlias = Callable[[str, float], None]
+
+
+class Contest(Protocol):
+    """Candidates by number, of which 0 is the default, and how they are measured."""
+
+    def enter(self, number: int) -> bool:
+        """Get ready to measure a candidate; False for one that cannot run, or takes many times as long."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """Give back what was made for it."""
+        ...
+
+    def measure(self, order: Sequence[int]) -> Sequence[float]:
+        """Measure each once, in this order, in one unit; NaN for what is no sample."""
+        ...
+
+    def verify(self, number: int) -> bool:
+        """Say whether it computes the right values."""
+        ...
+
+    def renew(self) -> None:
+        """Go on with other buffers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search found."""
+
+    winner: int  # DEFAULT where nothing is surely faster
+    gain: (
+        float | None
+    )  # of the fastest finalist over the default: 0.05 takes 5 % less; None without a final
+    gain_interval: tuple[float, float] | None  # that covers it; None where it is not known so well
+    significant: bool  # whether that finalist won
+    tried: int  # candidates that were measured, the default among them
+    wrong: tuple[int, ...]  # that computed wrong values
+    rounds: int  # of the final, the last that were measured
+    stopped: Stopped  # why there was no more
+
+
+def search(
+    contest: Contest,
+    count: int,
+    limits: Limits,
+    *,
+    seed: int,
+    now: Callable[[], float],
+    begin_s: float | None = None,
+    tell: Tell = lambda stage, fraction: None,  # noqa: ARG005
+) -> Outcome:
+    """Look for a candidate that is surely faster than the default, by LEAST_GAIN or more.
+
+    ``count`` is that of the candidates; those with small numbers come first. The time runs from ``begin_s``,
+    or from now. ``tell`` hears of each round ahead of it. An interrupt, which it may raise, ends the search
+    with what is known: the default, unless the final says otherwise.
+    """
+    begin_s = now() if begin_s is None else begin_s
+    chance = random.Random(seed)  # noqa: S311 an order, and no secret
+    found = _Search(contest, limits, chance, now, begin_s, tell)
+    try:
+        found.screen(range(1, count))
+        found.halve()
+        found.play_final()
+    except KeyboardInterrupt:
+        found.stopped = "interrupted"
+    return found.conclude()
+
+
+class _Search:
+    """What is known so far."""
+
+    def __init__(
+        self,
+        contest: Contest,
+        limits: Limits,
+        chance: random.Random,
+        now: Callable[[], float],
+        begin_s: float,
+        tell: Tell,
+    ) -> None:
+        self.stopped: Stopped = "complete"
+        self._contest, self._limits, self._random, self._now = contest, limits, chance, now
+        self._begin_s, self._tell = begin_s, tell
+        self._stage = ("", 0.0)
+        self._ratios: dict[int, list[float]] = defaultdict(list)
+        self._samples: dict[int, int] = defaultdict(int)
+        self._pool: list[int] = []  # the best first
+        self._reserve: list[int] = []  # who left the pool, and was not surely worse
+        self._final = Final()
+        self._tried = 1
+        self._wrong: list[int] = []
+
+    # --- stages
+
+    def screen(self, numbers: Sequence[int]) -> None:
+        """Measure all candidates a few times, and keep the best."""
+        for at in range(0, len(numbers), _HEAT):
+            if self._is_over(_SCREEN_UNTIL):
+                self.stopped = "time"
+                return
+            self._stage = (f"{at} of {len(numbers)} algorithms", at / len(numbers))
+            heat = [number for number in numbers[at : at + _HEAT] if self._contest.enter(number)]
+            self._tried += len(heat)
+            left = self._play(heat, _SCREEN_ROUNDS, _SCREEN_UNTIL)
+            ranked = self._ranked([*self._pool, *left])
+            self._pool = ranked[:_POOL]
+            self._dismiss(ranked[_POOL:])
+
+    def halve(self) -> None:
+        """Measure the best again, and keep the faster half, until there are as many as a final has."""
+        while len(self._pool) > FINALISTS:
+            self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
+            ranked = self._ranked(self._play(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
+            half = max(FINALISTS, math.ceil(len(self._pool) / 2))
+            self._pool, others = ranked[:half], [*ranked[half:], *self._reserve]
+            self._reserve = others[:FINALISTS]
+            self._dismiss(others[FINALISTS:])
+
+    def play_final(self) -> None:
+        """Measure the best that compute the right values as often as was laid down, and drop nobody."""
+        self._final = Final(self._verified())
+        finalists = self._final.finalists
+        if not finalists:
+            return
+        used = max(self._samples[number] for number in finalists)
+        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - used) // _PARTS)
+        for part in range(_PARTS):
+            if part:
+                self._contest.renew()
+            self._final.begin_part()
+            for at in range(rounds):
+                if self._is_over(1.0):
+                    self.stopped = "time"
+                    return
+                self._stage = ("the final", (part + at / rounds) / _PARTS)
+                self._final.add(self._round(finalists))
+
+    def conclude(self) -> Outcome:
+        """Decide by the final alone."""
+        final = self._final
+        ranked = final.ranked()
+        for number in ranked:
+            if final.is_faster(number):
+                if self._contest.verify(number):
+                    return self._outcome(number, number)
+                self._wrong.append(number)
+        right = [number for number in ranked if number not in self._wrong]
+        return self._outcome(DEFAULT, right[0] if right else None)
+
+    # --- decisions
+
+    def _is_worse(self, number: int) -> bool:
+        """Say whether a candidate is surely not better than the default by enough to win."""
+        ratios = self._ratios[number]
+        if not ratios:
+            return False
+        hopeless = _HOPELESS_AT_ONCE if len(ratios) == 1 else _HOPELESS
+        return min(ratios) > hopeless or is_above(ratios, 1 - LEAST_GAIN, _LEAVES)
+
+    def _verified(self) -> list[int]:
+        """Take the best that compute the right values."""
+        right: list[int] = []
+        for number in (*self._pool, *self._reserve):
+            if len(right) == FINALISTS:
+                break
+            good = self._contest.verify(number)
+            (right if good else self._wrong).append(number)
+        return right
+
+    def _outcome(self, winner: int, fastest: int | None) -> Outcome:
+        final = self._final
+        return Outcome(
+            winner=winner,
+            gain=None if fastest is None else final.gain(fastest),
+            gain_interval=None if fastest is None else final.gain_interval(fastest),
+            significant=winner != DEFAULT,
+            tried=self._tried,
+            wrong=tuple(self._wrong),
+            rounds=final.rounds,
+            stopped=self.stopped,
+        )
+
+    # --- rounds
+
+    def _play(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
+        """Measure candidates in rounds; return who was not surely worse."""
+        left = list(numbers)
+        for _ in range(rounds):
+            able = [number for number in left if self._samples[number] < self._most]
+            if not able or self._is_over(until):
+                break
+            for number, ratio in self._round(able).items():
+                self._ratios[number].append(ratio)
+            worse = {number for number in able if self._is_worse(number)}
+            self._dismiss(worse)
+            left = [number for number in left if number not in worse]
+        return left
+
+    def _round(self, numbers: Sequence[int]) -> dict[int, float]:
+        """Measure each and the default once; return the ratios that are known."""
+        self._tell(*self._stage)
+        order = [DEFAULT, *numbers]
+        self._random.shuffle(order)
+        values = dict(zip(order, self._contest.measure(order), strict=True))
+        for number in numbers:
+            self._samples[number] += 1
+        ratios = {number: values[number] / values[DEFAULT] for number in numbers}
+        return {number: ratio for number, ratio in ratios.items() if not math.isnan(ratio)}
+
+    def _dismiss(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._contest.leave(number)
+
+    def _ranked(self, numbers: Sequence[int]) -> list[int]:
+        measured = [number for number in numbers if self._ratios[number]]
+        return sorted(measured, key=lambda number: middle(self._ratios[number]))
+
+    def _is_over(self, share: float) -> bool:
+        return self._now() - self._begin_s >= share * self._limits.time_s
+
+    @property
+    def _most(self) -> int:
+        """Samples of a candidate before the final, which has the other half."""
+        return self._limits.iterations // 2

@@ -1,0 +1,147 @@
+"""What tuning found: an algorithm for each product, on one machine. Field order is the order of JSON keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.tuning.limits import Limits
+from cudakit.core.bench.tuning.search import Stopped
+from cudakit.core.bench.verification import Verification
+from cudakit.errors import InputError
+from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.units import Unavailable
+
+_NOT_SAID = Unavailable("the device does not say")
+_UNKNOWN = Unavailable("nobody was there to ask")
+
+# What tells one tuning from another: an algorithm is chosen for what it may do as well.
+Key: TypeAlias = tuple[Gemm, GemmSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class TunedMachine:
+    """What an algorithm is the best on."""
+
+    gpu: str | Unavailable  # name of the product
+    compute_capability: str | Unavailable
+    library: Library
+    library_version: str
+    driver: str | Unavailable = _UNKNOWN
+    cudakit: str | Unavailable = _UNKNOWN
+
+    def unlike(self, other: TunedMachine) -> Iterator[str]:
+        """Name what makes the numbers of an algorithm mean something else, or another the best."""
+        for what, mine, others in (
+            ("the GPU", self.gpu, other.gpu),
+            ("the compute capability", self.compute_capability, other.compute_capability),
+            ("the library", self.library, other.library),
+            (f"the version of {self.library}", self.library_version, other.library_version),
+        ):
+            if mine != others:
+                yield f"{what} was {_shown(mine)}, and is {_shown(others)}"
+
+
+def machine_of(
+    facts: DeviceFacts, library: Library, library_version: str, versions: Mapping[str, str]
+) -> TunedMachine:
+    """Describe a machine by CUDA's facts of its device, and the versions of driver and cudakit."""
+    return TunedMachine(
+        gpu=_text(facts, "name"),
+        compute_capability=_text(facts, "compute_capability"),
+        library=library,
+        library_version=library_version,
+        driver=versions.get("driver", _UNKNOWN),
+        cudakit=versions.get("cudakit", _UNKNOWN),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProduct:
+    """What was found for one product."""
+
+    gemm: Gemm
+    shape: str  # what it is of: "llama3-8b qkv"; empty where nobody said
+    settings: GemmSettings  # what algorithms were allowed to do
+    winner: Algorithm  # to be used: the default, unless another is surely faster
+    default: Algorithm  # the library's own choice
+    significant: bool  # whether the winner is another than the default
+    gain: float | Unavailable  # of the fastest in the final over the default: 0.05 takes 5 % less
+    gain_interval: tuple[float, float] | Unavailable  # that covers it
+    default_s: float | Unavailable  # median time of one execution, in the same rounds
+    default_ci95_s: tuple[float, float] | Unavailable
+    winner_s: float | Unavailable
+    winner_ci95_s: tuple[float, float] | Unavailable
+    verification: Verification  # of the winner, after the last sample
+    tried: int  # algorithms that were measured
+    candidates: int  # that the library named
+    all_listed: bool  # whether these are all that it has; the time may have ended the listing
+    wrong: tuple[Algorithm, ...]  # of the best, those that computed wrong values
+    rounds: int  # of the final, in each of which finalists and default ran once
+    stopped: Stopped  # why the search ended: "complete", "time" or "interrupted"
+    limits: Limits
+    method: Method
+    seed: int  # of data and order
+
+    @property
+    def key(self) -> Key:
+        """What it is of."""
+        return self.gemm, self.settings
+
+
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """A product for which there is no result."""
+
+    gemm: Gemm
+    reason: str
+    wrong: bool  # whether it is that the library's own choice computes wrong values
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What one command found, and what it went on from."""
+
+    schema: ClassVar[str] = "cudakit.tuned/1"
+    simulated: bool  # whether nothing here is of a GPU
+    time_ns: int  # when it began, since 1970
+    complete: bool  # whether every product was tuned to the end; not after an interrupt
+    machine: TunedMachine
+    warnings: tuple[str, ...]  # what should make a reader doubt
+    products: tuple[TunedProduct, ...]
+    untuned: tuple[Untuned, ...] = ()
+
+    def products_on(self, machine: TunedMachine) -> Mapping[Key, TunedProduct]:
+        """Return what was found, by what it is of. Raises InputError on a machine that is unlike."""
+        differences = list(self.machine.unlike(machine))
+        if differences:
+            raise InputError(
+                f"the algorithms were tuned elsewhere: {'; '.join(differences)}",
+                hint="tune here: cudakit bench gemm --tune -o tuned.json",
+            )
+        return {product.key: product for product in self.products}
+
+    def algorithms_for(
+        self, machine: TunedMachine, settings: GemmSettings | None = None
+    ) -> Mapping[Gemm, Algorithm]:
+        """Return the algorithms that beat the default, where settings are those, or with any for None.
+
+        Raises InputError on a machine that is unlike.
+        """
+        return {
+            product.gemm: product.winner
+            for product in self.products_on(machine).values()
+            if product.significant and settings in (None, product.settings)
+        }
+
+
+def _text(facts: DeviceFacts, name: str) -> str | Unavailable:
+    value = facts.fields.get(name, _NOT_SAID)
+    return value if isinstance(value, Unavailable) else str(value)
+
+
+def _shown(value: str | Unavailable) -> str:
+    return "unknown" if isinstance(value, Unavailable) else value

@@ -1,0 +1,165 @@
+"""Products of matrices: one, as a library computes it, on data that nobody chose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workloads.moved import worst
+from cudakit.core.bench.workloads.operands import (
+    OperandSet,
+    OperandSets,
+    fill_operands,
+    make_operands,
+    operand_bytes,
+)
+from cudakit.core.bench.workloads.product import Checker
+from cudakit.gpu.api import LEGACY, Gpu, Stream
+from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings, Library
+from cudakit.kernels.fill import Fill
+from cudakit.units import Unavailable
+
+# Of an algorithm, besides its id, as they are shown.
+_NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner", "cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmWorkload:
+    """A product by one library, with the algorithm that it chooses or the one that is given.
+
+    Two of the same product and seed have the same data, each in buffers of its own.
+    """
+
+    gemm: Gemm
+    settings: GemmSettings
+    library: Library
+    fill: str
+    algorithm: Algorithm | None = None
+    name: str = "gemm"
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        return gemm_axes(self.gemm)
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedGemm:
+        """Raises Unsupported, before anything is allocated, for a product that the library lacks."""
+        return PreparedGemm(gpu, self, seed)
+
+
+def gemm_axes(gemm: Gemm) -> dict[str, str | int | float]:
+    """Name what tells a product from others; what is the usual way is not named."""
+    kind = DATA_TYPES[gemm.dtype]
+    axes: dict[str, str | int | float] = {
+        "dtype": gemm.dtype,
+        "m": gemm.m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "layout": gemm.layout,
+    }
+    usual = {
+        "batch": 1,
+        "padding": 0,
+        "epilogue": "none",
+        "output": kind.outputs[0].name,
+        "accumulate": kind.accumulators[0],
+    }
+    return axes | {
+        name: getattr(gemm, name) for name, value in usual.items() if getattr(gemm, name) != value
+    }
+
+
+class PreparedGemm:
+    """A product that is ready to be computed, its operands, and the check of what came out."""
+
+    def __init__(self, gpu: Gpu, workload: GemmWorkload, seed: int) -> None:
+        self._gpu, self._workload, self._seed = gpu, workload, seed
+        self._made: list[OperandSets] = []
+        self._sets: list[OperandSet] = []
+        gemm, settings = workload.gemm, workload.settings
+        with ExitStack() as owned:
+            blas = owned.enter_context(closing(gpu.blas(workload.library)))
+            self._multiplication = owned.enter_context(
+                closing(blas.multiplication(gemm, settings, workload.algorithm))
+            )
+            self._version = blas.version
+            self._checker = owned.enter_context(
+                closing(Checker(gpu, gemm, settings, fill=workload.fill, seed=seed))
+            )
+            self._owned = owned
+            self.rotate(1)
+            self._owned = owned.pop_all()
+
+    @property
+    def footprint_bytes(self) -> int:
+        return operand_bytes(self._workload.gemm)
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._workload.gemm.bytes_moved
+
+    @property
+    def operations(self) -> int:
+        return self._workload.gemm.operations
+
+    @property
+    def algorithm(self) -> Algorithm | Unavailable:
+        """Which is used, where the library says so."""
+        return self._multiplication.algorithm
+
+    @property
+    def settings(self) -> Mapping[str, str | int | float]:
+        """What is in force, for the record of the result."""
+        chosen = self.algorithm
+        algorithm = chosen.reason if isinstance(chosen, Unavailable) else algorithm_words(chosen)
+        return {
+            "library": self._workload.library,
+            "version": self._version,
+            "workspace_bytes": self._workload.settings.workspace_bytes,
+            "asked": asked_words(self._workload.settings),
+            **self._multiplication.settings,
+            "algorithm": algorithm,
+        }
+
+    def rotate(self, sets: int) -> None:
+        gpu, workload, missing = self._gpu, self._workload, sets - len(self._sets)
+        if missing <= 0:
+            return
+        made = make_operands(gpu, workload.gemm, missing, self._owned)
+        with closing(Fill(gpu)) as fill:
+            fill_operands(fill, made, workload.fill, seed=self._seed, number=len(self._made))
+            self._checker.poison(made, LEGACY)
+            gpu.sync()
+        self._made.append(made)
+        self._sets.extend(made[number] for number in range(len(made)))
+
+    def enqueue(self, stream: Stream, index: int) -> None:
+        self._multiplication.enqueue(self._sets[index % len(self._sets)], stream)
+
+    def verify(self) -> Verification:
+        verification = worst(self._checker.check(made, LEGACY) for made in self._made)
+        for made in self._made:
+            self._checker.poison(made, LEGACY)
+        self._gpu.sync()
+        return verification
+
+    def close(self) -> None:
+        self._owned.close()
+
+
+def asked_words(settings: GemmSettings) -> str:
+    """Write what was asked besides the usual."""
+    asked = {
+        "deterministic": settings.deterministic,
+        "no reduced precision": not settings.reduced_precision,
+        "fast accumulation": settings.fast_accumulate,
+    }
+    return ", ".join(words for words, wanted in asked.items() if wanted)
+
+
+def algorithm_words(algorithm: Algorithm) -> str:
+    """Write the numbers of an algorithm: ``id 66, tile 20, stages 35``; what is 0 is left out."""
+    numbers = ((name, getattr(algorithm, name)) for name in _NUMBERS)
+    words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)
+    return ", ".join((f"id {algorithm.id}", *words))

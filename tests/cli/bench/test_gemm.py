@@ -1,0 +1,188 @@
+"""``cudakit bench gemm`` from its command line to its report, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+
+ON_SIM = ("bench", "gemm", "--gpu", "sim")
+
+
+def answer(cli: Cli, *arguments: str) -> dict[str, Any]:
+    run = cli(*ON_SIM, *arguments, "--json")
+    assert (run.exit_code, run.stderr) == (0, "")
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
+
+
+def axes(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+    return [case["axes"] for case in answer(cli, *arguments)["results"]]
+
+
+def test_without_a_shape_a_few_cubes_end_in_a_table(cli: Cli) -> None:
+    run = cli(*ON_SIM)
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert run.stdout.startswith("Simulated: bench gemm, NVIDIA H200\n")
+    assert "3 cases computed the right values." in run.stdout
+    assert max(map(len, run.stdout.splitlines())) <= 100
+
+
+def test_a_result_says_how_which_library_and_how_fast(cli: Cli) -> None:
+    (case,) = answer(cli, "64", "--seed", "7", "--fill", "normal")["results"]
+
+    assert case["axes"] == {"dtype": "bf16", "m": 64, "n": 64, "k": 64, "layout": "tn"}
+    assert (case["verified"], case["contender"], case["operation"]) == (True, "cudakit", "FLOP")
+    assert (case["method"]["fill"], case["method"]["seed"]) == ("normal", 7)
+    # What the host does is done once, on one buffer set, where nothing else is asked.
+    assert (case["method"]["mode"], case["method"]["cache"]) == ("isolated", "hot")
+    assert case["settings"].keys() >= {"library", "version", "workspace_bytes", "algorithm"}
+    assert case["operations"] == 2 * 64**3
+
+
+def test_shapes_come_from_the_line_and_from_files_in_every_type_and_layout(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "shapes.csv"
+    file.write_text("m,n,k,batch\n16,8,4,3\n")
+    found = axes(
+        cli, "8", "4x8x16", "--shapes", str(file), "--dtype", "fp32,fp64", "--layout", "nn,tt"
+    )
+
+    assert len(found) == 3 * 2 * 2
+    assert found[0] == {"dtype": "fp32", "m": 8, "n": 8, "k": 8, "layout": "nn"}
+    assert found[-1] == {"dtype": "fp64", "m": 16, "n": 8, "k": 4, "layout": "tt", "batch": 3}
+
+
+def test_what_is_asked_of_a_product_is_what_is_measured(cli: Cli) -> None:
+    options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
+    more = ("--workspace", "1MiB", "--deterministic", "--fast-accumulate", "--no-reduced-precision")
+    (case,) = answer(cli, "32", *options, *more, "--mode", "host", "--cache", "flush")["results"]
+
+    usual = {"dtype": "bf16", "m": 32, "n": 32, "k": 32, "layout": "tn"}
+    special = {"batch": 2, "padding": 8, "epilogue": "relu-bias", "output": "fp32"}
+    assert case["axes"] == usual | special
+    assert case["settings"]["workspace_bytes"] == 1 << 20
+    assert case["settings"]["asked"] == "deterministic, no reduced precision, fast accumulation"
+    assert (case["method"]["mode"], case["method"]["cache"]) == ("host", "flush")
+
+
+def test_what_is_asked_twice_is_measured_once(cli: Cli) -> None:
+    assert len(axes(cli, "16", "16x16x16", "--dtype", "bf16,bf16")) == 1
+
+
+def test_all_types_are_eight_and_each_is_verified(cli: Cli) -> None:
+    results = answer(cli, "32", "--dtype", "all")["results"]
+
+    assert [case["axes"]["dtype"] for case in results] == [
+        *("fp64", "fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8")
+    ]
+    assert all(case["verified"] for case in results)
+
+
+def test_a_rival_is_measured_in_turn_and_stands_beside(cli: Cli) -> None:
+    own, rival = answer(cli, "32", "--vs", "cublas")["results"]
+    report = cli(*ON_SIM, "32", "--vs", "cublas").stdout
+
+    assert (own["contender"], rival["contender"]) == ("cudakit", "cublas")
+    assert own["method"]["interleaved"] == ["cudakit", "cublas"]
+    assert own["axes"] == rival["axes"]
+    assert "of cublas" in report
+    assert "100% ± " in report
+
+
+@pytest.mark.parametrize("vs", [["torch,cupy"], ["torch", "--vs", "cupy"]])
+def test_rivals_that_cannot_run_here_have_no_figures_and_say_why(cli: Cli, vs: list[str]) -> None:
+    own, *rivals = answer(cli, "32", "--vs", *vs)["results"]
+
+    assert own["verified"]
+    assert [rival["contender"] for rival in rivals] == ["torch", "cupy"]
+    for rival in rivals:
+        assert rival["median_s"] is None
+        assert "real device" in rival["unavailable"]["median_s"]
+
+
+def test_of_several_combinations_those_that_can_be_are_measured(cli: Cli) -> None:
+    run = cli(*ON_SIM, "32", "--dtype", "bf16,int8", "--epilogue", "bias")
+
+    assert run.exit_code == 0
+    assert "1 case computed the right values." in run.stdout
+    assert "Not measured: int8: int8 is multiplied without an epilogue" in run.stdout
+
+
+def test_one_combination_alone_that_cannot_be_is_an_error(cli: Cli) -> None:
+    run = cli(*ON_SIM, "32", "--dtype", "int8", "--epilogue", "bias")
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    assert "without an epilogue" in run.stderr
+    assert "hint: " in run.stderr
+
+
+@pytest.mark.parametrize("fill", ["zeros", "ones"])
+def test_data_that_costs_no_power_is_warned_of(cli: Cli, fill: str) -> None:
+    (warning,) = answer(cli, "16", "--fill", fill)["warnings"]
+
+    assert warning.startswith(f"{fill} draw less power")
+
+
+def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
+    places = [tmp_path / f"gemm.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
+    options = [word for place in places for word in ("-o", str(place))]
+    run = cli(*ON_SIM, "16", "32", "--dtype", "bf16,int8", "--epilogue", "bias,none", *options)
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    texts = {place.suffixes[0]: place.read_text() for place in places}
+    assert texts[".csv"].count("\n") == 1 + 2 * 2 * 2
+    assert "| int8 |" in texts[".md"]
+    assert "Roofline" in texts[".html"]
+    assert len(json.loads(texts[".nvbench"])["benchmarks"][0]["states"]) == 8
+    compared = cli("bench", "compare", str(places[0]), str(places[0]))
+    assert compared.exit_code == 0
+    assert "6 same" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("0",), "side of 0"),
+        (("4x4",), "4096x1024x8192"),
+        (("--shapes", "missing.txt"), "missing.txt cannot be read"),
+        (("--preset", "gpt5"), "llama3-70b"),
+        (("4", "--dtype", "bf17"), "no such data type: 'bf17'"),
+        (("4", "--dtype", "all,bf16"), "no such data type: 'all'"),
+        (("4", "--layout", "nx"), "no such layout: 'nx'"),
+        (("4", "--epilogue", "tanh"), "no such epilogue: 'tanh'"),
+        (("4", "--output-type", "fp64"), "no such output of bf16: 'fp64'"),
+        (("4", "--accumulate", "fp16"), "no such accumulator of bf16: 'fp16'"),
+        (("4", "--batch", "0"), "batch is 0"),
+        (("4", "--padding", "-1"), "padding is -1"),
+        (("4", "--workspace", "many"), "not a size"),
+        (("4", "--vs", "tensorflow"), "there are cublaslt, cublas, torch, cupy"),
+        (("4", "--library", "cublas", "--vs", "cublas"), "compared with itself"),
+        (("4", "--library", "torch"), "'cublaslt'"),
+        (("4", "--fill", "noise"), "'uniform'"),
+        (("4", "--mode", "batch", "--cache", "flush"), "cannot be flushed"),
+        (("1000000",), "a cube of 154112 would fit"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_hint(
+    arguments: tuple[str, ...], said: str, cli: Cli
+) -> None:
+    run = cli(*ON_SIM, *arguments)
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    assert said in run.stderr
+
+
+def test_presets_are_named_in_the_help(cli: Cli) -> None:
+    from cudakit.core.bench.shapes import PRESETS
+
+    shown = cli("bench", "gemm", "--help").stdout
+
+    assert all(name in shown for name in PRESETS)

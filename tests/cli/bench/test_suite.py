@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+
+QUICK = ("bench", "suite", "--quick", "--gpu", "sim")
+
+
+def test_a_quick_check_ends_in_a_verdict_that_says_it_is_simulated(
+    cli: Cli, tmp_path: Path
+) -> None:
+    places = [tmp_path / f"run.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
+    run = cli(*QUICK, *(word for place in places for word in ("-o", place)))
+
+    assert (run.exit_code, run.stderr) == (ExitCode.OK, "")
+    lines = run.stdout.splitlines()
+    assert lines[0] == "Simulated: bench suite, NVIDIA H200"
+    assert lines[2].endswith("Not judged: simulated.")
+    assert max(map(len, lines)) <= 100
+    assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
+    result = json.loads(places[0].read_text())
+    assert (result["schema"], result["quick"], result["health"]) == ("cudakit.suite/1", True, None)
+    assert result["unavailable"]["health"] == "not judged: simulated"
+    assert result["bench"]["schema"] == "cudakit.bench/1"
+    names = [figure["name"] for figure in result["figures"]]
+    assert {"launch", "copy h2d", "memory triad", "gemm fp8_e4m3"} <= set(names)
+    assert len(names) == len(result["bench"]["results"])
+
+
+def test_a_file_of_a_name_that_says_nothing_is_refused_before_anything_is_measured(
+    cli: Cli,
+) -> None:
+    run = cli(*QUICK, "-o", "health.txt")
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    assert "health.txt" in run.stderr

@@ -1,0 +1,176 @@
+"""``--tune`` and ``--tuned``, on the simulated device, by a command that has nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from cudakit.cli.bench.options import Outputs, outputs_options
+from cudakit.cli.bench.tune import TuneOptions, measure_or_tune, tune_options
+from cudakit.cli.failure import ExitCode
+from cudakit.core.bench.spec import GemmSpec
+from cudakit.errors import CudakitError, InputError, UsageError
+from cudakit.gpu.api.gemm import Gemm, GemmSettings
+
+# The heuristics of the simulated library choose an algorithm for it that takes a third longer than the best.
+GAINS = Gemm(dtype="fp32", m=256, n=768, k=256)
+EQUAL = Gemm(dtype="bf16", m=64, n=64, k=64)
+
+
+@dataclass
+class Run:
+    """What a command line did."""
+
+    exit_code: int
+    stdout: str
+    measured: list[GemmSpec]
+
+
+def run(*arguments: str | Path, gemms: tuple[Gemm, ...] = (GAINS,), **changes: Any) -> Run:
+    measured: list[GemmSpec] = []
+    spec = GemmSpec(gemms=gemms, mode="isolated", cache="hot", **changes)
+
+    def measure(asked: GemmSpec, gpu: str, outputs: Outputs) -> int:
+        assert (gpu, outputs.quiet) == ("sim", False)
+        measured.append(asked)
+        return ExitCode.OK
+
+    @click.command()
+    @tune_options
+    @outputs_options
+    def command(*, tuning: TuneOptions, outputs: Outputs) -> int:
+        return measure_or_tune(spec, "sim", outputs, tuning, measure)
+
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
+        code = command.main([str(each) for each in arguments], standalone_mode=False)
+    return Run(code, stdout.getvalue(), measured)
+
+
+def tune(*arguments: str | Path, **options: Any) -> Run:
+    return run("--tune", "--tune-iterations", "20", *arguments, **options)
+
+
+def test_a_tuning_ends_in_a_table_and_a_file_that_later_runs_use(tmp_path: Path) -> None:
+    place = tmp_path / "tuned.json"
+    done = tune("-o", place, gemms=(GAINS, EQUAL))
+
+    assert done.exit_code == ExitCode.OK
+    assert done.stdout.startswith("Simulated: bench gemm --tune, NVIDIA H200\n")
+    assert "A faster algorithm for 1 of 2 products." in done.stdout
+    assert str(place) in done.stdout
+    written = json.loads(place.read_text())
+    assert (written["schema"], written["simulated"]) == ("cudakit.tuned/1", True)
+    used = run("--tuned", place, gemms=(GAINS, EQUAL))
+    ((gemm, algorithm),) = used.measured[0].algorithms.items()
+    assert gemm == GAINS
+    assert algorithm.tile == written["products"][0]["winner"]["tile"]
+
+
+def test_the_json_is_that_of_the_file(tmp_path: Path) -> None:
+    place = tmp_path / "tuned.json"
+    done = tune("-o", place, "--json")
+
+    assert done.stdout == place.read_text()
+    product = json.loads(done.stdout)["products"][0]
+    assert product["significant"] is True
+    assert product["gain_interval"][0] > 0
+    assert product["limits"] == {"time_s": 30.0, "iterations": 20}
+    assert product["tried"] <= product["candidates"]
+
+
+def test_a_later_tuning_goes_on_from_a_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    tune("-o", first)
+    tune("--tuned", first, "-o", second, gemms=(GAINS, EQUAL))
+    products = [json.loads(place.read_text())["products"] for place in (first, second)]
+
+    assert products[1][0] == products[0][0]
+    assert [product["gemm"]["m"] for product in products[1]] == [GAINS.m, EQUAL.m]
+
+
+def test_algorithms_of_other_settings_are_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "tuned.json"
+    tune("-o", place)
+    used = run("--tuned", place, settings=GemmSettings(deterministic=True))
+
+    assert used.measured[0].algorithms == {}
+
+
+def test_without_any_of_it_things_are_measured_as_always() -> None:
+    assert run().measured[0].algorithms == {}
+
+
+def test_reports_are_written_as_files_too(tmp_path: Path) -> None:
+    places = [tmp_path / f"tuned.{end}" for end in ("md", "html")]
+    tune("-o", places[0], "-o", places[1], gemms=(EQUAL,))
+
+    assert "No significant gain" in places[0].read_text()
+    assert "No significant gain" in places[1].read_text()
+
+
+def damaged(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def damage(place: Path) -> None:
+        plain = json.loads(place.read_text())
+        change(plain)
+        place.write_text(json.dumps(plain))
+
+    return damage
+
+
+def elsewhere(plain: Any) -> None:
+    plain["machine"]["gpu"] = "NVIDIA H100"
+
+
+def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "tuned.json"
+    tune("-o", place, gemms=(EQUAL,))
+    damaged(elsewhere)(place)
+
+    for arguments in (("--tuned", place), ("--tune", "--tuned", place)):
+        with pytest.raises(InputError, match="the GPU was NVIDIA H100, and is NVIDIA H200"):
+            run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tune-time", "3"), "of no use without --tune"),
+        (("--tune-iterations", "30"), "of no use without --tune"),
+        (("--export", "x.csv"), "of no use without --tune"),
+        (("--tune", "--torch-validators", "x.csv"), "of no use without --export"),
+        (("--tune", "--tune-time", "0"), "must be above 0"),
+        (("--tune", "--tune-iterations", "5"), "at least 20"),
+        (("--tune", "-o", "tuned.csv"), "does not say what it is to hold"),
+        (("--tune", "--tuned", "none.json"), "cannot be read"),
+        (("--tuned", "none.json"), "cannot be read"),
+        (("--tune", "--export", "x.csv"), "of no use to torch"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_no_file(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((UsageError, InputError), match=said) as refused:
+        run(*arguments)
+
+    assert refused.value.exit_code == ExitCode.USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_exists_is_not_replaced_unless_forced(tmp_path: Path) -> None:
+    place = tmp_path / "tuned.json"
+    place.write_text("mine")
+    with pytest.raises(CudakitError, match="exists"):
+        tune("-o", place, gemms=(EQUAL,))
+
+    assert place.read_text() == "mine"
+    assert tune("-o", place, "-f", gemms=(EQUAL,)).exit_code == ExitCode.OK

@@ -1,0 +1,205 @@
+"""The report of ``bench gemm`` on the simulated device, and what it says of others who ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from core.bench.made import gemm, launch, machine, result, times
+
+from cudakit.core.bench.present import present
+from cudakit.core.bench.present.peers import share_of
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.session import Circumstances, run
+from cudakit.core.bench.spec import GemmSpec
+from cudakit.document import Document, Note, Table, Text, Value
+from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.sim import Sim
+from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.units import Unavailable
+
+Golden = Callable[[str, str], None]
+REFUSED = Unavailable("cublas does not do that")
+
+
+def simulated() -> BenchResult:
+    cube = Gemm(dtype="bf16", m=128, n=128, k=128)
+    gemms = (
+        cube,
+        replace(cube, epilogue="gelu-bias"),
+        Gemm(dtype="int8", m=96, n=64, k=32, layout="tn"),
+        Gemm(dtype="int8", m=96, n=64, k=32, epilogue="relu"),
+    )
+    spec = GemmSpec(
+        gemms=gemms,
+        rivals=("cublas",),
+        mode="isolated",
+        cache="hot",
+        settings=GemmSettings(deterministic=True),
+    )
+    around = Circumstances(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
+    with closing(Sim()) as gpu:
+        return run(spec, gpu, circumstances=around, now_ns=lambda: 0)
+
+
+def refused(case: CaseResult) -> CaseResult:
+    why = REFUSED
+    empty = replace(case, samples_s=(), sm_clock_hz=(), limit=why, verification=why, verified=False)
+    return replace(
+        empty,
+        median_s=why,
+        ci95_s=why,
+        ratio_to_limit=why,
+        ratio_to_datasheet=why,
+        statistics=why,
+        energy_j=why,
+    )
+
+
+def table(document: Document) -> Table:
+    return next(node for node in document.nodes if isinstance(node, Table))
+
+
+def names(*cases: CaseResult) -> list[str]:
+    return [column.name for column in table(present(result(*cases))).columns]
+
+
+def caption(*cases: CaseResult) -> str:
+    return table(present(result(*cases))).caption
+
+
+def notes(*cases: CaseResult) -> list[str]:
+    found = present(result(*cases)).nodes
+    return [f"{node.level}: {node.text}" for node in found if isinstance(node, Note)]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_report_of_a_simulated_run_on_a_terminal(width: int, golden: Golden) -> None:
+    text = console.render(present(simulated()), width=width, color=False)
+
+    golden(f"bench-gemm-sim-{width}.txt", text)
+
+
+def test_what_was_refused_can_be_written_in_every_form() -> None:
+    document = present(simulated(), detail=True)
+
+    assert "n/a" in markdown.render(document)
+    assert "Roofline" in "".join(html.render(document))
+    assert "".join(csv.render(document)).count("\n") == 9
+    assert '"is_skipped": true' in nvbench.render(document)
+
+
+def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:
+    cases = [gemm(), *(refused(gemm(size, contender="cublas")) for size in (1, 2, 3, 4, 5))]
+
+    said = notes(*cases)
+
+    assert said == [
+        "info: Not measured: 1 1 1 by cublas, 2 2 2 by cublas, 3 3 3 by cublas and 2 more: "
+        "cublas does not do that.",
+        "ok: 1 case computed the right values.",
+    ]
+
+
+def share(own: CaseResult, other: CaseResult) -> Value:
+    return share_of("torch", own, (own, other))
+
+
+def shown(own: CaseResult, other: CaseResult) -> str:
+    value = share(own, other)
+    assert isinstance(value, Text)
+    return value.value
+
+
+def test_the_share_of_a_peer_is_that_of_pairs_so_that_a_common_drift_is_none_of_it() -> None:
+    drifting = [1e-3 * (1 + 0.3 * (i % 13) / 13) for i in range(200)]
+    own = gemm(samples=Samples(tuple(drifting)))
+    slower = gemm(contender="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
+
+    assert shown(own, slower) == "102% ± 0.0%"
+
+
+def test_the_share_of_a_peer_is_as_sure_as_its_pairs() -> None:
+    own = gemm(samples=times(1e-3))
+    noisy = Samples(tuple(1e-3 * (1 + 0.1 * ((i * 37 % 64) / 32 - 1)) for i in range(64)))
+
+    share, _, reach = shown(own, gemm(contender="torch", samples=noisy)).partition(" ± ")
+
+    assert share == "100%" or share.startswith("99.")
+    assert 1 < float(reach.rstrip("%")) < 5
+
+
+def test_rounds_of_unlike_length_are_paired_each_by_itself() -> None:
+    own = gemm(samples=Samples((1.0, 1.0, 1.0, 2.0), rounds=(3, 1)))
+    other = gemm(contender="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
+
+    assert shown(own, other).startswith("110%")
+
+
+def test_who_has_no_figure_has_no_share() -> None:
+    assert share(gemm(), refused(gemm(contender="torch"))) == REFUSED
+    assert share(refused(gemm()), gemm(contender="torch")) == REFUSED
+    assert isinstance(share(gemm(), gemm(4096, contender="torch")), Unavailable)
+    assert isinstance(share(gemm(contender="torch"), gemm()), Unavailable)
+
+
+def test_each_peer_that_ran_has_a_column_and_they_are_explained() -> None:
+    cases = (gemm(), gemm(contender="torch"), gemm(contender="cupy"))
+
+    assert [name for name in names(*cases) if name.startswith("of ")] == [
+        *("of torch", "of cupy", "of limit", "of datasheet")
+    ]
+    assert "Of torch or cupy is our rate as a share of theirs" in caption(*cases)
+    alone = (gemm(), refused(gemm(contender="torch")))
+    assert "of torch" not in names(*alone)
+    assert "theirs" not in caption(*alone)
+
+
+def without_clock(case: CaseResult) -> CaseResult:
+    found = case.limit
+    assert not isinstance(found, Unavailable)
+    unknown = Unavailable("the clock was not measured")
+    return replace(
+        case, sm_clock_hz=(), limit=replace(found, measured_s=unknown, measured_clock_hz=unknown)
+    )
+
+
+def test_the_caption_speaks_of_a_measured_clock_only_where_one_was() -> None:
+    assert "at the SM clock measured; of datasheet" in caption(gemm())
+    assert "at the SM clock where that was measured" in caption(gemm(), without_clock(gemm(4096)))
+    blind = without_clock(gemm())
+    assert "at the datasheet's SM clock: the clock was not measured." in caption(blind)
+    assert "of datasheet" not in names(blind)
+    moving = gemm(operations=0.0)
+    assert caption(moving).endswith("that memory and links allow.")
+    assert "of datasheet" not in names(moving)
+    assert "limit" not in caption(launch())
+
+
+def test_shapes_that_have_a_name_show_it() -> None:
+    named = gemm(settings={"shape": "llama3-8b qkv, 16 tokens"})
+    found = table(present(result(named, gemm(4096))))
+    at = [column.name for column in found.columns].index("shape")
+
+    assert found.rows[0][at] == Text("llama3-8b qkv, 16 tokens")
+    assert found.rows[1][at] == Text("-")
+
+
+def test_the_libraries_are_named_with_what_they_were_allowed() -> None:
+    own = {"library": "cublaslt", "version": "13.1.0", "workspace_bytes": 32 << 20, "asked": ""}
+    peer = {"library": "torch", "version": "2.15.0", "asked": "deterministic"}
+    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(contender="torch", settings=peer))
+
+    text = markdown.render(present(result(*cases)))
+
+    assert "**library**: cublaslt 13.1.0, workspace up to 32.0 MiB; torch 2.15.0, determin" in text
+
+
+def test_a_refusal_hides_neither_method_nor_state_of_the_others() -> None:
+    first = replace(refused(gemm()), environment=machine(after=None, before=None))
+    text = console.render(present(result(first, gemm(4096))), width=160, color=False)
+
+    assert "power limit 700 W" in text

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from core.bench.made import WRONG, gemm, launch, machine, result
+
+from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
+from cudakit.core.bench.present import present_health
+from cudakit.core.bench.result import CaseResult
+from cudakit.document import Note
+from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.units import Unavailable
+
+Golden = Callable[[str, str], None]
+WITHOUT = LeftOut("gemm", "nvmath-python is not installed", "pip install 'nvmath-python>=1.0,<2'")
+
+
+def suite(*cases: CaseResult, **options: Any) -> SuiteResult:
+    simulated = bool(cases) and cases[0].environment.simulated
+    measured = result(*cases, bench="suite", simulated=simulated)
+    return conclude(measured, quick=True, fields={}, **options)
+
+
+def headline(found: SuiteResult) -> Note:
+    """Return the first note, which is the first that is read."""
+    return next(node for node in present_health(found).nodes if isinstance(node, Note))
+
+
+def test_the_health_check_on_a_terminal(golden: Golden) -> None:
+    capped = machine(power_limit_w=400.0, other_processes=1)
+    found = suite(
+        gemm(),
+        launch(),
+        gemm(rate=5e14, environment=capped),
+        gemm(4096, rate=6e14, verification=WRONG),
+        left_out=[WITHOUT],
+    )
+
+    golden("bench-suite-100.txt", console.render(present_health(found), width=100, color=False))
+
+
+def test_the_verdict_is_said_first_with_what_is_out_of_band_and_why() -> None:
+    capped = machine(power_limit_w=400.0)
+    said = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
+
+    assert said.level == "error"
+    assert said.text == (
+        "Fail: 1 of 2 figures are out of band: gemm bf16 (63.0% of expected). Likely causes: the power limit "
+        "is 400 W, not the default of 700 W."
+    )
+
+
+def test_where_no_cause_was_seen_it_is_said_where_to_look() -> None:
+    said = headline(suite(gemm(rate=720e12)))
+
+    assert (said.level, said.text[:5]) == ("warn", "Warn:")
+    assert any("cudakit doctor" in remedy for remedy in said.remedies)
+
+
+def test_all_well_is_said_first() -> None:
+    said = headline(suite(gemm(), launch()))
+
+    assert (said.level, said.text) == (
+        "ok",
+        "Pass: all 2 figures that are judged are as expected.",
+    )
+
+
+def test_what_is_not_judged_says_why() -> None:
+    simulated = machine(simulated=True)
+    unknown = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
+
+    assert headline(suite(gemm(environment=simulated))).text == "Not judged: simulated."
+    assert headline(suite(unknown)).text.startswith("No expectation is known of this GPU")
+
+
+def test_what_was_left_out_is_said_with_the_remedy() -> None:
+    found = present_health(suite(gemm(), left_out=[WITHOUT]))
+    notes = [node for node in found.nodes if isinstance(node, Note)]
+
+    (said,) = [note for note in notes if "left out" in note.text]
+    assert said.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
+
+
+def test_every_format_takes_it() -> None:
+    found = present_health(suite(gemm(), launch()), detail=True)
+
+    assert "Distribution of the samples" in html.render(found)
+    assert "gemm bf16" in markdown.render(found)
+    assert "median_s" in "".join(csv.render(found))
+    assert "gemm" in nvbench.render(found)
+    assert present_health(suite()).nodes

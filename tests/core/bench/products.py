@@ -1,0 +1,100 @@
+"""Libraries that multiply wrongly, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.gemm import (
+    Algorithm,
+    Blas,
+    Gemm,
+    GemmSettings,
+    Library,
+    Multiplication,
+    Operands,
+)
+from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
+
+
+class Run(NamedTuple):
+    """A product that was just enqueued."""
+
+    gpu: Gpu
+    gemm: Gemm
+    at: Operands
+    stream: Stream
+    number: int  # of its multiplication, from 0 on
+
+    @property
+    def last(self) -> Ptr:
+        """Where the last element of D is."""
+        d = self.gemm.d
+        return Ptr(self.at.d + (d.elements - self.gemm.padding - 1) * d.element.size_bytes)
+
+
+# What happens to it behind the library's back.
+Spoil = Callable[[Run], None]
+
+
+class Spoiled(Sim):
+    """A device whose libraries do something to what they have computed, or refuse to compute."""
+
+    def __init__(self, spoil: Spoil | None = None, refusing: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.opened: list[Library] = []
+        self._spoil, self._refusing = spoil, refusing
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        self.opened.append(library)
+        return _Blas(self, super().blas(library), self._spoil, self._refusing)
+
+
+class _Blas:
+    def __init__(self, gpu: Gpu, inner: Blas, spoil: Spoil | None, refusing: Sequence[str]) -> None:
+        self.library, self.version = inner.library, inner.version
+        self._gpu, self._inner, self._spoil, self._refusing = gpu, inner, spoil, refusing
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> Multiplication:
+        for what in (self.library, gemm.dtype):
+            if what in self._refusing:
+                raise Unsupported(f"{what} is not to be had", hint="take another")
+        inner = self._inner.multiplication(gemm, settings, algorithm)
+        return _Multiplication(self._gpu, gemm, inner, self._spoil)
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
+        return self._inner.heuristics(gemm, settings, most)
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+        return self._inner.algorithms(gemm, settings)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Multiplication:
+    def __init__(self, gpu: Gpu, gemm: Gemm, inner: Multiplication, spoil: Spoil | None) -> None:
+        self._gpu, self._gemm, self._inner, self._spoil = gpu, gemm, inner, spoil
+        self._runs = 0
+
+    @property
+    def algorithm(self) -> Algorithm | Unavailable:
+        return self._inner.algorithm
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self._inner.settings
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        self._inner.enqueue(operands, stream)
+        if self._spoil:
+            self._spoil(Run(self._gpu, self._gemm, operands, stream, self._runs))
+        self._runs += 1
+
+    def close(self) -> None:
+        self._inner.close()

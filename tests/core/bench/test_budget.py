@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.budget import within
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.stopping import Rule
+
+METHOD = Method("batch", "rotate", warmup_s=1.0, rounds=5, rule=Rule(min_time_s=2.0))
+
+
+def test_without_a_budget_nothing_is_cut() -> None:
+    assert within(METHOD, None, 2) is METHOD
+    assert within(METHOD, 1e6, 2) == METHOD
+
+
+@given(st.floats(-10, 100), st.integers(1, 4))
+def test_what_all_who_take_turns_need_is_within_their_share(
+    share_s: float, contenders: int
+) -> None:
+    found = within(METHOD, share_s, contenders)
+
+    assert contenders * found.warmup_s <= max(0.25 * share_s, 1e-3)
+    assert contenders * found.warmup_s + found.rule.timeout_s <= max(share_s, 1e-3) * (1 + 1e-9)
+    assert 0 < found.rule.min_time_s < found.rule.timeout_s
+    assert found.rule.min_samples == METHOD.rule.min_samples
+
+
+def test_a_short_time_has_fewer_rounds() -> None:
+    assert [within(METHOD, share_s, 1).rounds for share_s in (0.5, 2.5, 60.0)] == [1, 2, 5]

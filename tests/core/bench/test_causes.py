@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.bench.made import machine, telemetry
+
+from cudakit.core.bench.causes import causes
+from cudakit.core.bench.environment import moment
+from cudakit.gpu.api.facts import Field
+
+LINK: dict[str, Field] = {
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "pcie_generation_max": 5,
+    "pcie_generation_device_max": 5,
+}
+
+
+def test_where_all_is_well_there_is_no_cause() -> None:
+    assert causes([machine(), machine()], LINK) == ()
+
+
+def test_what_holds_for_all_cases_is_said_once() -> None:
+    busy = machine(other_processes=2, power_limit_w=400.0)
+
+    assert causes([busy, busy], LINK) == (
+        "2 other processes on the GPU: figures may be too low",
+        "the power limit is 400 W, not the default of 700 W",
+    )
+
+
+def test_the_time_for_which_the_clock_was_held_down_is_added_up() -> None:
+    before, after = (
+        moment(telemetry(slowed_by_software_thermal_ns=ns)) for ns in (0, 1_500_000_000)
+    )
+    case = machine(before=before, after=after)
+
+    assert causes([case, case], LINK) == ("the clock was held down by heat, by software for 3 s",)
+
+
+def test_without_counters_the_reasons_are_named() -> None:
+    hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
+    without_counters = machine(after=replace(hot, slowed_ns={}))
+
+    (said,) = causes([without_counters], LINK)
+    assert "software thermal slowdown" in said
+
+
+def test_a_link_that_is_narrower_or_older_than_the_gpu_is_a_cause() -> None:
+    assert causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
+        "PCIe runs with 8 of 16 lanes",
+        "the slot is of PCIe 4.0, and the GPU could 5.0",
+    )
+    assert causes([machine()], {}) == ()

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.health import LeftOut
+from cudakit.core.bench.session import Circumstances
+from cudakit.core.bench.suite import SuiteSpec, check_health, suite_cases
+from cudakit.core.bench.verification import Verification
+from cudakit.errors import CudaError, MissingDependency
+from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.facts import Telemetry
+from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
+
+QUICK = {
+    "launch": {"launch", "launch-to-start", "launch-to-finish", "launch-back-to-back"},
+    "alloc": {"stream-ordered"},
+    "copy": {"h2d", "d2h", "d2d"},
+    "memory": {"copy", "triad", "read"},
+    "gemm": {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "int8"},
+}
+AXES = {
+    "launch": "call",
+    "alloc": "allocator",
+    "copy": "direction",
+    "memory": "operation",
+    "gemm": "dtype",
+}
+
+
+class Measurable(Sim):
+    """Says that it is real, so that it gets what a real device does."""
+
+    simulated = False
+
+
+def asked(cases: tuple[Case, ...]) -> Mapping[str, set[Any]]:
+    found: dict[str, set[Any]] = {}
+    for case in cases:
+        name = case.workload.name
+        found.setdefault(name, set()).add(case.workload.axes[AXES[name]])
+    return found
+
+
+def test_a_quick_check_asks_for_what_says_most_at_full_size() -> None:
+    spec = SuiteSpec(quick=True)
+    with closing(Measurable()) as gpu:
+        cases = suite_cases(spec, gpu, gemm=True)
+
+    assert asked(cases) == QUICK
+    by_name = {case.workload.name: case for case in cases}
+    assert by_name["memory"].size_bytes == 1 << 30
+    assert by_name["copy"].size_bytes == 512 << 20
+    assert by_name["gemm"].workload.axes["m"] == 8192
+    assert spec.budget_s == 60
+    assert {case.method.rounds for case in cases} == {1}
+    assert cases[-1].workload.name == "gemm"
+
+
+def test_a_thorough_check_asks_for_more_in_as_much_time_as_it_takes() -> None:
+    spec = SuiteSpec()
+    with closing(Measurable("h200x2")) as gpu:
+        found = asked(suite_cases(spec, gpu, gemm=True))
+
+    assert spec.budget_s is None
+    assert all(QUICK[name] <= found[name] for name in QUICK)
+    assert found["copy"] >= {"both", "pageable-h2d", "peer"}
+
+
+def test_on_a_small_gpu_buffers_and_products_are_smaller() -> None:
+    with closing(Measurable(capacity_bytes=1 << 30)) as gpu:
+        cases = suite_cases(SuiteSpec(quick=True), gpu, gemm=True)
+
+    assert all(case.needed_bytes < 1 << 30 for case in cases)
+    assert {case.workload.axes.get("m") for case in cases} == {None, 4096}
+
+
+def test_the_whole_check_runs_on_a_simulated_gpu_and_judges_nothing() -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        found = check_health(SuiteSpec(quick=True), gpu, circumstances=Circumstances())
+
+        assert gpu.memory_info().free_bytes == free_bytes
+    assert found.simulated
+    assert found.bench.bench == "suite"
+    assert found.health == Unavailable("not judged: simulated")
+    assert len(found.figures) == len(found.bench.results) == 18
+    checks = [case.verification for case in found.bench.results]
+    assert sum(isinstance(check, Verification) and check.passed for check in checks) == 14
+    assert found.left_out == ()
+
+
+class Without(Sim):
+    """Has no library that multiplies."""
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        raise MissingDependency(library, purpose="multiplying", requirement="nvmath-python>=1.0,<2")
+
+
+def test_without_a_library_the_rest_is_measured_and_it_is_said_what_to_install() -> None:
+    with closing(Without()) as gpu:
+        found = check_health(SuiteSpec(quick=True), gpu)
+
+    assert found.left_out == (
+        LeftOut(
+            "gemm",
+            "cublaslt is not installed, and multiplying needs it",
+            "pip install 'nvmath-python>=1.0,<2'",
+        ),
+    )
+    assert len(found.figures) == 11
+
+
+class Broken(Sim):
+    """Fails with what a library cannot be blamed for."""
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        raise CudaError(214, "CUDA_ERROR_ECC_UNCORRECTABLE", library)
+
+
+def test_what_is_no_missing_library_is_an_error() -> None:
+    with closing(Broken()) as gpu, pytest.raises(CudaError, match="ECC"):
+        check_health(SuiteSpec(quick=True), gpu)
+
+
+class Narrow(Without):
+    """Has lost half of its lanes, and the last word of every large copy."""
+
+    def telemetry(self, names: Collection[str] = ()) -> Telemetry:
+        found = super().telemetry(names)
+        return replace(found, fields={**found.fields, "pcie_width": 8})
+
+    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
+        super().copy(dst, src, size_bytes - 4 * (size_bytes >= 1 << 20), stream)
+
+
+def test_where_something_is_wrong_the_link_is_looked_at() -> None:
+    with closing(Narrow()) as gpu:
+        managed = replace(gpu.facts(), fields={"pcie_width_max": 16})
+        around = Circumstances(management=managed)
+        found = check_health(SuiteSpec(quick=True), gpu, circumstances=around)
+
+    assert found.health == "fail"
+    assert found.causes == ("PCIe runs with 8 of 16 lanes",)

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core.bench.products import Run, Spoil, Spoiled
+
+from cudakit.core.bench.case import check_fit
+from cudakit.core.bench.limits import Limit, Work
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.session import run
+from cudakit.core.bench.spec import FILLS, GemmSpec
+from cudakit.core.bench.stopping import Rule
+from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workloads.gemm import GemmWorkload, algorithm_words
+from cudakit.core.bench.workloads.gemm_cases import gemm_cases
+from cudakit.errors import InputError, Unsupported
+from cudakit.gpu.api import Gpu, Ptr
+from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
+
+SMALL = Gemm(dtype="bf16", m=48, n=32, k=64)
+
+
+def spec(*gemms: Gemm, **options: Any) -> GemmSpec:
+    return GemmSpec(
+        gemms=gemms or (SMALL,), **{"mode": "isolated", "cache": "hot", "warmup_s": 0.0, **options}
+    )
+
+
+def results(gpu: Gpu, *gemms: Gemm, **options: Any) -> tuple[CaseResult, ...]:
+    return run(spec(*gemms, **options), gpu).results
+
+
+def verified(case: CaseResult) -> Verification:
+    assert isinstance(case.verification, Verification)
+    return case.verification
+
+
+# --- what is measured
+
+
+@pytest.mark.parametrize("dtype", DATA_TYPES)
+def test_every_type_is_measured_verified_and_gives_its_memory_back(dtype: str) -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        (case,) = results(gpu, replace(SMALL, dtype=dtype, output="", accumulate=""))
+
+        assert case.verified
+        assert case.operations == 2 * 48 * 32 * 64
+        assert case.operation == ("OP" if dtype == "int8" else "FLOP")
+        assert isinstance(case.limit, Limit)
+        assert gpu.memory_info().free_bytes == free_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fill", FILLS)
+def test_every_layout_with_padding_batch_and_bias_on_any_data(layout: Any, fill: str) -> None:
+    gemm = Gemm(
+        dtype="fp32", m=33, n=17, k=9, layout=layout, batch=5, padding=3, epilogue="relu-bias"
+    )
+    with closing(Sim()) as gpu:
+        (case,) = results(gpu, gemm, fill=fill)
+
+    assert case.verified
+    assert case.method.fill == fill
+
+
+def test_axes_name_what_is_not_usual_only() -> None:
+    def axes(gemm: Gemm) -> list[str]:
+        return [*GemmWorkload(gemm, GemmSettings(), "cublaslt", "uniform").axes]
+
+    usual = ["dtype", "m", "n", "k", "layout"]
+    assert axes(SMALL) == usual
+    assert axes(replace(SMALL, batch=2, padding=8, epilogue="gelu", output="fp32")) == [
+        *usual,
+        "batch",
+        "padding",
+        "epilogue",
+        "output",
+    ]
+    half = Gemm(dtype="fp16", m=1, n=1, k=1, accumulate="fp16")
+    assert axes(half) == [*usual, "accumulate"]
+
+
+def test_buffers_that_are_rotated_are_each_computed_and_verified() -> None:
+    gemm = Gemm(dtype="fp32", m=1024, n=1024, k=1024)
+    with closing(Sim()) as gpu:
+        (case,) = results(gpu, gemm, cache="rotate", rule=Rule(min_samples=1))
+
+    assert case.verified
+    assert case.method.buffer_sets > 8
+
+
+def test_the_record_says_which_library_and_algorithm_ran() -> None:
+    settings = GemmSettings(workspace_bytes=1 << 20, deterministic=True)
+    with closing(Sim()) as gpu:
+        (case,) = results(gpu, settings=settings, shapes={SMALL: "a layer"})
+
+    assert case.settings["library"] == "cublaslt"
+    assert case.settings["version"] == "simulated"
+    assert case.settings["workspace_bytes"] == 1 << 20
+    assert case.settings["asked"] == "deterministic"
+    assert str(case.settings["algorithm"]).startswith("id ")
+    assert case.settings["shape"] == "a layer"
+
+
+def test_an_algorithm_that_is_given_is_used() -> None:
+    with closing(Sim()) as gpu:
+        with closing(gpu.blas()) as blas:
+            last = [*blas.algorithms(SMALL, GemmSettings())][-1]
+        first, second = (
+            results(gpu, **options)[0] for options in ({}, {"algorithms": {SMALL: last}})
+        )
+
+    assert second.settings["algorithm"] == algorithm_words(last) != first.settings["algorithm"]
+
+
+def test_an_algorithm_is_written_without_what_is_zero() -> None:
+    assert algorithm_words(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
+        "id 66, tile 20, split-k 3"
+    )
+
+
+# --- values that are wrong
+
+
+def first_element(run: Run) -> None:
+    run.gpu.fill(run.at.d, 0x42, run.gemm.d.element.size_bytes, run.stream)
+
+
+def last_element(run: Run) -> None:
+    run.gpu.fill(run.last, 0x42, run.gemm.d.element.size_bytes, run.stream)
+
+
+def last_is_unwritten(run: Run) -> None:
+    poison = 0x80 if run.gemm.d.element.is_integer else 0xFF
+    run.gpu.fill(run.last, poison, run.gemm.d.element.size_bytes, run.stream)
+
+
+def padding_is_written(run: Run) -> None:
+    size = run.gemm.d.element.size_bytes
+    run.gpu.fill(Ptr(run.at.d + run.gemm.m * size), 0, size, run.stream)
+
+
+def all_is_zero(run: Run) -> None:
+    run.gpu.fill(run.at.d, 0, run.gemm.d.size_bytes, run.stream)
+
+
+def no_number(run: Run) -> None:
+    run.gpu.fill(run.at.d, 0x7F, run.gemm.d.element.size_bytes, run.stream)
+
+
+def later_runs_do_nothing(run: Run) -> None:
+    if run.number > 3:
+        all_is_zero(run)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (first_element, "row 0, column 0 is"),
+        (last_element, "row 47, column 31 is"),
+        (last_is_unwritten, "1 of 1536 values were never written"),
+        (padding_is_written, "not of D were overwritten"),
+        (all_is_zero, ""),
+        (later_runs_do_nothing, ""),
+    ],
+)
+def test_what_is_computed_wrongly_has_no_figures(dtype: str, spoil: Spoil, said: str) -> None:
+    gemm = Gemm(dtype=dtype, m=48, n=32, k=64, padding=16)
+    with closing(Spoiled(spoil)) as gpu:
+        (case,) = results(gpu, gemm)
+
+    assert isinstance(case.median_s, Unavailable)
+    assert not verified(case).passed
+    # Of whole numbers no error is allowed, so that it alone says enough.
+    assert said in case.median_s.reason
+    assert case.samples_s == ()
+
+
+def test_what_is_no_number_is_wrong() -> None:
+    with closing(Spoiled(no_number)) as gpu:
+        (case,) = results(gpu, Gemm(dtype="fp8_e4m3", m=48, n=32, k=64, output="fp8_e4m3"))
+
+    assert isinstance(case.median_s, Unavailable)
+
+
+def test_a_value_that_is_wrong_beyond_zeros_is_found() -> None:
+    with closing(Spoiled(first_element)) as gpu:
+        (case,) = results(gpu, fill="zeros")
+
+    assert isinstance(case.median_s, Unavailable)
+
+
+def test_one_buffer_set_of_many_that_is_wrong_is_found() -> None:
+    seen: list[Ptr] = []
+
+    def third_of_them(run: Run) -> None:
+        seen.extend({run.at.d} - set(seen))
+        if len(seen) > 2 and run.at.d == seen[2]:
+            all_is_zero(run)
+
+    gemm = Gemm(dtype="fp32", m=1024, n=1024, k=512)
+    with closing(Spoiled(third_of_them)) as gpu:
+        (case,) = results(gpu, gemm, cache="rotate")
+
+    assert len(seen) > 8
+    assert isinstance(case.median_s, Unavailable)
+
+
+def test_a_matrix_of_a_batch_that_is_wrong_is_found() -> None:
+    gemm = replace(SMALL, batch=3)
+    with closing(Spoiled(last_element)) as gpu:
+        (case,) = results(gpu, gemm)
+
+    assert isinstance(case.median_s, Unavailable)
+
+
+# --- who takes turns, and who cannot
+
+
+def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> None:
+    places: set[Ptr] = set()
+    with closing(Spoiled(lambda run: places.add(run.at.a))) as gpu:
+        own, rival = results(gpu, rivals=("cublas",))
+        assert gpu.opened == ["cublaslt", "cublas"]
+
+    assert (own.contender, rival.contender) == ("cudakit", "cublas")
+    assert (own.name, own.axes) == (rival.name, rival.axes)
+    assert own.method.interleaved == rival.method.interleaved == ("cudakit", "cublas")
+    assert len(own.samples_s) == len(rival.samples_s)
+    assert rival.settings["library"] == "cublas"
+    assert verified(own).error == verified(rival).error
+    assert len(places) == 2
+
+
+def test_what_one_library_cannot_do_is_a_result_with_the_reason() -> None:
+    with closing(Spoiled(refusing=["cublas"])) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        own, rival = results(gpu, rivals=("cublas",))
+        assert gpu.memory_info().free_bytes == free_bytes
+
+    assert own.verified
+    assert own.method.interleaved == ()
+    why = Unavailable("cublas is not to be had")
+    figures = (rival.median_s, rival.ci95_s, rival.ratio_to_limit, rival.statistics, rival.limit)
+    assert set(figures) == {why}
+    assert rival.verification == why
+    assert rival.settings["library"] == "cublas"
+
+
+def test_of_several_products_those_that_can_be_are_measured() -> None:
+    with closing(Spoiled(refusing=["fp64"])) as gpu:
+        result = run(spec(Gemm(dtype="fp64", m=8, n=8, k=8), SMALL), gpu)
+
+    assert [isinstance(one.median_s, float) for one in result.results] == [False, True]
+    assert result.complete
+
+
+def test_where_nothing_can_be_measured_the_refusal_is_the_error() -> None:
+    with closing(Spoiled(refusing=["bf16"])) as gpu:
+        with pytest.raises(Unsupported, match="bf16 is not to be had") as no:
+            results(gpu, rivals=("cublas",))
+        assert no.value.hint == "take another"
+
+
+# --- before anything is measured
+
+
+def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
+    yield from gemm_cases(spec(*gemms, **options), gpu)
+
+
+def test_what_does_not_fit_is_refused_with_the_largest_cube_that_does() -> None:
+    huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
+    with closing(Sim()) as gpu:
+        with pytest.raises(InputError, match=r"m=200000 n=100000 .* are free") as no:
+            results(gpu, huge, rivals=("cublas",))
+        said, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
+        free_bytes = gpu.memory_info().free_bytes
+
+        assert said == ["a", "cube", "of"]
+        fits = Gemm(dtype="fp64", m=edge, n=edge, k=edge)
+        check_fit([*cases(gpu, fits, rivals=("cublas",))], free_bytes)
+        larger = replace(fits, m=edge + 512, n=edge + 512, k=edge + 512)
+        with pytest.raises(InputError):
+            check_fit([*cases(gpu, larger, rivals=("cublas",))], free_bytes)
+
+
+def test_each_library_needs_buffers_and_a_workspace_of_its_own() -> None:
+    with closing(Sim()) as gpu:
+        (alone,), (compared,) = (
+            [*cases(gpu, rivals=rivals)] for rivals in ((), ("cublas", "torch"))
+        )
+
+    assert alone.needed_bytes == 2 * (48 * 64 + 64 * 32 + 48 * 32) + GemmSettings().workspace_bytes
+    assert compared.needed_bytes == 3 * alone.needed_bytes
+
+
+def test_where_no_cube_fits_a_smaller_batch_is_asked_for() -> None:
+    with closing(Sim()) as gpu, pytest.raises(InputError) as no:
+        results(gpu, replace(SMALL, batch=10**12))
+
+    assert no.value.hint.startswith("a smaller batch")
+
+
+def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
+    double, narrow = (
+        Gemm(dtype=dtype, m=64, n=64, k=64, padding=16) for dtype in ("fp64", "fp8_e5m2")
+    )
+    with closing(Sim()) as gpu:
+        found = [case.work for case in cases(gpu, double, narrow)]
+
+    assert found == [
+        Work(2 * 64**3, "fp64_tensor", 3 * 8 * 64**2),
+        Work(2 * 64**3, "fp8", (1 + 1 + 2) * 64**2),
+    ]
+
+
+def test_samples_last_long_enough_to_count_energy_unless_something_else_was_asked() -> None:
+    with closing(Sim()) as gpu:
+        (usual,) = cases(gpu)
+        (short,) = cases(gpu, rule=Rule(timeout_s=2.0))
+        (asked,) = cases(gpu, rule=Rule(min_time_s=0.1))
+
+    assert (usual.method.rounds, usual.method.rule.min_time_s) == (5, 2.0)
+    assert short.method.rule.min_time_s == 1.0
+    assert asked.method.rule.min_time_s == 0.1
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    def once(seed: int) -> BenchResult:
+        with closing(Sim()) as gpu:
+            return run(spec(SMALL, seed=seed), gpu, now_ns=lambda: 0)
+
+    assert once(3) == once(3)
+    assert once(3).results[0].verification != once(4).results[0].verification
+
+
+# --- on a device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DATA_TYPES)
+@pytest.mark.parametrize("edge", [256, 4096])
+def test_a_device_multiplies_every_type_within_what_rounding_explains(
+    dtype: str, edge: int
+) -> None:
+    pytest.importorskip("nvmath")
+    gemm = Gemm(dtype=dtype, m=edge, n=edge, k=edge)
+    rule = Rule(min_samples=2, min_time_s=0.01, timeout_s=0.5)
+    with closing(open_gpu("cuda")) as gpu:
+        (case,) = results(gpu, gemm, mode="batch", cache="rotate", rule=rule)
+
+    check = verified(case)
+    assert check.passed, check
+    # A tolerance that is far too wide would let through what is wrong.
+    assert check.error > check.tolerance / 1000 or check.tolerance == 0

@@ -1,0 +1,101 @@
+"""A simulated device whose library has algorithms that compute wrong values, refuse, or take their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import Stream
+from cudakit.gpu.api.gemm import (
+    Algorithm,
+    Blas,
+    Gemm,
+    GemmSettings,
+    Library,
+    Multiplication,
+    Operands,
+)
+from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
+
+_SPOILED_BYTES = 8
+
+
+@dataclass
+class Faults:
+    """What is wrong with which algorithm, by its numbers."""
+
+    wrong: Callable[[Algorithm], bool] = lambda _: False
+    refused: Callable[[Algorithm], bool] = lambda _: False
+    failing: Callable[[Algorithm], bool] = lambda _: False
+    runs: Mapping[Algorithm, int] = field(default_factory=dict)  # of a slow one, instead of one
+
+
+class FaultySim(Sim):
+    """A simulated device with such a library."""
+
+    faults: Faults = Faults()
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        return _FaultyBlas(self, super().blas(library), self.faults)
+
+
+@dataclass
+class _FaultyBlas:
+    sim: Sim
+    blas: Blas
+    faults: Faults
+
+    @property
+    def library(self) -> Library:
+        return self.blas.library
+
+    @property
+    def version(self) -> str:
+        return self.blas.version
+
+    def multiplication(
+        self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
+    ) -> Multiplication:
+        chosen = algorithm or self.blas.heuristics(gemm, settings, 1)[0]
+        if self.faults.refused(chosen):
+            raise Unsupported("refused")
+        right = self.blas.multiplication(gemm, settings, algorithm)
+        return _FaultyMultiplication(self.sim, right, chosen, self.faults)
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
+        return self.blas.heuristics(gemm, settings, most)
+
+    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+        return self.blas.algorithms(gemm, settings)
+
+    def close(self) -> None:
+        self.blas.close()
+
+
+@dataclass
+class _FaultyMultiplication:
+    sim: Sim
+    right: Multiplication
+    chosen: Algorithm
+    faults: Faults
+
+    @property
+    def algorithm(self) -> Algorithm | Unavailable:
+        return self.right.algorithm
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self.right.settings
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        if self.faults.failing(self.chosen):
+            raise CudaError(13, "CUBLAS_STATUS_EXECUTION_FAILED", "cublasLtMatmul failed")
+        for _ in range(self.faults.runs.get(self.chosen, 1)):
+            self.right.enqueue(operands, stream)
+        if self.faults.wrong(self.chosen):
+            self.sim.fill(operands.d, 0x42, _SPOILED_BYTES, stream)
+
+    def close(self) -> None:
+        self.right.close()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, product, tuned, unchanged
+
+from cudakit.core.bench.tuning.present import present_tuned, product_words
+from cudakit.core.bench.tuning.torch_csv import TorchCsv
+from cudakit.core.bench.tuning.tuned import Tuned, Untuned
+from cudakit.core.bench.verification import Verification
+from cudakit.document import Document, Note, Table
+from cudakit.gpu.api.gemm import Gemm
+from cudakit.render import console
+
+SMALL = Gemm(dtype="fp16", m=64, n=64, k=64, layout="nn", epilogue="bias")
+Golden = Callable[[str, str], None]
+
+
+def notes(document: Document, level: str) -> list[str]:
+    return [node.text for node in document.nodes if isinstance(node, Note) and node.level == level]
+
+
+def table(document: Document) -> Table:
+    return next(node for node in document.nodes if isinstance(node, Table))
+
+
+def test_a_report_says_what_is_gained_how_sure_that_is_and_what_to_do(golden: Golden) -> None:
+    found = tuned(product(), unchanged(gemm=SMALL, shape="llama3-8b qkv"))
+
+    text = console.render(present_tuned(found, files=["tuned.json"]), width=140, color=False)
+    golden("bench-tune.txt", text)
+
+
+def test_a_product_is_named_by_what_is_unusual() -> None:
+    assert product_words(GEMM) == "bf16 8192 x 4096 x 1024 tn"
+    assert product_words(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
+
+
+def test_what_keeps_the_default_stands_back() -> None:
+    assert table(present_tuned(tuned(product(), unchanged()))).faint == {1}
+
+
+def test_where_nothing_is_gained_that_is_said() -> None:
+    document = present_tuned(tuned(unchanged()))
+
+    assert notes(document, "ok") == [
+        "No significant gain for 1 product: the library's own choice stays."
+    ]
+
+
+def test_without_a_file_the_way_to_keep_it_is_said_first() -> None:
+    (note,) = (
+        node
+        for node in present_tuned(tuned(product())).nodes
+        if isinstance(node, Note) and node.level == "ok"
+    )
+
+    assert "-o tuned.json" in note.remedies[0]
+
+
+def doubtful() -> Iterator[tuple[Tuned, str, str]]:
+    yield tuned(product(), complete=False), "warn", "Interrupted"
+    yield tuned(product(stopped="time")), "warn", "time ran out"
+    yield tuned(product(wrong=(DEFAULT,))), "warn", "computed wrong values, and is left out"
+    yield tuned(product(), warnings=("gaps count",)), "warn", "Gaps count."
+    yield tuned(product(), simulated=True), "info", "Simulated"
+    yield tuned(untuned=(Untuned(GEMM, "no such type", False),)), "warn", "not tuned: no such type"
+    yield tuned(untuned=(Untuned(GEMM, "it is wrong", True),)), "error", "it is wrong"
+    wrong = Verification(False, 1.0, 0.1, "fp64", "3 values were never written")
+    yield tuned(unchanged(verification=wrong)), "error", "3 values were never written"
+
+
+@pytest.mark.parametrize(("found", "level", "said"), list(doubtful()))
+def test_what_should_make_one_doubt_is_said(found: Tuned, level: str, said: str) -> None:
+    assert any(said in text for text in notes(present_tuned(found), level))
+
+
+def test_what_is_written_for_torch_is_experimental_and_names_what_it_lacks() -> None:
+    exported = TorchCsv((), ((SMALL, "it has padding"),))
+    document = present_tuned(tuned(product()), exported=exported)
+
+    assert any("experimental" in text for text in notes(document, "info"))
+    assert any("it has padding" in text for text in notes(document, "warn"))
+    assert FASTER.id == 66

@@ -1,0 +1,67 @@
+"""Tuning on a real device: that it ends in time, and that what it finds can be used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from cudakit.core.bench.session import Circumstances, run
+from cudakit.core.bench.spec import GemmSpec
+from cudakit.core.bench.stopping import Rule
+from cudakit.core.bench.tuning.limits import Limits
+from cudakit.core.bench.tuning.session import tune, tuning_machine
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.open import open_gpu
+
+pytestmark = pytest.mark.gpu
+
+# Of the last shape heuristics are often not the best: few rows and a long sum.
+GEMMS = (
+    Gemm(dtype="bf16", m=2048, n=2048, k=2048),
+    Gemm(dtype="fp32", m=512, n=512, k=512, layout="nn"),
+    Gemm(dtype="bf16", m=128, n=256, k=8192),
+)
+LIMITS = Limits(time_s=8.0)
+# What ends after the time: the round that was begun, verification, and giving back memory.
+MORE_S = 5.0
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    pytest.importorskip("nvmath")
+    with closing(open_gpu("cuda")) as device:
+        yield device
+
+
+@pytest.mark.parametrize("gemm", GEMMS)
+def test_a_product_is_tuned_in_time_and_by_many_candidates(gpu: Gpu, gemm: Gemm) -> None:
+    begin_s = time.perf_counter()
+    found = tune(GemmSpec(gemms=(gemm,), warmup_s=0.5), gpu, LIMITS)
+
+    assert time.perf_counter() - begin_s < LIMITS.time_s + MORE_S
+    (product,) = found.products
+    assert product.verification.passed
+    assert product.candidates > 10
+    assert product.tried > 10
+    assert product.wrong == ()
+
+
+def test_a_tuned_product_is_not_slower_than_the_default(gpu: Gpu) -> None:
+    gemm = GEMMS[-1]
+    spec = GemmSpec(gemms=(gemm,), warmup_s=0.5, rule=Rule(timeout_s=4.0))
+    found = tune(spec, gpu, LIMITS)
+    machine = tuning_machine(gpu, Circumstances())
+    algorithms = found.algorithms_for(machine, spec.settings)
+    with_it = GemmSpec(gemms=(gemm,), warmup_s=0.5, rule=spec.rule, algorithms=algorithms)
+    default, used = (run(each, gpu).results[0] for each in (spec, with_it))
+
+    assert used.verified
+    assert isinstance(default.median_s, float)
+    assert isinstance(used.median_s, float)
+    assert isinstance(used.ci95_s, tuple)
+    assert isinstance(default.ci95_s, tuple)
+    assert used.ci95_s[0] <= default.ci95_s[1]

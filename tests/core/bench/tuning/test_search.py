@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections import Counter
+from math import comb
+
+import pytest
+from core.bench.tuning.contests import Noise, Synthetic, even, tailed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.tuning.limits import LEAST_GAIN, LEVEL, Limits
+from cudakit.core.bench.tuning.search import FINALISTS, Outcome, search
+
+LONG = Limits(time_s=1e9)
+MS = 1e-3
+
+
+def run(contest: Synthetic, limits: Limits = LONG, seed: int = 0) -> Outcome:
+    return search(contest, len(contest.times_s), limits, seed=seed, now=contest.now)
+
+
+@given(
+    times=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=60),
+    seed=st.integers(0, 1000),
+    drift=st.floats(0, 0.2),
+)
+def test_without_noise_the_fastest_wins_if_its_gain_is_worth_it(
+    times: list[float], seed: int, drift: float
+) -> None:
+    found = run(Synthetic(times, drift=drift), seed=seed)
+
+    best = min(times)
+    if best < times[0] * (1 - LEAST_GAIN - 1e-9):
+        assert times[found.winner] == best
+        assert found.significant
+        assert found.gain == pytest.approx(1 - best / times[0])
+        assert found.gain_interval == pytest.approx((found.gain, found.gain))
+    elif best > times[0] * (1 - LEAST_GAIN + 1e-9):
+        assert (found.winner, found.significant) == (0, False)
+
+
+@pytest.mark.parametrize("noise", [even(0.01), even(0.3), tailed(0.005), tailed(0.1)])
+def test_where_all_are_equal_the_default_stays(noise: Noise) -> None:
+    searches = 300
+    false = sum(
+        run(Synthetic([MS] * 40, noise, seed, drift=0.05), seed=seed).significant
+        for seed in range(searches)
+    )
+
+    # So many or more would be less probable than 1 in 10000 at the level that is promised.
+    assert false <= most_of(searches, LEVEL, 1e-4)
+
+
+def test_a_gain_that_does_not_matter_does_not_win() -> None:
+    found = run(Synthetic([MS, 0.993 * MS], tailed(0.001)))
+
+    assert (found.winner, found.significant) == (0, False)
+    assert found.gain is None or found.gain < LEAST_GAIN
+
+
+@pytest.mark.parametrize("noise", [even(0.02), tailed(0.01)])
+def test_a_real_gain_is_found_among_many_and_its_interval_covers_it(noise: Noise) -> None:
+    winners: Counter[int] = Counter()
+    covered = 0
+    for seed in range(40):
+        times = [MS * (1 + 0.01 * (number % 17)) for number in range(200)]
+        times[157] = 0.93 * MS
+        found = run(Synthetic(times, noise, seed, drift=0.1), seed=seed)
+        winners[found.winner] += 1
+        assert found.gain_interval is not None
+        covered += found.gain_interval[0] <= 0.07 <= found.gain_interval[1]
+
+    assert winners[157] >= 38
+    assert covered >= 38
+
+
+def test_a_gain_on_some_buffers_only_does_not_win() -> None:
+    contest = Synthetic([MS, 0.97 * MS], even(0.001), places={1: (1.0, 1.0, 1.05)})
+    found = run(contest)
+
+    assert contest.renewed == 2
+    assert (found.winner, found.significant) == (0, False)
+
+
+def test_what_computes_wrong_values_is_out_and_the_next_takes_its_place() -> None:
+    times = [MS, 0.8 * MS, 0.85 * MS, 0.9 * MS, 0.95 * MS]
+    found = run(Synthetic(times, even(0.001), wrong=frozenset({1})))
+
+    assert (found.winner, found.wrong) == (2, (1,))
+
+
+def test_a_winner_that_computes_wrong_values_later_is_none() -> None:
+    times = [MS, 0.8 * MS, 0.9 * MS]
+    found = run(Synthetic(times, even(0.001), wrong_later=frozenset({1})))
+    alone = run(Synthetic(times[:2], even(0.001), wrong_later=frozenset({1})))
+
+    assert (found.winner, found.wrong) == (2, (1,))
+    assert (alone.winner, alone.significant, alone.gain) == (0, False, None)
+
+
+def test_the_winner_is_verified_before_the_final_and_after() -> None:
+    contest = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS, 0.97 * MS], even(0.001))
+
+    assert run(contest).winner == 1
+    assert contest.verified == [1, 2, 3, 1]
+
+
+def test_what_cannot_run_is_passed_over() -> None:
+    contest = Synthetic([MS, 0.5 * MS, 0.9 * MS], cannot=frozenset({1}))
+    found = run(contest)
+
+    assert (found.winner, found.tried) == (2, 2)
+
+
+@given(
+    count=st.integers(1, 80),
+    iterations=st.integers(20, 60),
+    time_s=st.floats(0.01, 1.0),
+    noise=st.floats(0, 0.5),
+    seed=st.integers(0, 100),
+)
+def test_limits_hold_within_a_round(
+    count: int, iterations: int, time_s: float, noise: float, seed: int
+) -> None:
+    contest = Synthetic([MS] * (count + 1), even(noise), seed)
+    found = run(contest, Limits(time_s, iterations), seed)
+
+    longest = max((len(order) for order in contest.rounds), default=0)
+    assert contest.now_s <= time_s + longest * MS * (1 + noise)
+    assert all(contest.samples(number) <= iterations for number in range(1, count + 1))
+    assert found.tried <= count + 1
+
+
+def test_a_search_that_ran_out_of_time_says_so_and_decides_by_what_it_has() -> None:
+    times = [MS, 0.8 * MS, *[MS] * 500]
+    contest = Synthetic(times, even(0.001))
+    found = run(contest, Limits(time_s=0.3))
+
+    assert found.stopped == "time"
+    assert found.tried < len(times)
+    assert (found.winner, found.significant) == (1, True)
+
+
+@pytest.mark.parametrize(("at", "winner"), [(1, 0), (3, 0), (8, 0), (45, 1)])
+def test_an_interrupt_ends_with_what_is_known(at: int, winner: int) -> None:
+    contest = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS], even(0.001))
+    left = at
+
+    def tell(stage: str, fraction: float) -> None:
+        nonlocal left
+        assert stage
+        assert 0 <= fraction <= 1
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    found = search(contest, 4, LONG, seed=0, now=contest.now, tell=tell)
+
+    assert (found.stopped, found.winner) == ("interrupted", winner)
+
+
+def test_every_round_has_the_default_and_an_order_of_its_own() -> None:
+    contest = Synthetic([MS] * 9, even(0.2))
+    run(contest)
+
+    assert all(0 in order for order in contest.rounds)
+    assert len({order.index(0) for order in contest.rounds}) > 3
+
+
+def test_a_seed_repeats_a_search() -> None:
+    first, again, other = (Synthetic([MS] * 30, even(0.2)) for _ in range(3))
+    run(first, seed=1)
+    run(again, seed=1)
+    run(other, seed=2)
+
+    assert first.rounds == again.rounds
+    assert first.rounds != other.rounds
+
+
+def test_what_is_no_sample_is_left_out() -> None:
+    found = run(Synthetic([MS, 0.9 * MS], even(0.01), invalid=0.3))
+    never = run(Synthetic([MS, 0.9 * MS], even(0.01), invalid=1.0))
+
+    assert found.winner == 1
+    assert (never.winner, never.gain) == (0, None)
+
+
+def test_who_leaves_gives_back_what_it_holds() -> None:
+    contest = Synthetic([MS] * 200, even(0.3))
+    found = run(contest)
+    widest = max(len(order) for order in contest.rounds)
+
+    assert found.tried == 200
+    assert widest <= 17
+    assert len(contest.open) <= 2 * FINALISTS
+
+
+def test_the_default_alone_is_no_search() -> None:
+    contest = Synthetic([MS])
+
+    assert run(contest) == Outcome(0, None, None, False, 1, (), 0, "complete")
+    assert contest.rounds == []
+
+
+def most_of(n: int, probability: float, tail: float) -> int:
+    """Return how many of n happen at most, but for a small probability."""
+    chances = [comb(n, k) * probability**k * (1 - probability) ** (n - k) for k in range(n + 1)]
+    return next(k for k in range(n + 1) if sum(chances[k + 1 :]) < tail)

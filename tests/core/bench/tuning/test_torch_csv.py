@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from core.bench.tuning.tunings import MACHINE, product, tuned, unchanged
+
+from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators, torch_csv
+from cudakit.errors import InputError
+from cudakit.gpu.api.gemm import Gemm
+from cudakit.units import Unavailable
+
+VALIDATORS = {"PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130100"}
+SOLUTION = (
+    "Gemm_Cublaslt_id_66_tile_24_stages_36_splitk_2_red_2_swizzle_1_custom_3_inner_4_cluster_5"
+)
+
+
+def lines_of(gemm: Gemm) -> list[str]:
+    return list(torch_csv(tuned(product(gemm=gemm)), {}).lines)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "begin"),
+    [
+        (
+            Gemm(dtype="bf16", m=8192, n=4096, k=1024),
+            "GemmTunableOp_BFloat16_TN,tn_8192_4096_1024_ld_1024_1024_8192",
+        ),
+        (
+            Gemm(dtype="fp16", m=8, n=4, k=2, layout="nt"),
+            "GemmTunableOp_Half_NT,nt_8_4_2_ld_8_4_8",
+        ),
+        (
+            Gemm(dtype="fp32", m=8, n=4, k=2, layout="nn"),
+            "GemmTunableOp_float_NN,nn_8_4_2_ld_8_2_8",
+        ),
+        (Gemm(dtype="tf32", m=8, n=4, k=2, layout="tt"), "GemmTunableOp_tf32_TT,tt_8_4_2_ld_2_4_8"),
+        (
+            Gemm(dtype="fp64", m=8, n=4, k=2, epilogue="bias"),
+            "GemmAndBiasTunableOp_double_TN,tn_8_4_2_ld_2_2_8",
+        ),
+        (
+            Gemm(dtype="bf16", m=8, n=4, k=2, batch=6),
+            "GemmStridedBatchedTunableOp_BFloat16_TN,tn_8_4_2_B_6_ld_2_2_8",
+        ),
+    ],
+)
+def test_products_have_the_names_that_torch_gives_them(gemm: Gemm, begin: str) -> None:
+    assert lines_of(gemm) == [f"{begin},{SOLUTION},0.095"]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "why"),
+    [
+        (Gemm(dtype="int8", m=8, n=4, k=2), "int8"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16), "scales"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, padding=1), "padding"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, epilogue="relu-bias"), "relu-bias"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, epilogue="bias", batch=2), "batch with a bias"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, output="fp32"), "output is fp32"),
+        (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "sums are in fp16"),
+    ],
+)
+def test_what_torch_has_no_name_for_is_named_as_left_out(gemm: Gemm, why: str) -> None:
+    found = torch_csv(tuned(product(gemm=gemm)), VALIDATORS)
+
+    ((left_out, reason),) = found.left_out
+    assert left_out == gemm
+    assert why in reason
+    assert len(found.lines) == len(VALIDATORS)
+
+
+def test_validators_come_first_and_what_keeps_the_default_is_not_there() -> None:
+    found = torch_csv(tuned(unchanged(), product()), VALIDATORS)
+
+    assert found.text.splitlines()[:2] == [
+        "Validator,PT_VERSION,2.15.0",
+        "Validator,CUBLASLT_VERSION,130100",
+    ]
+    assert len(found.lines) == 3
+    assert found.left_out == ()
+
+
+def test_a_time_that_is_not_known_is_left_out() -> None:
+    unknown = product(winner_s=Unavailable("no sample"))
+
+    assert torch_csv(tuned(unknown), {}).lines[0].endswith(SOLUTION)
+
+
+@pytest.mark.parametrize("version", ["130100", "13.1.0", "13.1.0.20", "something"])
+def test_validators_of_the_same_library_are_accepted(version: str) -> None:
+    check_validators({**VALIDATORS, "CUBLASLT_VERSION": version}, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("validators", "said"),
+    [
+        ({**VALIDATORS, "CUBLASLT_VERSION": "120803"}, "torch uses cuBLASLt 120803"),
+        ({**VALIDATORS, "CUBLASLT_VERSION": "13.2.0"}, "tuned is 13.1.0"),
+        ({"PT_VERSION": "2.13.0"}, "CUBLASLT_VERSION"),
+        ({"CUBLASLT_VERSION": "130100"}, "PT_VERSION"),
+    ],
+)
+def test_validators_that_torch_would_take_otherwise_are_refused(
+    validators: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        check_validators(validators, MACHINE)
+
+
+def test_validators_are_read_from_a_file_of_torch(tmp_path: Path) -> None:
+    place = tmp_path / "tunableop_results0.csv"
+    place.write_text(torch_csv(tuned(product()), VALIDATORS).text)
+
+    assert read_validators(place) == VALIDATORS
+
+
+def test_a_file_without_validators_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "other.csv"
+    place.write_text("a,b,c\nValidator,short\n")
+
+    with pytest.raises(InputError, match="no line that begins with Validator,"):
+        read_validators(place)
+    with pytest.raises(InputError, match="No such file"):
+        read_validators(tmp_path / "none.csv")
