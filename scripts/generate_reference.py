@@ -37,6 +37,11 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 # A page, the command line that prints such JSON, and the dataclass behind it.
 RESULTS = {
     "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
+    "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
+    "bench-tuned-json.md": (
+        "bench gemm --tune --json",
+        "cudakit.core.bench.tuning.tuned:Tuned",
+    ),
     "bench-compare-json.md": (
         "bench compare A B --json",
         "cudakit.core.bench.compare:Comparison",

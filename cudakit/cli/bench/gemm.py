@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import measuring
-from cudakit.cli.bench.options import Effort, cache_option, given, mode_option, names, with_options
+from cudakit.cli.bench.measure import measure
+from cudakit.cli.bench.options import (
+    Effort,
+    Outputs,
+    cache_option,
+    effort_options,
+    given,
+    mode_option,
+    names,
+    outputs_options,
+    with_options,
+)
 from cudakit.cli.bench.products import PRODUCT_OPTIONS, products
-from cudakit.cli.options import byte_size
+from cudakit.cli.bench.tune import TuneOptions, measure_or_tune, tune_options
+from cudakit.cli.options import byte_size, gpu_option
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.spec import GemmSpec, Spec
+    from cudakit.core.bench.spec import GemmSpec
     from cudakit.gpu.api.gemm import GemmSettings
 
 _SETTINGS = (
@@ -68,8 +79,11 @@ def gemm_options(command: Any) -> Any:
 
 @click.command(short_help="Products of matrices: cuBLAS, its limit, and other libraries.")
 @gemm_options
-@measuring
-def gemm(**asked: Any) -> Spec:
+@tune_options
+@effort_options
+@gpu_option
+@outputs_options
+def gemm(*, gpu: str, outputs: Outputs, tuning: TuneOptions, **asked: Any) -> int:
     """Measure how fast a library multiplies matrices, beside what the arithmetic allows.
 
     A SHAPE is 4096, a cube, or 4096x1024x8192: D is m by n, and sums go over k. Matrices are column-major,
@@ -80,8 +94,9 @@ def gemm(**asked: Any) -> Spec:
     cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch -o gemm.html
     cudakit bench gemm --preset llama3-70b --epilogue bias
     cudakit bench gemm --shapes shapes.csv --layout tn,nn --json
+    cudakit bench gemm --preset llama3-8b --tune -o tuned.json
     """
-    return gemm_spec(**asked)
+    return measure_or_tune(gemm_spec(**asked), gpu, outputs, tuning, measure)
 
 
 def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:

@@ -26,12 +26,13 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def measured(*, gpu: str, outputs: Outputs, **options: Any) -> int:
-        return _measure(command(**options), gpu, outputs)
+        return measure(command(**options), gpu, outputs)
 
     return effort_options(gpu_option(outputs_options(measured)))
 
 
-def _measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
+def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
+    """Measure what a Spec asks for, write it into every file, and report."""
     from cudakit.cli.bench import files
 
     with open_output(None) as target:

@@ -24,6 +24,10 @@ RESOLUTION = 0.005
 _Interval: TypeAlias = tuple[float, float, float]  # low, median, high
 
 
+# Of what was chosen besides the axes, what makes figures those of another thing.
+_CHOSEN = ("library", "workspace_bytes", "asked")
+
+
 class Verdict(Enum):
     """What became of a case."""
 
@@ -189,6 +193,10 @@ def _clock_words(
 def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
     yield from before.environment.unlike(after.environment)
     yield from before.method.unlike(after.method)
+    for name in _CHOSEN:
+        first, last = before.settings.get(name), after.settings.get(name)
+        if first != last:
+            yield f"{name.removesuffix('_bytes')} {first} and {last}"
 
 
 def _some(result: BenchResult) -> str:

@@ -43,7 +43,7 @@ class Course:
         self._blocked = method.blocker and not method.at_host
         self._turns = Turns(prepared, self._rotate())
         self._sampler: Sampler | None = None
-        self._settling = Settling(method.warmup_s)
+        self._settling = Settling(method.warmup_s, method.warmup_most_s)
         self._stopping = Stopping(method.rule)
         self._selection = Selection()
         self._verification = self._verify()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
+from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.plain import Mismatch, read
 from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.saved import read_saved
 from cudakit.errors import InputError
 from cudakit.units import Unavailable
 
@@ -15,11 +16,11 @@ _HINT = "write one with cudakit bench ... --json"
 
 
 def load_result(path: Path) -> BenchResult:
-    """Read a file that ``cudakit bench ... --json`` wrote.
+    """Read a file that ``cudakit bench ... --json`` wrote; of a health check, what it measured.
 
     Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
     """
-    plain = _json(_text(path), path)
+    plain = _measured(read_saved(path, hint=_HINT))
     if not isinstance(plain, dict):
         raise InputError(f"{path} holds no result of cudakit bench", hint=_HINT)
     if "error" in plain and "schema" not in plain:
@@ -38,28 +39,9 @@ def load_result(path: Path) -> BenchResult:
     return result
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file", hint=_HINT) from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
-        ) from None
-
-
-def _json(text: str, path: Path) -> object:
-    try:
-        plain: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        end = "it ends too soon" if error.pos >= len(text.rstrip()) else error.msg
-        raise InputError(
-            f"{path} is not JSON: {end} (line {error.lineno}, column {error.colno})", hint=_HINT
-        ) from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{path} is not JSON of a result: {error}", hint=_HINT) from None
-    return plain
+def _measured(plain: object) -> object:
+    is_suite = isinstance(plain, dict) and plain.get("schema") == SuiteResult.schema
+    return plain.get("bench") if is_suite and isinstance(plain, dict) else plain
 
 
 def _said(error: object) -> str:

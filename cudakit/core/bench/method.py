@@ -35,6 +35,8 @@ class Method:
     fill: str = "uniform"  # the data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no
     seed: int = 0  # of the data
     interleaved: tuple[str, ...] = ()  # who else ran in turn with it, in the same process
+    # When the warm-up ends, settled or not; None is after 3 seconds, or twice ``warmup_s``.
+    warmup_most_s: float | None = None
 
     @property
     def at_host(self) -> bool:

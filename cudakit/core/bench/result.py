@@ -56,6 +56,11 @@ class CaseResult:
         return Samples(self.samples_s, self.sm_clock_hz).cycles
 
     @property
+    def refused(self) -> bool:
+        """Whether nothing was run, as the device or a library does not offer it: nothing is wrong either."""
+        return isinstance(self.verification, Unavailable) and self.verification == self.median_s
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What is the same for the same case in another run."""
         return (self.name, self.contender, *sorted(self.axes.items()))

@@ -14,9 +14,10 @@ from itertools import chain
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.warmup import most_warmup_s
 
 # A device that has just been at work settles sooner than one that was idle.
-_LATER_WARMUP = 0.2
+LATER_WARMUP = 0.2
 
 
 def parts(method: Method) -> Iterator[Method]:
@@ -30,21 +31,25 @@ def parts(method: Method) -> Iterator[Method]:
         # The interval of all is narrower than that of each by the root of their number.
         precision=rule.precision * count**0.5,
     )
+    most_s = method.warmup_most_s
+    most_s = most_warmup_s(method.warmup_s) if most_s is None else most_s
     for number in range(count):
-        warmup_s = method.warmup_s * (_LATER_WARMUP if number else 1)
-        yield replace(method, warmup_s=warmup_s, rule=share)
+        part = LATER_WARMUP if number else 1.0
+        yield replace(
+            method, warmup_s=part * method.warmup_s, warmup_most_s=part * most_s, rule=share
+        )
 
 
 def whole(rounds: Sequence[Measured], method: Method) -> Measured:
     """Put the rounds of one workload together. One with a wrong value leaves no samples at all."""
     first, last = rounds[0], rounds[-1]
+    asked = replace(first.method, rule=method.rule, warmup_most_s=method.warmup_most_s)
     if len(rounds) == 1:
-        return replace(first, method=replace(first.method, rule=method.rule))
+        return replace(first, method=asked)
     return replace(
         first,
         method=replace(
-            first.method,
-            rule=method.rule,
+            asked,
             warmup_s=sum(each.method.warmup_s for each in rounds),
             blocker=all(each.method.blocker for each in rounds),
             rounds=len(rounds),

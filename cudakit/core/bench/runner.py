@@ -77,9 +77,13 @@ def _round(
     with ExitStack() as stack:
         courses: list[Course] = []
         try:
-            for workload, meter in zip(workloads, meters, strict=True):
-                prepared = stack.enter_context(closing(workload.prepare(timer.gpu, method.seed)))
-                course = Course(timer, workload, prepared, method, pause, meter)
+            # All are there before the first takes more buffer sets of the memory that is left.
+            prepared = [
+                stack.enter_context(closing(workload.prepare(timer.gpu, method.seed)))
+                for workload in workloads
+            ]
+            for workload, ready, meter in zip(workloads, prepared, meters, strict=True):
+                course = Course(timer, workload, ready, method, pause, meter)
                 courses.append(stack.enter_context(closing(course)))
             with collector_off():
                 _run(courses, progress)

@@ -13,7 +13,6 @@ from cudakit.core.bench.timer import Reading
 
 _DRIFT = 0.01
 _LEAST_READINGS = 8
-# Settled or not, it ends after this, or twice what was asked for.
 _MOST_S = 3.0
 # A look sorts what it looks at: looks are so far apart that all of them cost about as much as the last.
 _GROWTH = 1.1
@@ -22,12 +21,13 @@ _GROWTH = 1.1
 class Settling:
     """Decides after each reading whether the device has settled; ``least_s`` must pass in any case.
 
-    With 0 nothing is to settle, and one reading is enough. Without end it does not go on: see ``most_s``.
+    With 0 nothing is to settle, and one reading is enough. It ends after ``most_s``, settled or not: without
+    that, after 3 seconds or twice the least.
     """
 
-    def __init__(self, least_s: float) -> None:
+    def __init__(self, least_s: float, most_s: float | None = None) -> None:
         self.settled = not least_s  # which nobody asked for
-        self.most_s = max(_MOST_S, 2 * least_s) if least_s else 0.0
+        self.most_s = most_warmup_s(least_s) if most_s is None else most_s
         self.elapsed_s = 0.0
         self.readings: list[Reading] = []
         self._least_s = least_s
@@ -55,6 +55,11 @@ class Settling:
         recent = self.readings[min(first, len(self.readings) - _LEAST_READINGS) :]
         clocks = [reading.sm_clock_hz for reading in recent if reading.sm_clock_hz is not None]
         return drift([reading.time_s for reading in recent]) < _DRIFT and drift(clocks) < _DRIFT
+
+
+def most_warmup_s(least_s: float) -> float:
+    """Say after which time a warm-up ends, settled or not, where nobody said so."""
+    return max(_MOST_S, 2 * least_s) if least_s else 0.0
 
 
 def drift(values: list[float]) -> float:

@@ -8,7 +8,11 @@ from core.bench.made import WRONG, gemm, machine, result
 from invocation import Cli
 
 from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.samples import Samples
 from cudakit.render.json import render
+from cudakit.units import Unavailable
+
+REFUSED = Unavailable("fp8 is multiplied in layout tn only")
 
 
 @pytest.fixture
@@ -22,6 +26,9 @@ def saved(tmp_path: Path) -> dict[str, Path]:
         "wrong": result(gemm(verification=WRONG)),
         "elsewhere": result(gemm(environment=machine(gpu="NVIDIA B200"))),
         "simulated": result(gemm(), simulated=True),
+        "by cublas": result(gemm(settings={"library": "cublas"})),
+        "by cublaslt": result(gemm(settings={"library": "cublaslt"})),
+        "refused": result(gemm(samples=Samples(()), verification=REFUSED)),
     }
     places = {name: tmp_path / f"{name}.json" for name in results}
     for name, place in places.items():
@@ -71,6 +78,31 @@ def test_unlike_machines_are_refused_unless_forced(saved: dict[str, Path], cli: 
     assert "--force" in refused.stderr
     assert forced.exit_code == 0
     assert "not alike" in forced.stdout
+
+
+def test_unlike_libraries_are_refused(saved: dict[str, Path], cli: Cli) -> None:
+    refused = cli("bench", "compare", saved["by cublas"], saved["by cublaslt"])
+
+    assert refused.exit_code == 2
+    assert "library cublas and cublaslt" in refused.stderr
+
+
+def test_what_neither_run_could_do_is_no_regression(saved: dict[str, Path], cli: Cli) -> None:
+    failing = ("--fail-on", "slower")
+    both = cli("bench", "compare", saved["refused"], saved["refused"], *failing)
+    later = cli("bench", "compare", saved["before"], saved["refused"], *failing)
+
+    assert (both.exit_code, later.exit_code) == (0, 1)
+
+
+def test_what_a_health_check_measured_can_be_compared(
+    saved: dict[str, Path], cli: Cli, tmp_path: Path
+) -> None:
+    bench = json.loads(saved["slower"].read_text())
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps({"schema": "cudakit.suite/1", "bench": bench}))
+
+    assert cli("bench", "compare", saved["before"], suite, "--fail-on", "slower").exit_code == 1
 
 
 def test_json_and_markdown_hold_the_same(saved: dict[str, Path], cli: Cli) -> None:

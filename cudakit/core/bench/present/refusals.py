@@ -10,14 +10,9 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.units import Unavailable
 
 
-def was_refused(case: CaseResult) -> bool:
-    """Say whether nothing was run, so that nothing is wrong either."""
-    return isinstance(case.verification, Unavailable) and case.verification == case.median_s
-
-
 def measured(cases: Sequence[CaseResult]) -> list[CaseResult]:
     """Return the cases that were run."""
-    return [case for case in cases if not was_refused(case)]
+    return [case for case in cases if not case.refused]
 
 
 def brief(case: CaseResult, cases: Sequence[CaseResult]) -> str:
@@ -31,6 +26,6 @@ def by_reason(cases: Sequence[CaseResult]) -> Iterator[tuple[str, list[CaseResul
     """Yield each reason with the cases that were refused for it."""
     reasons: dict[str, list[CaseResult]] = {}
     for case in cases:
-        if was_refused(case) and isinstance(case.median_s, Unavailable):
+        if case.refused and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
     yield from reasons.items()

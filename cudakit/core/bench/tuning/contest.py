@@ -89,7 +89,7 @@ class AlgorithmContest:
 
     def warm_up(self, is_over: Callable[[], bool], tell: Callable[[float], None]) -> None:
         """Run the default until the device has settled, or the time for that is over."""
-        settling = Settling(self._method.warmup_s)
+        settling = Settling(self._method.warmup_s, self._method.warmup_most_s)
         begin_s = self._timer.now_s()
         while not settling.add(self._read(DEFAULT), self._timer.now_s() - begin_s):
             if is_over():

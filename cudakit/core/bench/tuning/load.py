@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cudakit.core.bench.plain import Mismatch, read
+from cudakit.core.bench.saved import read_saved
 from cudakit.core.bench.tuning.tuned import Tuned, TunedProduct, Untuned
 from cudakit.errors import InputError
 
@@ -18,9 +18,9 @@ def load_tuned(path: Path) -> Tuned:
 
     Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
     """
-    plain = _json(path)
+    plain = read_saved(path, hint=_HINT)
     schema = plain.get("schema") if isinstance(plain, dict) else None
-    if schema != Tuned.schema:
+    if not isinstance(plain, dict) or schema != Tuned.schema:
         raise InputError(
             f"{path} holds no tuning: its schema is {schema!r}, and {Tuned.schema!r} is needed",
             hint=_HINT,
@@ -42,16 +42,3 @@ def _read_each(kind: type[Any], items: object, name: str) -> None:
             read(kind, item, place)
         except InputError as problem:
             raise Mismatch(f"{place}: {problem.message}") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file", hint=_HINT) from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{path} is not JSON: {error}", hint=_HINT) from None

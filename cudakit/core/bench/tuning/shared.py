@@ -8,14 +8,6 @@ from cudakit.gpu.api import Gpu, Stream
 from cudakit.gpu.api.gemm import Multiplication
 
 
-class _Lending(PreparedGemm):
-    """A prepared product whose operands others compute with."""
-
-    def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
-        """Run another multiplication once, on a buffer set."""
-        multiplication.enqueue(self._sets[index % len(self._sets)], stream)
-
-
 class Shared:
     """The operands of a product, which can be made anew."""
 
@@ -57,8 +49,8 @@ class Shared:
         """Give the memory back. A second time does nothing."""
         self._product.close()
 
-    def _make(self) -> _Lending:
-        return _Lending(self._gpu, self._workload, self._seed)
+    def _make(self) -> PreparedGemm:
+        return PreparedGemm(self._gpu, self._workload, self._seed)
 
 
 class ByAlgorithm:

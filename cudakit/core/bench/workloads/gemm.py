@@ -17,7 +17,14 @@ from cudakit.core.bench.workloads.operands import (
 )
 from cudakit.core.bench.workloads.product import Checker
 from cudakit.gpu.api import LEGACY, Gpu, Stream
-from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.api.gemm import (
+    DATA_TYPES,
+    Algorithm,
+    Gemm,
+    GemmSettings,
+    Library,
+    Multiplication,
+)
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
@@ -135,7 +142,11 @@ class PreparedGemm:
         self._sets.extend(made[number] for number in range(len(made)))
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        self._multiplication.enqueue(self._sets[index % len(self._sets)], stream)
+        self.enqueue_by(self._multiplication, stream, index)
+
+    def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
+        """Run another multiplication of the same product once, on a buffer set."""
+        multiplication.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
         verification = worst(self._checker.check(made, LEGACY) for made in self._made)

@@ -18,8 +18,6 @@ from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import Gemm
 
-# Where buffers lie changes the speed of a product: each round has its own.
-_ROUNDS = 5
 # Launches take the host so long that in a shorter sample the device would rest for much of the time.
 _SAMPLE_S = 10e-3
 # The energy counter moves ten times a second (H200), and only what lies between its steps counts.
@@ -52,7 +50,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
 
 
 def _method(spec: GemmSpec) -> Method:
-    method = replace(spec.method(spec.mode, spec.cache, fill=spec.fill), rounds=_ROUNDS)
+    method = spec.method(spec.mode, spec.cache, fill=spec.fill)
     if spec.rule.min_time_s == Rule().min_time_s:  # nobody said for how long
         least_s = max(spec.rule.min_time_s, min(_LEAST_S, spec.rule.timeout_s / 2))
         method = replace(method, rule=replace(spec.rule, min_time_s=least_s))
