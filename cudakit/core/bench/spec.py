@@ -106,7 +106,7 @@ class MemorySpec(Spec):
 
     operations: tuple[str, ...] = OPERATIONS
     sizes_bytes: tuple[int, ...] | None = None  # of each buffer; None is around the L2 cache
-    mode: Mode = "batch"
+    mode: Mode | None = None  # None is batch, and isolated where the host does the work: simulated
     cache: Cache = "hot"  # which shows what the L2 cache can hold, and what it cannot
 
     def __post_init__(self) -> None:
@@ -257,8 +257,9 @@ def _check_names(what: str, names: Collection[str], known: tuple[str, ...]) -> N
             raise InputError(f"no such {what}: {name!r}", hint=hint)
 
 
-def _check_method(mode: str, cache: str | None) -> None:
-    _check_names("mode", (mode,), _MODES)
+def _check_method(mode: str | None, cache: str | None) -> None:
+    if mode is not None:
+        _check_names("mode", (mode,), _MODES)
     if cache is not None:
         _check_names("cache", (cache,), get_args(Cache))
 

@@ -98,7 +98,7 @@ def memory_cases(spec: MemorySpec, gpu: Gpu) -> tuple[Case, ...]:
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
     return tuple(
-        _case(spec, operation, size_bytes, l2_bytes)
+        _case(spec, operation, size_bytes, l2_bytes, simulated=gpu.simulated)
         for operation in spec.operations
         for size_bytes in sizes_bytes
     )
@@ -111,13 +111,14 @@ def _sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
     return (*dict.fromkeys(around), max(_LARGE_BYTES, 16 * l2_bytes))
 
 
-def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
+def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int, *, simulated: bool) -> Case:
     operation = _OPERATIONS[name]
     moved = operation.buffers * size_bytes
     cold = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
+    mode = spec.mode or ("isolated" if simulated else "batch")
     return Case(
         Memory(name, size_bytes),
-        spec.method(spec.mode, spec.cache, fill="uniform"),
+        spec.method(mode, spec.cache, fill="uniform"),
         Work(bytes_moved=moved) if cold else _IN_CACHE,
         size_bytes,
         operation.buffers,
