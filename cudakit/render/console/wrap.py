@@ -37,6 +37,7 @@ def _broken(text: str, width: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        *whole, line = chop_cells(word, width)
+        # Of a word that takes no room at all, as marks over nothing, no pieces are made.
+        *whole, line = chop_cells(word, width) or [word]
         yield from whole
     yield line

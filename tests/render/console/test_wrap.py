@@ -23,6 +23,10 @@ def test_lines_break_at_spaces_and_inside_a_word_only_where_it_fits_on_no_line()
     assert wrapped("a extraordinary", 8) == ["a", "extraord", "inary"]
 
 
+def test_a_word_of_marks_alone_takes_no_room_and_is_kept() -> None:
+    assert wrapped(":: \u0301 x", 2) == ["::", "\u0301 x"]
+
+
 def test_words_beyond_the_last_line_allowed_leave_an_ellipsis() -> None:
     assert wrapped("one two three four", 8, most=2) == ["one two", "three f…"]
     assert wrapped("one two", 8, most=1) == ["one two"]
