@@ -256,6 +256,20 @@ def test_what_one_library_cannot_do_is_a_result_with_the_reason() -> None:
     assert rival.settings["library"] == "cublas"
 
 
+def test_what_a_library_refuses_only_as_it_computes_is_one_too() -> None:
+    def refuse(run: Run) -> None:
+        if run.gemm.dtype == "fp64":
+            raise Unsupported("no fp64 today", hint="take another")
+
+    with closing(Spoiled(refuse)) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        refused, measured = results(gpu, Gemm(dtype="fp64", m=8, n=8, k=8), SMALL)
+        assert gpu.memory_info().free_bytes == free_bytes
+
+    assert refused.median_s == Unavailable("no fp64 today")
+    assert measured.verified
+
+
 def test_of_several_products_those_that_can_be_are_measured() -> None:
     with closing(Spoiled(refusing=["fp64"])) as gpu:
         result = run(spec(Gemm(dtype="fp64", m=8, n=8, k=8), SMALL), gpu)

@@ -96,6 +96,7 @@ class PreparedGemm:
             )
             self._owned = owned
             self.rotate(1)
+            self._try()
             self._owned = owned.pop_all()
 
     @property
@@ -157,6 +158,13 @@ class PreparedGemm:
 
     def close(self) -> None:
         self._owned.close()
+
+    def _try(self) -> None:
+        """Compute once: some libraries refuse a product, or load what they need for it, only then."""
+        self.enqueue(LEGACY, 0)
+        self._gpu.sync()
+        self._checker.poison(self._made[0], LEGACY)
+        self._gpu.sync()
 
 
 def asked_words(settings: GemmSettings) -> str:
