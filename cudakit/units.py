@@ -14,7 +14,8 @@ class Unavailable:
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
+# So many digits are more than any memory has, and fewer than int and float can take.
+_SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -40,6 +40,9 @@ def report(error: BaseException, *, as_json: bool) -> int:
 def _tell(error: BaseException, *, as_json: bool) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
+        # An interrupt inside an exec (a dataclass is being made) would have CPython end ``python -m`` by the
+        # signal, whoever caught it; the next exec makes it forget (pythonrun.c, run_eval_code_obj).
+        exec("")  # noqa: S102
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE

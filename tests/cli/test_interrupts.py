@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 
 
@@ -76,3 +80,20 @@ def test_another_thread_holds_nothing_back() -> None:
     thread.join()
 
     assert seen == [signal.default_int_handler]
+
+
+def test_an_interrupt_amid_an_exec_ends_with_the_exit_code_that_is_promised(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from cudakit.cli.failure import report\n"
+        "try:\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "except KeyboardInterrupt as error:\n"
+        "    sys.exit(report(error, as_json=False))\n"
+    )
+    # As ``python -m cudakit`` is started: a program that is a file forgets by itself.
+    run = subprocess.run(
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert (run.returncode, run.stderr) == (ExitCode.INTERRUPTED, "\n")

@@ -39,15 +39,14 @@ def given(**options: Any) -> dict[str, Any]:
 
 def names(text: str | tuple[str, ...]) -> tuple[str, ...]:
     """Read ``read,write`` as names; which of them exist the Spec knows."""
-    parts = text.split(",") if isinstance(text, str) else text
-    return tuple(dict.fromkeys(filter(None, (part.strip() for part in parts))))
+    return tuple(dict.fromkeys(_parts(text))) if isinstance(text, str) else text
 
 
 def sizes(text: str | tuple[int, ...]) -> tuple[int, ...]:
     """Read ``64KiB,1MiB..1GiB`` as bytes; a range goes on by doubling."""
     if not isinstance(text, str):
         return text
-    found = [size for part in text.split(",") if part.strip() for size in _range(part)]
+    found = [size for part in _parts(text) for size in _range(part)]
     return tuple(dict.fromkeys(found))
 
 
@@ -56,11 +55,19 @@ def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
     if not isinstance(text, str):
         return text
     try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+        return tuple(dict.fromkeys(map(int, _parts(text))))
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is no list of numbers; write for example 1,10,100"
         ) from None
+
+
+def _parts(text: str) -> list[str]:
+    """Split a list. An empty one may be a variable that is not set, and is not what all means."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise click.BadParameter(f"{text!r} lists nothing; leave it out to have the usual ones")
+    return parts
 
 
 def _range(text: str) -> list[int]:

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from cudakit.cli.bench.options import given, names
+from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.bench.shapes import Shape
     from cudakit.gpu.api.gemm import Gemm
+
+# More would take a day.
+_MOST_PRODUCTS = 10_000
 
 # What was asked, and the names of those that have one.
 Products: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
@@ -74,10 +78,12 @@ PRODUCT_OPTIONS = (
 def products(asked: dict[str, Any], *, simulated: bool) -> Products:
     """Take the options above out of what was asked, and make every combination of them."""
     shapes = _shapes(asked, simulated=simulated)
-    kinds = product(
-        _dtypes(asked.pop("dtypes")),
-        asked.pop("layouts") or (None,),
-        asked.pop("epilogues") or (None,),
+    kinds = tuple(
+        product(
+            _dtypes(asked.pop("dtypes")),
+            asked.pop("layouts") or (None,),
+            asked.pop("epilogues") or (None,),
+        )
     )
     ways = given(
         padding=asked.pop("padding"),
@@ -85,12 +91,21 @@ def products(asked: dict[str, Any], *, simulated: bool) -> Products:
         accumulate=asked.pop("accumulate"),
     )
     batch = asked.pop("batch")
+    _check_count(len(shapes) * len(kinds))
     found: dict[Gemm, str] = {}
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
             gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **ways), dtype)
             found.setdefault(gemm, shape.name)
     return tuple(found), {gemm: name for gemm, name in found.items() if name}
+
+
+def _check_count(count: int) -> None:
+    if count > _MOST_PRODUCTS:
+        raise UsageError(
+            f"{count:,} products were asked, and at most {_MOST_PRODUCTS:,} can be measured in one run",
+            hint="give fewer shapes, types, layouts or epilogues",
+        )
 
 
 def _shapes(asked: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:

@@ -16,6 +16,7 @@ from cudakit.gpu.machine import open_machine
 from cudakit.units import Unavailable
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_MEMORY_INFO = Path("/proc/meminfo")
 _UNKNOWN = Unavailable("NVML does not know the device")
 
 
@@ -34,6 +35,7 @@ def look_around(gpu: str) -> Circumstances:
         other_processes=_count_processes(machine, device),
         host=_host(),
         variables=dict(os.environ),
+        host_free_bytes=_host_free_bytes(),
         command=_command(),
     )
 
@@ -75,6 +77,16 @@ def _cpu() -> str:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+def _host_free_bytes() -> int | Unavailable:
+    """Read what Linux can give without swapping (proc_meminfo(5), MemAvailable)."""
+    try:
+        lines = _MEMORY_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return Unavailable("the system does not say")
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    return int(words[1]) << 10 if len(words) > 1 else Unavailable("the system does not say")
 
 
 def _command() -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +98,11 @@ class TuneOptions:
                 "--torch-validators is of no use without --export", hint="add --export FILE.csv"
             )
 
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """The file for torch, if any."""
+        return () if self.export is None else (self.export,)
+
     def limits(self) -> Limits:
         """Return how long to search. Raises InputError for what makes no sense."""
         from cudakit.core.bench.tuning.limits import Limits
@@ -137,9 +141,19 @@ def measure_or_tune(
     if tuning.wanted:
         return tune(spec, gpu, outputs, tuning)
     if tuning.known:
+        _check_library(spec)
         algorithms = tuned_algorithms(tuning.known, gpu, spec.settings)
         spec = replace(spec, algorithms=algorithms)
     return measure(spec, gpu, outputs)
+
+
+def _check_library(spec: GemmSpec) -> None:
+    """Refuse another library at once, rather than where the file has something for one of the products."""
+    if spec.library != "cublaslt":
+        raise UsageError(
+            f"--tuned is of algorithms of cublaslt, and {spec.library} is to be measured",
+            hint="leave out --library",
+        )
 
 
 def tuned_algorithms(path: Path, gpu: str, settings: GemmSettings) -> Mapping[Gemm, Algorithm]:
@@ -162,12 +176,13 @@ def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> Exi
     with open_output(None) as target:
         with (
             open_by_name(outputs.paths, FORMATS, force=outputs.force) as files,
-            _export_file(tuning, force=outputs.force) as csv,
+            open_by_name(tuning.exports, ("csv",), force=outputs.force) as exports,
         ):
             tuned, exported = _search(spec, gpu, limits, tuning, quiet=outputs.quiet)
             _write(files, tuned)
-            if csv and exported:
-                csv.write(exported.text)
+            if exported:
+                for _, file in exports:
+                    file.write(exported.text)
         _report(target, tuned, outputs, exported)
     return _exit_code(tuned)
 
@@ -208,10 +223,6 @@ def _of_torch() -> Mapping[str, str]:
     except MissingDependency as missing:
         missing.hint += ", or --torch-validators FILE with a file that torch.cuda.tunable wrote"
         raise
-
-
-def _export_file(tuning: TuneOptions, *, force: bool) -> Any:
-    return open_output(tuning.export, force=force) if tuning.export else nullcontext()
 
 
 def _write(files: Files, tuned: Tuned) -> None:

@@ -20,4 +20,5 @@ class Circumstances:
     other_processes: int | Unavailable = _NOT_ASKED  # on the GPU
     host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
     variables: Mapping[str, str] = field(default_factory=dict)  # the process environment
+    host_free_bytes: int | Unavailable = _NOT_ASKED  # memory that the host can still give
     command: tuple[str, ...] = ()  # what was called

@@ -72,14 +72,24 @@ def contend(
     Who refuses does so before anything of it is allocated; the others begin again without it.
     """
     while able := [one for one in contenders if one.refusal is None]:
-        others = tuple(one.by for one in able) if len(able) > 1 else ()
+        turns = replace(method, interleaved=_names(able))
         try:
-            found = measure(
-                timer, able, replace(method, interleaved=others), seed=seed, progress=progress
-            )
+            found = measure(timer, able, turns, seed=seed, progress=progress)
         except Unsupported:
             if all(one.refusal is None for one in able):
                 raise
             continue
         return {measured.name: measured for measured in found}
     return {}
+
+
+def _names(contenders: Sequence[Contender]) -> tuple[str, ...]:
+    """Name those who take turns: by who they are, or where that is the same, by what tells them apart."""
+    if len(contenders) < 2:
+        return ()
+    who = tuple(one.by for one in contenders)
+    if len(set(who)) == len(who):
+        return who
+    first, *others = (one.axes for one in contenders)
+    telling = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
+    return tuple(" ".join(str(one.axes.get(name)) for name in telling) for one in contenders)

@@ -37,6 +37,9 @@ def parse_fail_on(text: str) -> FailOn:
             hint=f"write {', '.join(_VERDICTS)}, or with the least change: slower:5%",
         )
     try:
-        return FailOn(_VERDICTS[word], parse_ratio(threshold) if threshold else 0.0)
+        ratio = parse_ratio(threshold) if threshold else 0.0
     except ValueError as error:
         raise UsageError(f"--fail-on {text!r}: {error}", hint="write slower:5%") from None
+    if ratio > 1 and not threshold.endswith("%"):
+        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
+    return FailOn(_VERDICTS[word], ratio)

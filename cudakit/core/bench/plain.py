@@ -6,8 +6,10 @@ a key that the dataclass does not have is left alone, so that newer files can be
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -99,7 +101,8 @@ def _tuple(
         raise _wrong(place, "a list", plain)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         if kinds[0] is float and set(map(type, plain)) <= {float, int}:
-            return tuple(map(float, plain))  # samples, of which there are many
+            with suppress(OverflowError):  # which is said below, with its place
+                return tuple(map(float, plain))  # samples, of which there are many
         kinds = (kinds[0],) * len(plain)
     if len(kinds) != len(plain):
         raise _wrong(place, f"a list of {len(kinds)}", plain)
@@ -127,9 +130,11 @@ def _scalar(kind: Any, plain: object, place: str) -> object:
         if isinstance(plain, str) and plain.upper() in kind.__members__:
             return kind[plain.upper()]
         raise _wrong(place, " or ".join(name.lower() for name in kind.__members__), plain)
-    if kind is float and type(plain) in (int, float):
-        return float(plain)  # type: ignore[arg-type]  # a number, by the line above
-    if type(plain) is kind:
+    if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        # Neither infinite nor NaN, for which JSON has no form.
+        if abs(plain) <= sys.float_info.max:
+            return float(plain)
+    elif type(plain) is kind:
         return plain
     raise _wrong(place, _WORDS.get(kind, str(kind)), plain)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cudakit.core.bench.text_file import read_text
 from cudakit.errors import InputError
 
 
@@ -13,7 +14,7 @@ def read_saved(path: Path, *, hint: str) -> object:
 
     Raises InputError, with the place of what is wrong; ``hint`` says how to make such a file.
     """
-    text = _text(path, hint)
+    text = read_text(path, hint=hint)
     try:
         plain: object = json.loads(text)
     except json.JSONDecodeError as error:
@@ -21,17 +22,10 @@ def read_saved(path: Path, *, hint: str) -> object:
         raise InputError(
             f"{path} is not JSON: {end} (line {error.lineno}, column {error.colno})", hint=hint
         ) from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{path} is not JSON of a result: {error}", hint=hint) from None
-    return plain
-
-
-def _text(path: Path, hint: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file", hint=hint) from None
-    except OSError as error:
+    except RecursionError:
+        raise InputError(f"{path} is not JSON of a result: too deep", hint=hint) from None
+    except ValueError:  # of int: sys.set_int_max_str_digits
         raise InputError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
+            f"{path} is not JSON of a result: a number is too long", hint=hint
         ) from None
+    return plain

@@ -47,8 +47,9 @@ def run(
     """
     begin_ns = now_ns()
     cases = WORKLOADS[spec.bench](spec, gpu) if cases is None else cases
-    check_fit(cases, gpu.memory_info().free_bytes)
-    session = _Session(spec, gpu, circumstances or Circumstances())
+    circumstances = circumstances or Circumstances()
+    check_fit(cases, gpu.memory_info().free_bytes, circumstances.host_free_bytes)
+    session = _Session(spec, gpu, circumstances)
     complete = session.measure(cases, progress)
     return BenchResult(
         simulated=gpu.simulated,

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from cudakit.core.bench.text_file import read_text
 from cudakit.errors import InputError
 
 _HINT = "write 4096, or 4096x1024x8192 for m by n by k"
-_WHOLE = re.compile(r"[0-9]+")
+_FILE_HINT = "write a shape a line: m n k"
+# No memory holds a longer side.
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
+_MOST_QUOTED = 60  # characters
 _COLUMNS = ("m", "n", "k", "batch")
 _NEEDED = _COLUMNS[:3]
 
@@ -75,8 +79,8 @@ def parse_shape(text: str) -> Shape:
     """Read ``4096``, a cube, or ``4096x1024x8192``, m by n by k. Raises InputError on all else."""
     parts = text.strip().lower().split("x")
     if len(parts) not in (1, 3) or not all(map(_WHOLE.fullmatch, parts)):
-        raise InputError(f"{text!r} is no shape", hint=_HINT)
-    return _shape([int(part) for part in (parts * 3)[:3]], f"the shape {text!r}")
+        raise InputError(f"{_quoted(text)} is no shape", hint=_HINT)
+    return _shape([int(part) for part in (parts * 3)[:3]], f"the shape {_quoted(text)}")
 
 
 def preset(name: str) -> tuple[Shape, ...]:
@@ -105,12 +109,12 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     A first line of names says which column is which. What follows ``#`` is a comment. Raises InputError
     for a file that cannot be read, and for a line that is no shape, with its number.
     """
-    rows = list(_rows(_text(path)))
+    rows = list(_rows(read_text(path, hint=_FILE_HINT)))
     columns: Sequence[str] = _COLUMNS
     if rows and not any(map(_WHOLE.fullmatch, rows[0][1])):
         columns = _header(path, *rows.pop(0))
     if not rows:
-        raise InputError(f"{path} has no shapes", hint="write one a line: m n k")
+        raise InputError(f"{path} has no shapes", hint=_FILE_HINT)
     return tuple(_read_row(path, line, words, columns) for line, words in rows)
 
 
@@ -118,17 +122,6 @@ def _layers(model: str) -> Iterator[Shape]:
     for tokens in _TOKENS:
         for layer, (outputs, inputs) in _MODELS[model].layers().items():
             yield Shape(outputs, tokens, inputs, name=f"{model} {layer}, {tokens} tokens")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file", hint="write a shape a line: m n k") from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
-        ) from None
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -143,7 +136,7 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
     names = tuple(word.lower() for word in words)
     if missing := [name for name in _NEEDED if names.count(name) != 1]:
         raise InputError(
-            f"{path}:{line}: {' '.join(words)!r} is no shape, and as names of columns it lacks "
+            f"{path}:{line}: {_quoted(' '.join(words))} is no shape, and as names of columns it lacks "
             f"{', '.join(missing)}",
             hint="write m n k, or names of columns as m,n,k,batch",
         )
@@ -151,13 +144,17 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
-    where = f"{path}:{line}: {' '.join(words)!r}"
+    where = f"{path}:{line}: {_quoted(' '.join(words))}"
     given = dict(zip(columns, words, strict=False))
     fits = len(words) == len(columns) or (columns is _COLUMNS and len(words) == len(_NEEDED))
     numbers = [given[name] for name in _COLUMNS if name in given]
     if not fits or not all(map(_WHOLE.fullmatch, numbers)):
         raise InputError(f"{where} is no shape", hint="write m n k, or with a batch m n k batch")
     return _shape([int(number) for number in numbers], where)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
 
 
 def _shape(numbers: Sequence[int], where: str) -> Shape:

@@ -58,6 +58,8 @@ _HEAVY_WARMUP_S = 1.0
 _WORD_BYTES = 4
 _MOST_NODES = 100_000
 _MOST_ROUNDS = 1000
+_MOST_SAMPLES = 1_000_000
+_MOST_WARMUP_S = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,8 @@ class Spec:
 
     def __post_init__(self) -> None:
         _check_range("the seed", self.seed, 0, 2**64 - 1)
-        _check_range("the warm-up", self.warmup_s, 0, math.inf)
-        _check_range("the number of samples", self.rule.min_samples, 1, math.inf)
+        _check_range("the warm-up", self.warmup_s, 0, _MOST_WARMUP_S)
+        _check_range("the number of samples", self.rule.min_samples, 1, _MOST_SAMPLES)
         _check_range("the least time", self.rule.min_time_s, 0, math.inf)
         _check_range("the number of rounds", self.rounds, 1, _MOST_ROUNDS)
         _check_positive("the precision", self.rule.precision)
@@ -135,6 +137,11 @@ class CopySpec(Spec):
             _check_names("direction", self.directions, DIRECTIONS)
         _check_sizes(self.sizes_bytes, _WORD_BYTES)
         _check_method(self.mode or "isolated", self.cache)
+        if self.mode == "graph" and any(map(is_pageable, self.directions or ())):
+            raise InputError(
+                "copies of pageable memory wait for the host, and cannot be in a graph",
+                hint="leave out --mode graph, or name other directions",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +239,11 @@ class GemmSpec(Spec):
             )
 
 
+def is_pageable(direction: str) -> bool:
+    """Say whether memory of the host takes part that the device does not reach."""
+    return direction.startswith("pageable")
+
+
 def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
     _check_some("sizes", sizes_bytes)
     for size_bytes in sizes_bytes or ():
@@ -271,10 +283,11 @@ def _check_some(what: str, values: Collection[int] | None) -> None:
 
 def _check_positive(what: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise InputError(f"{what} is {value:g}, and must be above 0")
+        raise InputError(f"{what} is {value:g}, and must be a number above 0")
 
 
 def _check_range(what: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most or math.isnan(value):
-        bound = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-        raise InputError(f"{what} is {value:g}, and must be {bound}")
+        bound = f"at least {least:,}" if math.isinf(most) else f"from {least:,} to {most:,}"
+        seen = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        raise InputError(f"{what} is {seen}, and must be {bound}")

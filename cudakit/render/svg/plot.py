@@ -39,6 +39,8 @@ class LegendItem:
 
     name: str
     remark: str = ""
+    classes: str = ""  # where they are not those of its number
+    hollow: bool = False  # whether its key is a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,13 @@ def name_around(name: str, *, x: str, y: float) -> Markup:
     return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
-def series_class(index: int) -> str:
-    """Return the classes that give the series of this number its colour and dashes."""
-    return f"s{index % _COLOURS} dash{index // _COLOURS % _DASHES}"
+def series_class(index: int, dash: int | None = None) -> str:
+    """Return the classes that give the series of this number its colour and dashes.
+
+    Dashes begin where the colours end, unless they tell something else apart.
+    """
+    dash = index // _COLOURS if dash is None else dash
+    return f"s{index % _COLOURS} dash{dash % _DASHES}"
 
 
 def figure(
@@ -92,22 +98,23 @@ def figure(
     y: Axis,
     legend: Sequence[LegendItem],
     description: str,
+    height: int = HEIGHT,
 ) -> Markup:
-    """Frame a drawing, which fills an SVG of HEIGHT pixels, with axes, legend and markers."""
+    """Frame a drawing, which fills an SVG of ``height`` pixels, with axes, legend and markers."""
     flags = _flags(chart.markers, x)
     above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
     picture = element(
         "svg",
         element("title", chart.title),
         element("desc", description),
-        _y_grid(y, above),
-        element("svg", drawing, y=above, width="100%", height=HEIGHT, class_="plot"),
-        _x_labels(x, above, chart.x_label),
-        *(_flag(flag, above) for flag in flags),
+        _y_grid(y, above, height),
+        element("svg", drawing, y=above, width="100%", height=height, class_="plot"),
+        _x_labels(x, above + height, chart.x_label),
+        *(_flag(flag, above, above + height) for flag in flags),
         class_="chart",
         role="img",
         width="100%",
-        height=above + HEIGHT + _TICKS + (_X_LABEL if chart.x_label else 0),
+        height=above + height + _TICKS + (_X_LABEL if chart.x_label else 0),
     )
     caption = element("figcaption", chart.title) if chart.title else None
     return element(
@@ -127,11 +134,11 @@ def stretched(drawing: Iterable[Markup], *, width: int, height: int) -> Markup:
     )
 
 
-def _y_grid(axis: Axis, above: int) -> Markup:
+def _y_grid(axis: Axis, above: int, height: int) -> Markup:
     return join(
         part
         for tick in axis.ticks
-        for at in (above + round(HEIGHT * (1 - axis.share(tick.value)), 1),)
+        for at in (above + round(height * (1 - axis.share(tick.value)), 1),)
         for part in (
             element(
                 "line",
@@ -145,8 +152,7 @@ def _y_grid(axis: Axis, above: int) -> Markup:
     )
 
 
-def _x_labels(axis: Axis, above: int, label: str) -> Markup:
-    bottom = above + HEIGHT
+def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
     ticks = (
         join(
             (
@@ -173,7 +179,8 @@ def _legend(items: Sequence[LegendItem], kind: str) -> Markup | None:
             "li",
             element(
                 "svg",
-                element("path", class_=f"{kind} {series_class(i)}", d=_KEYS[kind]),
+                element("path", class_=f"{kind} {item.classes or series_class(i)}", d=_KEYS[kind]),
+                element("path", class_="scatter hole", d=_DOT) if item.hollow else None,
                 class_="key",
                 width=24,
                 height=10,
@@ -210,7 +217,7 @@ def _flag_at(marker: Marker, axis: Axis) -> _Flag:
     return _Flag(marker, share, share - width if leftwards else share + width)
 
 
-def _flag(flag: _Flag, above: int) -> Markup:
+def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     at, marker = percent(flag.share), flag.marker
     top = flag.line * _MARKER_LINE + 4 if flag.labelled else above
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
@@ -225,7 +232,7 @@ def _flag(flag: _Flag, above: int) -> Markup:
     return element(
         "g",
         element("title", words),
-        element("line", x1=at, x2=at, y1=top, y2=above + HEIGHT),
+        element("line", x1=at, x2=at, y1=top, y2=bottom),
         label if flag.labelled else None,
         class_=f"marker {marker.level}",
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -14,11 +15,12 @@ from cudakit.document import Array, Rate
 from cudakit.render.amounts import words
 from cudakit.units import format_bytes, format_count, format_seconds
 
-Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio"]
+Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
 LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 
 # About as many ticks as a reader can take in, and as fit beside one another in 700 pixels.
 _TICKS = 5
+_MOST_AT = 12
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _CLOCK_STEPS: Final = (
     *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
@@ -64,26 +66,40 @@ def tight_axis(low: float, high: float, unit: Unit) -> Axis:
     return Axis(low, high, _ticks(low, high, unit))
 
 
-def rounded_axis(low: float, high: float, unit: Unit) -> Axis:
-    """Make an axis that contains 0 and ends at ticks, as an axis of amounts should."""
+def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
+    """Make an axis that contains 0 and ends at ticks, as an axis of amounts should.
+
+    ``of`` is what a rate is of: ``B``, ``FLOP``.
+    """
     low, high = min(low, 0.0), max(high, 0.0)
     if not _is_range(low, high):
         low, high = 0.0, 1.0
     step = _step(high - low, unit)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-    return Axis(low, high, _ticks(low, high, unit, step))
+    return Axis(low, high, _ticks(low, high, unit, step, of))
 
 
-def log_axis(low: float, high: float, unit: LogUnit) -> Axis:
+def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
     """Make a logarithmic axis of positive values, at least a factor of two long.
 
     Bytes have ticks at powers of two, all else at powers of ten, and between them where those are few.
+    ``of`` is what a rate is of.
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
     values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
-    label = _LOG_LABELS[unit]
+    label = partial(_rate_label, of=of) if unit == "rate" else _LOG_LABELS[unit]
     return Axis(low, high, tuple(Tick(value, label(value)) for value in values), logarithmic=True)
+
+
+def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
+    """Put the ticks of an axis where its data are, if those are few and apart enough to be read."""
+    places = np.unique(values)
+    shares = axis.shares(places)
+    if len(places) > _MOST_AT or (len(places) > 1 and np.diff(shares).min() < 1 / _MOST_AT):
+        return axis
+    label = _LOG_LABELS[unit]
+    return replace(axis, ticks=tuple(Tick(value, label(value)) for value in places.tolist()))
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:
@@ -107,11 +123,13 @@ def _is_range(low: float, high: float) -> bool:
     return high - low > max(max(abs(low), abs(high)) * 1e-12, 1e-300)
 
 
-def _ticks(low: float, high: float, unit: Unit, step: float | None = None) -> tuple[Tick, ...]:
+def _ticks(
+    low: float, high: float, unit: Unit, step: float | None = None, of: str = ""
+) -> tuple[Tick, ...]:
     step = step or _step(high - low, unit)
     # A tick must not be lost to the rounding of a division.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    label = _labels(unit, step)
+    label = _labels(unit, step, of)
     return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
 
 
@@ -140,7 +158,7 @@ def _clock_step(rough: float) -> float:
     return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough)]
 
 
-def _labels(unit: Unit, step: float) -> Callable[[float], str]:
+def _labels(unit: Unit, step: float, of: str) -> Callable[[float], str]:
     match unit:
         case "bytes":
             return _bytes_label
@@ -148,6 +166,8 @@ def _labels(unit: Unit, step: float) -> Callable[[float], str]:
             return lambda value: format_count(round(value))
         case "ratio":
             return lambda value: f"{_plain(value * 100)}%"
+        case "rate":
+            return partial(_rate_label, of=of)
         case "seconds":
             return _seconds_labels(step)
 
@@ -164,8 +184,8 @@ def _seconds_labels(step: float) -> Callable[[float], str]:
     return lambda value: f"{_plain(value / size)} {name}"
 
 
-def _rate_label(value: float) -> str:
-    return words(Rate(value, ""))
+def _rate_label(value: float, of: str = "") -> str:
+    return words(Rate(value, of)) if value else "0"
 
 
 def _plain(number: float) -> str:

@@ -2,141 +2,131 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cudakit.document import Array, Columns, Seconds
 from cudakit.render.amounts import words
-from cudakit.render.markup import Markup, element, escaped, join
+from cudakit.render.markup import Markup, element
+from cudakit.render.svg.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
 from cudakit.render.svg.places import dots, places
-from cudakit.render.svg.plot import percent, stretched
+from cudakit.render.svg.plot import stretched
 from cudakit.render.svg.scale import Axis, tight_axis
 
-# Pixels, but for the width: the drawing is as wide as the page allows.
-_LANE = 46
-_STRIP = 20
-_WORDS = 14  # from the top of a lane to the feet of its letters
-_STRIP_TOP = _LANE - _STRIP - 6
-_TICKS = 26
+# Pixels of a lane, and units of what is drawn in it.
+_LANE = 44
+_HEIGHT = 400
 
-_WIDTH = 2400
-_MOST_LANES = 40
 _MOST_DOTS = 1000
-_LETTERS = 70
 # Shares of the samples: what lies beyond the outer ones is counted, not drawn.
 _OUTER = (0.005, 0.995)
-_QUARTERS = (0.25, 0.5, 0.75)
+_QUARTERS = (0.25, 0.75)
+# So is what lies so many times the middle half beyond it: one sample would squeeze all others.
+_FENCE = 6.0
 _LEAST_REACH = 0.005
-# Where a dot stands in its lane says nothing: steps of the golden ratio keep neighbours apart.
-_GOLDEN = 0.618033988749895
+_CAPTION = (
+    "A dot is a sample, the first of its case at the top, the last at the bottom; rounds are apart, with a "
+    "line at the median of each. Shaded: the middle half; darker: the 95 % interval of the median."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """A case: its samples relative to their median, which is 0."""
+class _Case:
+    """The samples of a case relative to their median, which is 0."""
 
     name: str
     median_s: float
     deviations: Array
+    rounds: Array
+    interval: tuple[float, float]
 
     @property
     def outer(self) -> tuple[float, float]:
         # The extremes of a few samples are drawn.
-        low = np.quantile(self.deviations, _OUTER[0], method="lower")
-        return float(low), float(np.quantile(self.deviations, _OUTER[1], method="higher"))
+        low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
+        high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
+        below, above = np.quantile(self.deviations, _QUARTERS)
+        fence = max(_FENCE * float(above - below), _LEAST_REACH)
+        return max(low, float(below) - fence), min(high, float(above) + fence)
 
 
-def spread(columns: Columns) -> Markup:
-    """Draw the samples of each case by their distance from its median, with the middle half of them.
+def spread(columns: Columns, figures: Columns) -> Markup:
+    """Draw the samples of each case by their distance from its median, in the order taken.
 
-    The arrays of ``samples`` are ``case`` (decoded by ``text``) and ``time_s``, in the order taken.
+    The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
+    ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
     """
-    lanes = _lanes(columns)
-    if not lanes:
+    cases = list(_cases(columns, figures))
+    if not cases:
         return element("p", "No samples.", class_="muted")
-    shown = lanes[:_MOST_LANES]
-    x = _axis(shown)
-    bottom = len(shown) * _LANE
-    drawing = element(
-        "svg",
-        element("title", "Samples around the median of their case"),
-        _grid(x, bottom),
-        *(_lane(lane, x, i * _LANE) for i, lane in enumerate(shown)),
-        class_="chart",
-        role="img",
-        width="100%",
-        height=bottom + _TICKS,
+    shown = cases[:MOST_LANES]
+    axis = _axis(shown)
+    title = "Samples around the median of their case"
+    rows = [_lane(case, axis) for case in shown]
+    drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
+    caption = element("p", _CAPTION, class_="caption")
+    return element(
+        "figure", drawing, caption, left_out(len(cases) - len(shown)), class_="lanes spread"
     )
-    return element("figure", drawing, _left_out(len(lanes) - len(shown)), class_="spread")
 
 
-def _lanes(columns: Columns) -> list[_Lane]:
-    case, time_s = columns.arrays["case"], columns.arrays["time_s"]
-    lanes = []
+def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
+    arrays = columns.arrays
     for i, name in enumerate(columns.text["case"]):
-        times = time_s[case == i]
+        which = arrays["case"] == i
+        times = arrays["time_s"][which]
         median = float(np.median(times)) if len(times) else 0.0
         if median > 0:
-            lanes.append(_Lane(name, median, times / median - 1))
-    return lanes
+            low, high = (float(figures.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
+            interval = (low / median - 1, high / median - 1)
+            yield _Case(name, median, times / median - 1, arrays["round"][which], interval)
 
 
-def _axis(lanes: list[_Lane]) -> Axis:
-    lows, highs = zip(*(lane.outer for lane in lanes), strict=True)
-    return tight_axis(min(*lows, -_LEAST_REACH), max(*highs, _LEAST_REACH), "ratio")
+def _axis(cases: list[_Case]) -> Axis:
+    lows, highs = zip(*(case.outer for case in cases), strict=True)
+    axis = tight_axis(min(*lows, -_LEAST_REACH), max(*highs, _LEAST_REACH), "ratio")
+    ticks = (replace(t, label=f"+{t.label}") if t.value > 0 else t for t in axis.ticks)
+    return replace(axis, ticks=tuple(ticks))
 
 
-def _grid(axis: Axis, bottom: int) -> Markup:
-    parts = []
-    for tick in axis.ticks:
-        at = percent(axis.share(tick.value))
-        kind = "grid" if tick.value else "zero"
-        sign = "+" if tick.value > 0 else ""
-        parts.append(element("line", class_=kind, x1=at, x2=at, y1=0, y2=bottom))
-        label = f"{sign}{tick.label}" if tick.value else "median"
-        parts.append(element("text", label, class_="tick middle", x=at, y=bottom + 19))
-    return join(parts)
-
-
-def _lane(lane: _Lane, axis: Axis, top: int) -> Markup:
-    inside = lane.deviations[(lane.deviations >= axis.low) & (lane.deviations <= axis.high)]
-    beyond = len(lane.deviations) - len(inside)
-    remark = f"{words(Seconds(lane.median_s))}, {len(lane.deviations):,} samples" + (
+def _lane(case: _Case, axis: Axis) -> Lane:
+    inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
+    beyond = len(inside) - int(inside.sum())
+    remark = f"{words(Seconds(case.median_s))}, {len(inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
+    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_medians(case, axis))
+    return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
+
+
+def _boxes(case: _Case, axis: Axis) -> Iterator[Markup]:
+    quarters = np.quantile(case.deviations, _QUARTERS)
+    for kind, ends in (("half", quarters), ("interval", np.array(case.interval))):
+        if np.isfinite(ends).all():
+            low, high = places(np.clip(axis.shares(ends), 0, 1), WIDTH)
+            yield element("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
+
+
+def _cloud(case: _Case, axis: Axis, inside: Array) -> Markup:
+    heights = (np.arange(len(inside)) + 0.5) / len(inside)
+    every = max(-(-int(inside.sum()) // _MOST_DOTS), 1)
+    across = axis.shares(case.deviations[inside][::every])
     return element(
-        "g",
-        element("title", f"{lane.name}: {remark}"),
-        element(
-            "text",
-            element("tspan", escaped(lane.name, limit=_LETTERS), class_="name"),
-            element("tspan", remark, class_="remark", dx=10),
-            x=0,
-            y=top + _WORDS,
-        ),
-        element(
-            "svg",
-            _strip(lane, inside, axis),
-            y=top + _STRIP_TOP,
-            width="100%",
-            height=_STRIP,
-        ),
+        "path",
+        class_="scatter s0",
+        d=dots(places(across, WIDTH), places(heights[inside][::every], _HEIGHT)),
     )
 
 
-def _strip(lane: _Lane, inside: Array, axis: Axis) -> Markup:
-    """Draw the middle half as a box behind the dots."""
-    shown = inside[:: max(-(-len(inside) // _MOST_DOTS), 1)]
-    steps = (np.arange(len(shown)) * _GOLDEN) % 1
-    low, middle, high = places(axis.shares(np.quantile(lane.deviations, _QUARTERS)), _WIDTH)
-    height = 10 * _STRIP
-    box = element("rect", class_="half", x=low, y=0, width=max(high - low, 1), height=height)
-    line = element("path", class_="line s1", d=f"M{middle} 0V{height}")
-    cloud = dots(places(axis.shares(shown), _WIDTH), places(0.1 + 0.8 * steps, height))
-    parts = (box, element("path", class_="scatter s0", d=cloud), line)
-    return stretched(parts, width=_WIDTH, height=height)
-
-
-def _left_out(count: int) -> Markup | None:
-    return element("p", f"{count:,} more cases are not drawn.", class_="caption") if count else None
+def _medians(case: _Case, axis: Axis) -> Iterator[Markup]:
+    """Draw the median of each round as high as its samples are."""
+    starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
+    ends = [*starts[1:].tolist(), len(case.rounds)]
+    for start, end in zip(starts.tolist(), ends, strict=True):
+        middle = np.median(case.deviations[start:end])
+        (at,) = places(np.clip(axis.shares(np.array([middle])), 0, 1), WIDTH)
+        top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
+        gap = 12 if len(ends) > 1 else 0
+        yield element("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")

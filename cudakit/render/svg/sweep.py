@@ -12,76 +12,133 @@ from cudakit.document import Array, Chart, Columns
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.places import dots, outline, places
 from cudakit.render.svg.plot import LegendItem, figure, series_class, stretched
-from cudakit.render.svg.scale import Axis, log_axis, rounded_axis, tight_axis
+from cudakit.render.svg.scale import Axis, log_axis, rounded_axis, ticked_at, tight_axis
 
 _WIDTH, _HEIGHT = 2400, 1000
-# An axis that spans more than this is drawn by its logarithm.
-_WIDE = 32
-# Between the least time and the lower end of such an axis.
+_PIXELS = 300
+# An axis that spans at least this is drawn by its logarithm.
+_WIDE = 8
+# So is one of rates where the highest point of a line is less than such a part of it.
+_UNLIKE = 5
+# So is one of times that spans more than this.
+_LONG = 32
+# Between the least value and the lower end of such an axis.
 _MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Curves:
-    """Points in order of their lines, each with what it may be at least and at most."""
+    """Points in order of their lines, each with what it may be at least and at most, and its limit."""
 
     line: Array
     x: Array
     y: Array
     low: Array
     high: Array
+    limit: Array
+    fit: Array
+    classes: tuple[str, ...]  # of each line
 
 
 def sweep(columns: Columns) -> Markup:
-    """Draw a curve for each line of ``sweep AXIS``: the share of the limit, else the time.
+    """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, else the time.
 
-    The arrays are ``line`` (decoded by ``text``), AXIS, ``median_s``, ``ci95_low_s``, ``ci95_high_s`` and
-    ``ratio_to_limit``; bars span the confidence intervals.
+    The arrays are ``line`` (decoded by ``text``), ``colour`` and ``contender`` of the line, AXIS,
+    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` that is done in
+    that time, with its ``unit``. Bars span the confidence intervals; a line goes through the points, or as it
+    was fitted to them. What follows a colon in the name is the title.
     """
-    name = columns.name.removeprefix("sweep ")
-    by_limit = bool(np.isfinite(columns.arrays["ratio_to_limit"]).all())
-    curves = _curves(columns, name, by_limit=by_limit)
-    x, y = _x_axis(curves.x, name), _y_axis(curves, by_limit=by_limit)
+    name, _, panel = columns.name.removeprefix("sweep ").partition(": ")
+    by_rate = bool(np.isfinite(columns.arrays["amount"]).all())
+    curves = _curves(columns, name, by_rate=by_rate)
+    x, y = _x_axis(curves.x, name), _y_axis(curves, columns.text["unit"][0] if by_rate else "")
     names = columns.text["line"]
-    paths = (path for i in range(len(names)) for path in _paths(curves, i, x, y))
-    title = "Share of the limit" if by_limit else "Time"
+    limits = list(_limits(curves, x, y)) if by_rate else []
+    paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
+    fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed time + time per node"
+    title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
     return figure(
         Chart("line", title, curves.x, (), x_label=_title(name)),
-        stretched(paths, width=_WIDTH, height=_HEIGHT),
+        stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),
         x=x,
         y=y,
-        legend=[LegendItem(words) for words in names] if len(names) > 1 else [],
+        legend=_legend(curves, names, limited=bool(limits)),
         description=f"{title} along {_title(name)}: {', '.join(names[:8])}",
+        height=_PIXELS,
     )
 
 
-def _curves(columns: Columns, name: str, *, by_limit: bool) -> _Curves:
+def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
     arrays = columns.arrays
-    median, low, high = (arrays[key] for key in ("median_s", "ci95_low_s", "ci95_high_s"))
-    line, across = arrays["line"], arrays[name].astype(np.float64)
-    if not by_limit:
-        return _Curves(line, across, median, low, high)
-    # The least time is the largest share.
-    ratio = arrays["ratio_to_limit"]
-    return _Curves(line, across, ratio, ratio * median / high, ratio * median / low)
+    low, middle, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
+    line, across, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
+    fit = arrays["fit_s"]
+    firsts = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
+    classes = tuple(
+        series_class(int(arrays["colour"][at]), int(arrays["contender"][at]) or None)
+        for at in firsts
+    )
+    if not by_rate:
+        return _Curves(line, across, middle, low, high, limit, fit, classes)
+    # The least time is the highest rate.
+    amount = arrays["amount"]
+    return _Curves(
+        line, across, amount / middle, amount / high, amount / low, amount / limit, fit, classes
+    )
 
 
 def _x_axis(values: Array, name: str) -> Axis:
     low, high = float(values.min()), float(values.max())
     unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    wide = low > 0 and high / low > _WIDE
-    return log_axis(low, high, unit) if wide else tight_axis(low, high, unit)
+    wide = low > 0 and high / low >= _WIDE
+    axis = log_axis(low, high, unit) if wide else tight_axis(low, high, unit)
+    return ticked_at(axis, values, unit)
 
 
-def _y_axis(curves: _Curves, *, by_limit: bool) -> Axis:
-    if by_limit:
-        return rounded_axis(0.0, max(float(curves.high.max()), 1.0), "ratio")
-    low, high = float(curves.low.min()), float(curves.high.max())
-    wide = low > 0 and high / low > _WIDE
-    return log_axis(low / _MARGIN, high, "seconds") if wide else rounded_axis(0.0, high, "seconds")
+def _y_axis(curves: _Curves, unit: str) -> Axis:
+    """Choose an axis on which every line can be read: from 0, unless some would lie flat on it."""
+    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    known = values[np.isfinite(values)]
+    low, high = float(known.min()), float(known.max())
+    if not unit:
+        long = low > 0 and high / low > _LONG
+        return (
+            log_axis(low / _MARGIN, high, "seconds") if long else rounded_axis(0, high, "seconds")
+        )
+    peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
+    if low > 0 and high > _UNLIKE * min(peaks):
+        return log_axis(low / _MARGIN, high * _MARGIN, "rate", of=unit)
+    return rounded_axis(0, high, "rate", of=unit)
 
 
-def _paths(curves: _Curves, number: int, x: Axis, y: Axis) -> Iterator[Markup]:
+def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Markup]:
+    """Draw limits that agree as one line; in the colour of its curves where those have but one."""
+    merged: list[tuple[dict[int, int], set[str]]] = []
+    for i, classes in enumerate(curves.classes):
+        which = (curves.line == i) & np.isfinite(curves.limit)
+        across = places(x.shares(curves.x[which]), _WIDTH)
+        down = places(1 - y.shares(curves.limit[which]), _HEIGHT)
+        points = dict(zip(across, down, strict=True))
+        for others, colours in merged:
+            shared = points.keys() & others.keys()
+            if shared and all(points[at] == others[at] for at in shared):
+                others.update(points)
+                colours.add(_colour(classes))
+                break
+        else:
+            if points:
+                merged.append((points, {_colour(classes)}))
+    for points, colours in merged:
+        path = outline(*zip(*sorted(points.items()), strict=True))
+        colour = "shared" if len(colours) > 1 else next(iter(colours))
+        yield element("path", class_=f"line limit {colour}", d=path)
+
+
+def _colour(classes: str) -> str:
+    return classes.split()[0]
+
+
+def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Markup]:
     which = curves.line == number
     across = places(x.shares(curves.x[which]), _WIDTH)
     middle, low, high = (
@@ -89,13 +146,33 @@ def _paths(curves: _Curves, number: int, x: Axis, y: Axis) -> Iterator[Markup]:
         for heights in (curves.y, curves.low, curves.high)
     )
     bars = "".join(f"M{at} {a}V{b}" for at, a, b in zip(across, low, high, strict=True))
+    classes = curves.classes[number]
+    colour = _colour(classes)
     for kind, path in (
-        ("line", outline(across, middle)),
-        ("line", bars),
-        ("scatter", dots(across, middle)),
+        (f"line {classes}", _line(curves, which, across, middle, y)),
+        (f"line {colour}", bars),
+        (f"scatter {colour}", dots(across, middle)),
     ):
-        yield element("path", class_=f"{kind} {series_class(number)}", d=path)
+        yield element("path", element("title", name), class_=kind, d=path)
+
+
+def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
+    """Lay a line through the points, or as it was fitted to them where that can be drawn."""
+    fit = curves.fit[which]
+    drawable = np.isfinite(fit).all() and bool((fit > 0).all())
+    return outline(across, places(1 - y.shares(fit), _HEIGHT) if drawable else middle)
+
+
+def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[LegendItem]:
+    items = [
+        LegendItem(name, classes=classes)
+        for name, classes in zip(names, curves.classes, strict=True)
+    ]
+    if limited:
+        return [*items, LegendItem("limit", classes="limit shared")]
+    return items if len(items) > 1 else []
 
 
 def _title(name: str) -> str:
-    return name.removesuffix("_bytes").replace("_", " ")
+    """Write an axis as a reader would: ``m = n = k``."""
+    return name.removesuffix("_bytes").replace("_", " ").replace("=", " = ")

@@ -94,7 +94,7 @@ def test_a_rival_is_measured_in_turn_and_stands_beside(cli: Cli) -> None:
     assert own["method"]["interleaved"] == ["cudakit", "cublas"]
     assert own["axes"] == rival["axes"]
     assert "of cublas" in report
-    assert "100% ± " in report
+    assert "100.0% ± " in report
 
 
 @pytest.mark.parametrize("vs", [["torch,cupy"], ["torch", "--vs", "cupy"]])

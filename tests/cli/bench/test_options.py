@@ -27,7 +27,6 @@ MIB = 1 << 20
         ("1MiB..1MiB", (MIB,)),
         ("4MiB,1MiB..8MiB", (4 * MIB, MIB, 2 * MIB, 8 * MIB)),
         ("0", (0,)),  # which the Spec refuses
-        ("", ()),
     ],
 )
 def test_sizes_are_a_list_and_ranges_that_double(text: str, found: tuple[int, ...]) -> None:
@@ -44,10 +43,10 @@ def test_a_range_begins_with_its_least_and_stays_within(low: int, doublings: int
 
 
 @pytest.mark.parametrize(
-    "text", ["1MiB..", "..1MiB", "2MiB..1MiB", "0..1MiB", "-1", "x", "1..2..3"]
+    "text", ["", ",", "1MiB..", "..1MiB", "2MiB..1MiB", "0..1MiB", "-1", "x", "1..2..3"]
 )
 def test_sizes_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write for example"):
+    with pytest.raises(click.BadParameter, match=r"write for example|lists nothing"):
         sizes(text)
 
 

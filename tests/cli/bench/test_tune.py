@@ -147,7 +147,7 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
         (("--tune-iterations", "30"), "of no use without --tune"),
         (("--export", "x.csv"), "of no use without --tune"),
         (("--tune", "--torch-validators", "x.csv"), "of no use without --export"),
-        (("--tune", "--tune-time", "0"), "must be above 0"),
+        (("--tune", "--tune-time", "0"), "must be a number above 0"),
         (("--tune", "--tune-iterations", "5"), "at least 20"),
         (("--tune", "-o", "tuned.csv"), "does not say what it is to hold"),
         (("--tune", "--tuned", "none.json"), "cannot be read"),

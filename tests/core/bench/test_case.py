@@ -44,3 +44,13 @@ def test_buffers_of_other_sizes_count_and_what_would_fit_is_said_in_their_words(
     with pytest.raises(InputError, match=r"needs 3.00 MiB, and 1.00 MiB are free") as caught:
         check_fit([case], 1 << 20)
     assert caught.value.hint == f"{int(0.95 * (1 << 20))} and no more would fit"
+
+
+def test_the_memory_of_the_host_is_another_and_counts_where_it_is_known() -> None:
+    case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=1, host_bytes=8 << 20)
+
+    check_fit([case], 1 << 30)
+    check_fit([case], 1 << 30, 1 << 30)
+    with pytest.raises(InputError, match=r"needs 8.00 MiB of the host's memory, and") as caught:
+        check_fit([case], 1 << 30, 8 << 20)
+    assert caught.value.hint == "3.80 MiB would fit"

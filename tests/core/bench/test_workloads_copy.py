@@ -10,7 +10,7 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.session import Circumstances, run
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec
 from cudakit.core.bench.workloads.copy import copy_cases
-from cudakit.errors import CudaError, Unsupported
+from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -110,9 +110,13 @@ def test_pageable_memory_between_events_goes_without_a_blocker() -> None:
     assert (case.method.mode, case.method.blocker) == ("isolated", False)
 
 
-def test_pageable_memory_in_a_graph_is_the_error_of_the_driver() -> None:
-    with closing(Sim()) as gpu, pytest.raises(CudaError, match="STREAM_CAPTURE_UNSUPPORTED"):
-        measured(gpu, "pageable-h2d", mode="graph")
+def test_pageable_memory_in_a_graph_is_refused_and_not_among_all_that_can_be_in_one() -> None:
+    with pytest.raises(InputError, match="cannot be in a graph"):
+        CopySpec(directions=("h2d", "pageable-h2d"), mode="graph")
+    with closing(Sim()) as gpu:
+        cases = copy_cases(CopySpec(mode="graph", sizes_bytes=(SIZE,)), gpu)
+
+    assert [case.workload.axes["direction"] for case in cases] == ["h2d", "d2h", "both", "d2d"]
 
 
 def test_a_peer_is_another_device_and_both_ways_at_once_take_no_longer() -> None:

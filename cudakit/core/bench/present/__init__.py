@@ -5,14 +5,15 @@ from __future__ import annotations
 from cudakit.core.bench.present.cases import cases_table
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.comparison import present_comparison as present_comparison
-from cudakit.core.bench.present.distribution import distribution_table
+from cudakit.core.bench.present.curves import sweeps
+from cudakit.core.bench.present.distribution import distribution
 from cudakit.core.bench.present.graphs import graph_section
 from cudakit.core.bench.present.health import present_health as present_health
 from cudakit.core.bench.present.machine import machine_facts, title
 from cudakit.core.bench.present.notes import notes
-from cudakit.core.bench.present.pictures import roofline, sweeps
+from cudakit.core.bench.present.pictures import besides, roofline
 from cudakit.core.bench.result import BenchResult
-from cudakit.document import Document, Node, Section, View
+from cudakit.document import Document, Node, Section
 
 
 def present(result: BenchResult, *, detail: bool = False) -> Document:
@@ -37,7 +38,6 @@ def _exports(result: BenchResult) -> list[Node]:
 
 
 def _detail(result: BenchResult) -> list[Node]:
-    pictures = [*sweeps(result.results), *roofline(result.results)]
-    distribution = View("bench", ("samples",), fallback=distribution_table(result.results))
-    sections: list[Node] = [Section("Distribution of the samples", (distribution,))]
-    return [*pictures, *sections]
+    cases = result.results
+    samples = Section("Distribution of the samples", (distribution(cases),))
+    return [*sweeps(cases, result.graphs), *roofline(cases), *besides(cases), samples]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from cudakit.core.bench.present.peers import OURSELVES
 from cudakit.core.bench.result import Axis, CaseResult
 from cudakit.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 
-_OURSELVES = "cudakit"
 # The sizes of a product of matrices, which are one thing to a reader.
 SIZES = ("m", "n", "k")
 # Axes whose names are what they count: "8 nodes".
@@ -32,7 +32,7 @@ def fixed_words(cases: Sequence[CaseResult]) -> str:
     """Name the axes that are the same everywhere: ``dtype bf16, layout nn``."""
     shown = set(varying(cases))
     return ", ".join(
-        f"{axis_title(name)} {_plain(name, value)}"
+        f"{axis_title(name)} {axis_words(name, value)}"
         for name, value in (cases[0].axes.items() if cases else ())
         if name not in shown
     )
@@ -67,6 +67,14 @@ def axis_value(name: str, value: Axis | None) -> Value:
     return Bytes(value) if name.endswith("_bytes") and isinstance(value, int) else Text(str(value))
 
 
+def axis_words(name: str, value: Axis | None) -> str:
+    """Write the value of an axis in words."""
+    if value is None:
+        return "-"
+    is_size = name.endswith("_bytes") and isinstance(value, int)
+    return format_bytes(int(value)) if is_size else str(value)
+
+
 def axis_title(name: str) -> str:
     """Head the column of an axis."""
     return name.removesuffix("_bytes").replace("_", " ")
@@ -79,7 +87,7 @@ def _short(case: CaseResult, shown: Sequence[str], *, named: bool, contender: bo
             words += [_sizes(case)] if name == SIZES[0] else []
         elif (value := case.axes.get(name)) is not None:
             words.append(_words(name, value))
-    if contender and case.contender != _OURSELVES:
+    if contender and case.contender != OURSELVES:
         words = [*(words or [case.name]), f"by {case.contender}"]
     return " ".join(words) or case.name
 
@@ -90,12 +98,9 @@ def _sizes(case: CaseResult) -> str:
 
 def _words(name: str, value: Axis) -> str:
     """Write a value as it stands in a name: a number needs to be told from other numbers."""
-    words = _plain(name, value)
+    words = axis_words(name, value)
     if isinstance(value, str) or name.endswith("_bytes"):
         return words
-    return f"{words} {name}" if name in _COUNTED else f"{axis_title(name)} {words}"
-
-
-def _plain(name: str, value: Axis) -> str:
-    is_size = name.endswith("_bytes") and isinstance(value, int)
-    return format_bytes(int(value)) if is_size else str(value)
+    if name in _COUNTED:
+        return f"{words} {name.removesuffix('s') if value == 1 else name}"
+    return f"{axis_title(name)} {words}"

@@ -10,6 +10,7 @@ from typing import Literal
 from cudakit.core.bench.present.axes import axis_title, axis_value, fixed_words, varying
 from cudakit.core.bench.present.machine import clock_words
 from cudakit.core.bench.present.peers import OURSELVES, compared, peers, share_of
+from cudakit.core.bench.present.steps import are_steps, steps_table
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
@@ -27,7 +28,12 @@ class _Shown:
 
 
 def cases_table(cases: Sequence[CaseResult]) -> Table:
-    """Compare cases in a row each; those of a library that is compared with stand back."""
+    """Compare cases in a row each; those of a library that is compared with stand back.
+
+    Steps of graphs have a row for all sizes of a graph.
+    """
+    if are_steps(cases):
+        return steps_table(cases)
     axes = varying(cases)
     shown = [column for column in _columns(cases) if any(column.needed(case) for case in cases)]
     return Table(

@@ -11,9 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from cudakit.core.bench.compare import label
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.present.axes import axis_names
+from cudakit.core.bench.present.axes import axis_names, short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Array, Columns
@@ -49,8 +48,9 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
             "case": np.repeat(np.arange(len(cases)), sizes),
             "time_s": np.array([time for case in cases for time in case.samples_s], np.float64),
             "sm_clock_hz": np.array([hz for row in clocks for hz in row], np.float64),
+            "round": np.array([number for case in cases for number in _rounds(case)], np.int64),
         },
-        {"case": tuple(map(label, cases))},
+        {"case": tuple(short_labels(cases))},
     )
 
 
@@ -123,6 +123,12 @@ def _words(
     numbers = {word: at for at, word in enumerate(known)}
     arrays[name] = np.array([-1 if word is None else numbers[word] for word in words], np.int64)
     text[name] = tuple(known)
+
+
+def _rounds(case: CaseResult) -> list[int]:
+    """Number the round of each sample."""
+    sizes = case.rounds or (len(case.samples_s),)
+    return [number for number, size in enumerate(sizes) for _ in range(size)]
 
 
 def _rate(case: CaseResult, amount: float) -> float:

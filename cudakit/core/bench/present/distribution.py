@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudakit.core.bench.compare import label
+from cudakit.core.bench.present.axes import short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
-from cudakit.document import Column, Count, Seconds, Table, Text, Value
+from cudakit.document import Column, Count, Seconds, Table, Text, Value, View
 
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 
 
+def distribution(cases: Sequence[CaseResult]) -> View:
+    """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
+    return View("bench", ("samples", "results"), fallback=distribution_table(cases))
+
+
 def distribution_table(cases: Sequence[CaseResult]) -> Table:
     """Give quartiles and extremes, a row for each case that has figures."""
-    rows = [_row(case, case.statistics) for case in cases if isinstance(case.statistics, Summary)]
+    rows = [
+        _row(name, case.statistics)
+        for name, case in zip(short_labels(cases), cases, strict=True)
+        if isinstance(case.statistics, Summary)
+    ]
     columns = (
         Column(title, "text" if title in ("case", "shape") else "number") for title in _TITLES
     )
     return Table(tuple(columns), tuple(rows))
 
 
-def _row(case: CaseResult, found: Summary) -> tuple[Value, ...]:
+def _row(name: str, found: Summary) -> tuple[Value, ...]:
     times = (
         found.minimum_s,
         found.q1_s,
@@ -30,7 +39,7 @@ def _row(case: CaseResult, found: Summary) -> tuple[Value, ...]:
         found.p99_s,
         found.maximum_s,
     )
-    return (Text(label(case)), Count(found.n), *map(Seconds, times), Text(_shape(found)))
+    return (Text(name), Count(found.n), *map(Seconds, times), Text(_shape(found)))
 
 
 def _shape(found: Summary) -> str:

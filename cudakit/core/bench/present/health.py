@@ -9,7 +9,7 @@ from cudakit.core.bench.bands import Band
 from cudakit.core.bench.concerns import concerns
 from cudakit.core.bench.health import Figure, SuiteResult
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.core.bench.present.distribution import distribution_table
+from cudakit.core.bench.present.distribution import distribution
 from cudakit.core.bench.present.machine import machine_facts, title
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.result import BenchResult
@@ -25,7 +25,6 @@ from cudakit.document import (
     Table,
     Text,
     Value,
-    View,
 )
 from cudakit.units import Unavailable, format_ratio
 
@@ -66,8 +65,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
             device_columns(result.results[0].environment),
         ]
     if result.results and detail:
-        spread = View("bench", ("samples",), fallback=distribution_table(result.results))
-        nodes.append(Section("Distribution of the samples", (spread,)))
+        nodes.append(Section("Distribution of the samples", (distribution(result.results),)))
     return Document(title(result), tuple(nodes))
 
 

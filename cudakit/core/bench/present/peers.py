@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from cudakit.core.bench.result import CaseResult
@@ -11,6 +12,15 @@ from cudakit.document import Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 OURSELVES = "cudakit"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Our rate by a peer's, and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
 
 
 def peers(cases: Sequence[CaseResult]) -> list[str]:
@@ -25,16 +35,25 @@ def compared(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def share_of(peer: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
-    """Give our rate as a share of a peer's, with the 95 % interval where samples were taken in turn."""
+    """Write our rate as a share of a peer's, with the 95 % interval where samples were taken in turn."""
     if case.contender != OURSELVES:
-        return Unavailable("it is a peer")
+        return Text("-")
+    found = ratio_to(peer, case, cases)
+    if isinstance(found, Unavailable):
+        return found
+    # To a tenth of a percent: 99.6 and 100.4 are not the same answer.
+    return Text(f"{found.ratio:.1%} ± {format_ratio((found.high - found.low) / 2)}")
+
+
+def ratio_to(peer: str, case: CaseResult, cases: Sequence[CaseResult]) -> Share | Unavailable:
+    """Give the rate of a case of ours as a share of a peer's for the same case."""
     for other in cases:
         if other.contender == peer and (other.name, other.axes) == (case.name, case.axes):
             return _share(case, other)
     return Unavailable(f"{peer} did not run this case")
 
 
-def _share(own: CaseResult, other: CaseResult) -> Value:
+def _share(own: CaseResult, other: CaseResult) -> Share | Unavailable:
     for case in (own, other):
         if isinstance(case.median_s, Unavailable):
             return case.median_s
@@ -43,7 +62,7 @@ def _share(own: CaseResult, other: CaseResult) -> Value:
     if not ratios:
         return Unavailable("it took no time")
     low, high = run_interval(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
-    return Text(f"{format_ratio(median(ratios))} ± {format_ratio((high - low) / 2)}")
+    return Share(median(ratios), low, high)
 
 
 def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:

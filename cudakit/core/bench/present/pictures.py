@@ -1,4 +1,4 @@
-"""What a page draws: curves along an axis, and the roofline with the cases under it."""
+"""What a page draws of cases: each under its roof, and beside the same case of a peer."""
 
 from __future__ import annotations
 
@@ -6,44 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cudakit.core.bench.compare import label
 from cudakit.core.bench.limits import Limit
-from cudakit.core.bench.present.axes import axis_names, axis_title
+from cudakit.core.bench.present.axes import short_labels
 from cudakit.core.bench.present.cases import rate
-from cudakit.core.bench.result import Axis, CaseResult
-from cudakit.document import (
-    Chart,
-    Column,
-    Columns,
-    Node,
-    Rate,
-    Ratio,
-    Section,
-    Series,
-    Table,
-    Text,
-    View,
-)
+from cudakit.core.bench.present.peers import OURSELVES, Share, compared, peers, ratio_to
+from cudakit.core.bench.result import CaseResult
+from cudakit.document import Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.units import Unavailable
-
-# Fewer points are a table, not a curve.
-_LEAST_POINTS = 3
-# An axis that spans more than this is drawn by its logarithm.
-_WIDE = 32
-
-
-def sweeps(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Draw the share of the limit, or the time, along each axis of numbers that is long enough."""
-    for name in axis_names(cases):
-        lines = {
-            words: points
-            for words, points in _lines(cases, name).items()
-            if len({point.axes[name] for point in points}) >= _LEAST_POINTS
-        }
-        if lines:
-            columns = _sweep_columns(name, lines)
-            picture = View("bench", (columns.name,), fallback=_curves(name, lines))
-            yield Section(f"Along {axis_title(name)}", (columns, picture))
 
 
 def roofline(cases: Sequence[CaseResult]) -> Iterator[Node]:
@@ -64,90 +33,55 @@ def roofline(cases: Sequence[CaseResult]) -> Iterator[Node]:
         yield Section("Roofline", (columns, picture))
 
 
-def _lines(cases: Sequence[CaseResult], name: str) -> dict[str, list[CaseResult]]:
-    """Group the cases that differ in one axis of numbers only, sorted along it."""
-    lines: dict[str, list[CaseResult]] = {}
-    for case in cases:
-        value = case.axes.get(name)
-        if not isinstance(value, int | float) or isinstance(case.median_s, Unavailable):
-            continue
-        others = [f"{k}={v}" for k, v in case.axes.items() if k != name]
-        contender = [] if case.contender == "cudakit" else [f"by {case.contender}"]
-        lines.setdefault(" ".join([case.name, *others, *contender]), []).append(case)
-    return {words: sorted(line, key=lambda c: _at(c, name)) for words, line in lines.items()}
-
-
-def _at(case: CaseResult, name: str) -> float:
-    value: Axis = case.axes[name]
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _sweep_columns(name: str, lines: dict[str, list[CaseResult]]) -> Columns:
-    points = [(at, case) for at, line in enumerate(lines.values()) for case in line]
-    intervals = [
-        (np.nan, np.nan) if isinstance(case.ci95_s, Unavailable) else case.ci95_s
-        for _, case in points
-    ]
-    return Columns(
-        f"sweep {name}",
-        {
-            "line": np.array([at for at, _ in points], np.int64),
-            name: np.array([_at(case, name) for _, case in points], np.float64),
-            "median_s": np.array([_known(case.median_s) for _, case in points], np.float64),
-            "ci95_low_s": np.array([low for low, _ in intervals], np.float64),
-            "ci95_high_s": np.array([high for _, high in intervals], np.float64),
-            "ratio_to_limit": np.array([_known(case.ratio_to_limit) for _, case in points]),
-        },
-        {"line": tuple(lines)},
-    )
-
-
-def _curves(name: str, lines: dict[str, list[CaseResult]]) -> Chart:
-    places = sorted({_at(case, name) for line in lines.values() for case in line})
-    by_limit = all(
-        not isinstance(case.ratio_to_limit, Unavailable) for line in lines.values() for case in line
-    )
-    wide = places[0] > 0 and places[-1] / places[0] > _WIDE
-    title = axis_title(name)
-    return Chart(
-        kind="line",
-        title="Share of the limit" if by_limit else "Time",
-        x=np.log2(places) if wide else np.array(places, np.float64),
-        series=tuple(
-            Series(words, _heights(line, name, places, by_limit=by_limit), step=False)
-            for words, line in lines.items()
-        ),
-        x_label=f"log2 of {title}" if wide else title,
-        y_unit="ratio" if by_limit else "seconds",
-    )
-
-
-def _heights(
-    line: list[CaseResult], name: str, places: list[float], *, by_limit: bool
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    heights = {
-        _at(case, name): _known(case.ratio_to_limit if by_limit else case.median_s) for case in line
-    }
-    return np.array([heights.get(place, np.nan) for place in places], np.float64)
+def besides(cases: Sequence[CaseResult]) -> Iterator[Node]:
+    """Show our rate as a share of each peer's, case by case, with how sure that is."""
+    own = [case for case in cases if case.contender == OURSELVES]
+    names = short_labels(own)
+    for peer in compared(cases):
+        found = [
+            (name, share)
+            for name, case in zip(names, own, strict=True)
+            if isinstance(share := ratio_to(peer, case, cases), Share)
+        ]
+        if found:
+            columns = _beside_columns(peer, found)
+            picture = View("bench", (columns.name,), fallback=_beside_table(peer, found))
+            yield Section(f"Beside {peer}", (columns, picture))
 
 
 def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     cases = [case for case, _ in placed]
     limits = [found for _, found in placed]
+    kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
+    names = list(dict.fromkeys(kinds))
+    near = short_labels(cases, without=("dtype",), contender=False)
+    who = [OURSELVES, *peers(cases)]
+    units = {case.operation for case in cases}
     return Columns(
         "roofline",
         {
             "case": np.arange(len(placed)),
+            "kind": np.array([names.index(kind) for kind in kinds], np.int64),
+            "near": np.arange(len(placed)),
+            "contender": np.array([who.index(case.contender) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
             "operations_per_s": np.array([_known(c.per_second(c.operations)) for c in cases]),
             "peak_operations_per_s": np.array([_known(one.operations_per_s) for one in limits]),
             "peak_bytes_per_s": np.array([_known(one.bytes_per_s) for one in limits]),
+            "unit": np.zeros(len(placed), np.int64),
         },
-        {"case": tuple(map(label, cases))},
+        {
+            "case": tuple(short_labels(cases)),
+            "kind": tuple(names),
+            "near": tuple(near),
+            "contender": tuple(who),
+            "unit": (units.pop() if len(units) == 1 else "OP",),
+        },
     )
 
 
 def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
+    names = short_labels([case for case, _ in placed])
     return Table(
         columns=(
             Column("case", "text"),
@@ -158,16 +92,46 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
         ),
         rows=tuple(
             (
-                Text(label(case)),
-                Text(f"{case.operations / case.bytes_moved:.3g}"),
+                Text(name),
+                Text(_number(case.operations / case.bytes_moved)),
                 rate(case),
                 Rate(case.operations / found.seconds, case.operation),
                 Ratio(_known(case.ratio_to_limit)),
             )
-            for case, found in placed
+            for name, (case, found) in zip(names, placed, strict=True)
         ),
         caption="The roof is the least of peak arithmetic, and bandwidth times operations per byte.",
     )
+
+
+def _beside_columns(peer: str, found: Sequence[tuple[str, Share]]) -> Columns:
+    shares = [share for _, share in found]
+    return Columns(
+        f"beside {peer}",
+        {
+            "case": np.arange(len(found)),
+            "ratio": np.array([share.ratio for share in shares]),
+            "low": np.array([share.low for share in shares]),
+            "high": np.array([share.high for share in shares]),
+        },
+        {"case": tuple(name for name, _ in found)},
+    )
+
+
+def _beside_table(peer: str, found: Sequence[tuple[str, Share]]) -> Table:
+    titles = (f"of {peer}", "least", "most")
+    return Table(
+        columns=(Column("case", "text"), *(Column(title, "number") for title in titles)),
+        rows=tuple(
+            (Text(name), Ratio(share.ratio), Ratio(share.low), Ratio(share.high))
+            for name, share in found
+        ),
+        caption=f"Our rate as a share of {peer}'s, with what it may be at least and at most.",
+    )
+
+
+def _number(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def _known(value: float | Unavailable) -> float:

@@ -27,7 +27,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 < self.time_s < math.inf:
-            raise InputError(f"the time for tuning is {self.time_s:g} s, and must be above 0")
+            raise InputError(
+                f"the time for tuning is {self.time_s:g} s, and must be a number above 0"
+            )
         if self.iterations < LEAST_ITERATIONS:
             raise InputError(
                 f"the number of iterations is {self.iterations}, and must be at least {LEAST_ITERATIONS}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from cudakit.core.bench.text_file import read_text
 from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm
@@ -22,6 +23,7 @@ _TORCH, _LIBRARY = "PT_VERSION", "CUBLASLT_VERSION"
 _TYPES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
 )
+_HOW_TO_WRITE = "write one by running torch with PYTORCH_TUNABLEOP_ENABLED=1"
 _OPERATIONS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
 
 
@@ -74,17 +76,13 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
 
 def read_validators(path: Path) -> Mapping[str, str]:
     """Read them from any file that torch.cuda.tunable wrote. Raises InputError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise InputError(f"{path} cannot be read: {why}") from None
+    lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
     parts = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
     found = {part[1]: part[2].strip() for part in parts if len(part) == 3}
     if not found:
         raise InputError(
             f"{path} has no line that begins with Validator,",
-            hint="write one by running torch with PYTORCH_TUNABLEOP_ENABLED=1",
+            hint=_HOW_TO_WRITE,
         )
     return found
 

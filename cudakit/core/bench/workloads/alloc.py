@@ -54,6 +54,7 @@ def _case(spec: AllocSpec, workload: Alloc) -> Case:
         spec.method("call", "hot"),
         size_bytes=workload.size_bytes,
         buffers=int(on_device),
+        host_bytes=0 if on_device else workload.size_bytes,
     )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from cudakit.core.bench.cache import MOST_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.limits import Work
-from cudakit.core.bench.method import Cache, Method
-from cudakit.core.bench.spec import DIRECTIONS, CopySpec
+from cudakit.core.bench.method import Cache, Method, Mode
+from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.core.bench.verification import Verification
 from cudakit.core.bench.workloads.moved import Finding, check_copy, worst
 from cudakit.core.bench.workloads.places import Access, Place, Places, peers, witnesses
@@ -45,24 +45,28 @@ def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     return tuple(
         _case(spec, replace(copy, size_bytes=size_bytes), l2_bytes)
-        for copy in _copies(spec.directions, gpu)
+        for copy in _copies(spec, gpu)
         for size_bytes in spec.sizes_bytes or usual
     )
 
 
-def _copies(directions: tuple[str, ...] | None, gpu: Gpu) -> Iterator[Copy]:
+def _copies(spec: CopySpec, gpu: Gpu) -> Iterator[Copy]:
     """Go through what there is to copy, of no size yet."""
     others = peers(gpu)
-    for direction in directions or DIRECTIONS:
+    for direction in spec.directions or _usual_directions(spec.mode):
         if "peer" not in _places(direction):
             yield Copy(direction, 0)
-        elif directions and not others:
+        elif spec.directions and not others:
             raise Unsupported(
                 f"copies to another GPU ({direction}) were asked for, and CUDA shows one GPU only",
                 hint="CUDA_VISIBLE_DEVICES may hide others: cudakit devices shows them all",
             )
         for peer, access in others.items() if "peer" in _places(direction) else ():
             yield Copy(direction, 0, peer, access)
+
+
+def _usual_directions(mode: Mode | None) -> Iterator[str]:
+    return (name for name in DIRECTIONS if mode != "graph" or not is_pageable(name))
 
 
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
@@ -80,6 +84,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
         ),
         size_bytes,
         buffers + witnesses(*places),
+        host_bytes=(places.count("host") + places.count("pageable")) * size_bytes,
     )
 
 

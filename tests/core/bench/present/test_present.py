@@ -75,7 +75,9 @@ def test_the_pictures_name_columns_that_are_there() -> None:
     views = [node for node in inner if isinstance(node, View)]
 
     assert {name for view in views for name in view.columns} <= columns
-    assert [section.title for section in sections] == ["Roofline", "Distribution of the samples"]
+    assert [section.title for section in sections] == [
+        *("Along m = n = k", "Roofline", "Distribution of the samples")
+    ]
 
 
 def test_an_axis_that_alone_varies_is_a_curve() -> None:

@@ -1,0 +1,208 @@
+"""What a page draws along an axis: the rate of cases that differ in it alone, or their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.bench.costs import GraphCosts
+from cudakit.core.bench.present.axes import SIZES, axis_names, axis_title, is_cube, short_labels
+from cudakit.core.bench.result import CaseResult
+from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
+from cudakit.units import Unavailable
+
+# Fewer points are a table, not a curve.
+_LEAST_POINTS = 3
+# More in one picture cannot be told apart.
+_MOST_LINES = 9
+# An axis that spans at least this is drawn by its logarithm.
+_WIDE = 8
+# The name of the axis of products whose matrices are square.
+_CUBES = "m=n=k"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Cases that differ in one axis only, sorted along it."""
+
+    name: str
+    points: tuple[CaseResult, ...]
+    colour: int  # the same for the same work, whoever did it
+    contender: int  # 0 is ours
+
+
+def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
+    """Draw the rate, or the time, along each axis of numbers that is long enough.
+
+    Steps of ``graphs`` stand beside the line that was laid through them.
+    """
+    known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    for name in _numbers(known):
+        if groups := _groups(known, name):
+            pictures = (
+                node for group in _panels(groups) for node in _picture(name, *group, graphs)
+            )
+            yield Section(f"Along {axis_title(name).replace('=', ' = ')}", tuple(pictures))
+
+
+def _numbers(cases: Sequence[CaseResult]) -> list[str]:
+    """List the axes that may be long enough: square matrices have one more."""
+    cubes = [_CUBES] if any(map(is_cube, cases)) else []
+    return [*cubes, *axis_names(cases)]
+
+
+def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
+    """Group the cases that differ in one axis of numbers only, sorted along it."""
+    groups: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in cases:
+        if _at(case, name) is not None:
+            others = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
+            groups.setdefault((case.name, case.contender, *others), []).append(case)
+    return [
+        sorted(group, key=lambda case: _place(case, name))
+        for group in groups.values()
+        if len({_at(case, name) for case in group}) >= _LEAST_POINTS
+    ]
+
+
+def _axes_of(name: str) -> tuple[str, ...]:
+    return SIZES if name == _CUBES else (name,)
+
+
+def _at(case: CaseResult, name: str) -> float | None:
+    if name == _CUBES:
+        return _at(case, SIZES[0]) if is_cube(case) else None
+    value = case.axes.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _place(case: CaseResult, name: str) -> float:
+    return _at(case, name) or 0.0
+
+
+def _panels(
+    groups: Sequence[list[CaseResult]],
+) -> Iterator[tuple[str, list[list[CaseResult]]]]:
+    """Spread many groups over pictures, by the axis of words that makes the fewest; each with its title."""
+    firsts = [group[0] for group in groups]
+    by: dict[str, dict[str, list[list[CaseResult]]]] = {}
+    for name in axis_names(firsts):
+        panels: dict[str, list[list[CaseResult]]] = {}
+        for group in groups:
+            panels.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
+        if len(panels) > 1 and all(isinstance(first.axes.get(name), str) for first in firsts):
+            by[name] = panels
+    if len(groups) <= _MOST_LINES or not by:
+        yield "", list(groups)
+        return
+    fitting = [one for one in by.values() if max(map(len, one.values())) <= _MOST_LINES]
+    yield from min(fitting or by.values(), key=len).items()
+
+
+def _picture(
+    name: str, panel: str, groups: Sequence[list[CaseResult]], graphs: Sequence[GraphCosts]
+) -> tuple[Node, ...]:
+    lines = _lines(name, groups)
+    columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
+    return columns, View("bench", (columns.name,), fallback=_chart(name, lines))
+
+
+def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
+    firsts = [group[0] for group in groups]
+    without = _axes_of(name)
+    works = short_labels(firsts, without=without, contender=False)
+    who = list(dict.fromkeys(["cudakit", *(first.contender for first in firsts)]))
+    colours = list(dict.fromkeys(works))
+    names = short_labels(firsts, without=without)
+    return [
+        _Line(words, tuple(group), colours.index(work), who.index(group[0].contender))
+        for words, work, group in zip(names, works, groups, strict=True)
+    ]
+
+
+def _columns(
+    title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
+) -> Columns:
+    points = [(at, line, case) for at, line in enumerate(lines) for case in line.points]
+    cases = [case for _, _, case in points]
+    nowhere = (np.nan, np.nan)
+    intervals = [nowhere if isinstance(c.ci95_s, Unavailable) else c.ci95_s for c in cases]
+    return Columns(
+        f"sweep {title}",
+        {
+            "line": np.array([at for at, _, _ in points], np.int64),
+            "colour": np.array([line.colour for _, line, _ in points], np.int64),
+            "contender": np.array([line.contender for _, line, _ in points], np.int64),
+            name: _floats(_place(case, name) for case in cases),
+            "median_s": _floats(_known(case.median_s) for case in cases),
+            "ci95_low_s": _floats(low for low, _ in intervals),
+            "ci95_high_s": _floats(high for _, high in intervals),
+            "limit_s": _floats(_limit_s(case) for case in cases),
+            "fit_s": _floats(_fit_s(case, name, graphs) for case in cases),
+            "amount": _floats(_amount(case) for case in cases),
+            "unit": np.zeros(len(cases), np.int64),
+        },
+        {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
+    )
+
+
+def _amount(case: CaseResult) -> float:
+    return case.operations or case.bytes_moved or np.nan
+
+
+def _limit_s(case: CaseResult) -> float:
+    return np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds
+
+
+def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
+    """Give the time that a step has by its line over the number of nodes; NaN where there is none."""
+    for graph in graphs:
+        if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
+            for step in graph.steps:
+                if step.step == case.axes.get("step") and name == "nodes":
+                    return _known(step.fixed_s) + _known(step.node_s) * _place(case, name)
+    return float("nan")
+
+
+def _unit(cases: Sequence[CaseResult]) -> str:
+    """Name what the rates are of; operations on whole numbers and others together are operations."""
+    units = {case.operation if case.operations else "B" for case in cases}
+    return units.pop() if len(units) == 1 else "OP"
+
+
+def _chart(name: str, lines: Sequence[_Line]) -> Chart:
+    """Draw the share of the limit where all have one, for a terminal and for Markdown."""
+    cases = [case for line in lines for case in line.points]
+    places = sorted({_place(case, name) for case in cases})
+    by_limit = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
+    wide = places[0] > 0 and places[-1] / places[0] >= _WIDE
+    title = axis_title(name)
+    return Chart(
+        kind="line",
+        title="Share of the limit" if by_limit else "Time",
+        x=np.log2(places) if wide else np.array(places, np.float64),
+        series=tuple(
+            Series(line.name, _heights(line, name, places, by_limit=by_limit), step=False)
+            for line in lines
+        ),
+        x_label=f"log2 of {title}" if wide else title,
+        y_unit="ratio" if by_limit else "seconds",
+    )
+
+
+def _heights(line: _Line, name: str, places: list[float], *, by_limit: bool) -> Array:
+    heights = {
+        _place(case, name): _known(case.ratio_to_limit if by_limit else case.median_s)
+        for case in line.points
+    }
+    return _floats(heights.get(place, np.nan) for place in places)
+
+
+def _floats(values: Iterable[float]) -> Array:
+    return np.fromiter(values, np.float64)
+
+
+def _known(value: float | Unavailable) -> float:
+    return float("nan") if isinstance(value, Unavailable) else value

@@ -1,0 +1,213 @@
+"""What nobody should ask of ``cudakit bench``, or hand it in a file: one line, a hint, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+
+ON_SIM = ("--gpu", "sim")
+MEMORY = ("memory", "--sizes", "64KiB", "--operations", "copy")
+
+
+def refusal(cli: Cli, *arguments: str | Path) -> str:
+    """Run what must be refused in one line and a hint at most, and return that line."""
+    run = cli("bench", *map(str, arguments))
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    line, *hint = run.stderr.splitlines()
+    assert line.startswith("cudakit: error: ")
+    assert [text[:6] for text in hint] in ([], ["hint: "])
+    assert len(line) < 300
+    return line
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--budget", "0", "the time budget is 0, and must be a number above 0"),
+        ("--budget", "inf", "the time budget is inf"),
+        ("--timeout", "nan", "the timeout is nan"),
+        ("--precision", "0", "the precision is 0"),
+        ("--precision", "-1%", "not a ratio"),
+        ("--warmup", "-1", "the warm-up is -1, and must be from 0 to 3,600"),
+        ("--warmup", "inf", "the warm-up is inf"),
+        ("--warmup", "nan", "the warm-up is nan"),
+        ("--rounds", "0", "from 1 to 1,000"),
+        ("--samples", "0", "from 1 to 1,000,000"),
+        ("--samples", "99999999999999999999", "is 99,999,999,999,999,999,999, and"),
+        ("--seed", "18446744073709551616", "to 18,446,744,073,709,551,615"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    option: str, value: str, said: str, cli: Cli
+) -> None:
+    assert said in refusal(cli, *MEMORY, *ON_SIM, option, value)
+
+
+@pytest.mark.parametrize("empty", ["", ",", " , "])
+@pytest.mark.parametrize(
+    ("bench", "option"),
+    [
+        ("memory", "--operations"),
+        ("memory", "--sizes"),
+        ("copy", "--directions"),
+        ("launch", "--calls"),
+        ("alloc", "--allocators"),
+        ("graph", "--nodes"),
+        ("graph", "--steps"),
+        ("gemm", "--dtype"),
+        ("gemm", "--layout"),
+        ("gemm", "--vs"),
+    ],
+)
+def test_an_empty_list_is_not_taken_for_all(bench: str, option: str, empty: str, cli: Cli) -> None:
+    said = refusal(cli, bench, *ON_SIM, option, empty)
+
+    assert option in said
+    assert "lists nothing" in said
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "9" * 400 + ".5", "0.5", "5"])
+def test_sizes_without_end_or_beginning_are_refused(size: str, cli: Cli) -> None:
+    run = cli("bench", "memory", *ON_SIM, "--sizes", size)
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "has no shapes"),
+        (b"m,n,k\n", "has no shapes"),
+        (bytes(range(256)), "is not a text file"),
+        ("m,n,k\n8,8,8\n".encode("utf-16"), "is not a text file"),
+        (b"9" * 5000 + b" 4 4\n", "is no shape"),
+        (b"4 " * 100_000, "is no shape"),
+        (b"4,4,4\x1b[31m\n", "is no shape"),
+        (b"m,m,n,k\n1,2,3,4\n", "it lacks m"),
+        (b"4 -4 4\n", "is no shape"),
+        (b"4 4 4 0\n", "has a side of 0"),
+        ("\N{ARABIC-INDIC DIGIT FOUR} 4 4\n".encode(), "is no shape"),
+        (b"\n".join(b"4 4 %d" % k for k in range(1, 10_002)), "10,001 products were asked"),
+    ],
+)
+def test_files_of_shapes_that_are_none_are_refused(
+    content: bytes, said: str, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "shapes"
+    file.write_bytes(content)
+
+    assert said in refusal(cli, "gemm", *ON_SIM, "--shapes", file)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gemm", *ON_SIM, "--shapes", "/dev/zero"),
+        ("gemm", "8", *ON_SIM, "--tuned", "/dev/zero"),
+        ("compare", "/dev/zero", "/dev/zero"),
+    ],
+)
+def test_a_file_without_end_is_refused(arguments: tuple[str, ...], cli: Cli) -> None:
+    assert "/dev/zero is larger than 256 MiB" in refusal(cli, *arguments)
+
+
+def test_a_shape_of_thousands_of_digits_is_none(cli: Cli) -> None:
+    assert "9..." in refusal(cli, "gemm", *ON_SIM, "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-o", "a.json", "-o", "a.json"),
+        ("-o", "a.json", "-o", "./a.json", "--force"),
+        ("-o", ""),
+        ("-o", "-"),
+        ("-o", "a.json", "-o", "b.txt"),
+    ],
+)
+def test_outputs_that_cannot_all_be_written_leave_nothing(
+    options: tuple[str, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refusal(cli, *MEMORY, *ON_SIM, *options)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tune", "--export", "a.txt"), "a.txt does not say what it is to hold"),
+        (("--tune", "--export", "-"), "does not say"),
+        (("--tune", "--export", ""), "does not say"),
+        (("--tuned", "a.json", "--library", "cublas"), "--tuned is of algorithms of cublaslt"),
+        (("--tune", "--tune-time", "inf"), "must be a number above 0"),
+    ],
+)
+def test_options_of_tuning_that_contradict_are_refused_at_once(
+    options: tuple[str, ...], said: str, cli: Cli
+) -> None:
+    assert said in refusal(cli, "gemm", "8", *ON_SIM, *options)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says what is free")
+@pytest.mark.parametrize(
+    "arguments",
+    [("alloc", "--allocators", "pinned"), ("copy", "--directions", "pageable-d2h")],
+)
+def test_what_does_not_fit_in_the_memory_of_the_host_is_refused(
+    arguments: tuple[str, ...], cli: Cli
+) -> None:
+    assert "of the host's memory" in refusal(cli, *arguments, *ON_SIM, "--sizes", "1EiB")
+
+
+@pytest.mark.parametrize("direction", ["pageable-h2d", "h2d,pageable-d2h"])
+def test_copies_that_the_host_waits_for_are_in_no_graph(direction: str, cli: Cli) -> None:
+    said = refusal(cli, "copy", *ON_SIM, "--mode", "graph", "--directions", direction)
+
+    assert "cannot be in a graph" in said
+
+
+def test_in_graphs_all_copies_are_those_that_can_be_in_one(cli: Cli) -> None:
+    run = cli("bench", "copy", *ON_SIM, "--mode", "graph", "--sizes", "4KiB", "--json")
+
+    directions = [case["axes"]["direction"] for case in json.loads(run.stdout)["results"]]
+    assert directions == ["h2d", "d2h", "both", "d2d"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from invocation import run_cli
+
+    file = tmp_path_factory.mktemp("saved") / "a.json"
+    assert run_cli("bench", *MEMORY, *ON_SIM, "-q", "-o", str(file)).exit_code == 0
+    return file.read_text()
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "1e400", "NaN", "-Infinity", "9" * 5000])
+@pytest.mark.parametrize("key", ["median_s", "samples_s", "warmup_s"])
+def test_numbers_that_no_float_holds_are_damage(
+    key: str, value: str, saved: str, cli: Cli, tmp_path: Path
+) -> None:
+    text, found = re.subn(rf'("{key}": \[?\s*)[^],\s]+', rf"\g<1>{value}", saved, count=1)
+    assert found
+    file = tmp_path / "b.json"
+    file.write_text(text)
+
+    said = refusal(cli, "compare", file, file)
+    assert "is damaged" in said or "a number is too long" in said
+
+
+def test_a_change_of_five_is_ambiguous(saved: str, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(saved)
+
+    said = refusal(cli, "compare", file, file, "--fail-on", "slower:5")
+    assert "'slower:5' is ambiguous" in said
