@@ -1,0 +1,1 @@
+"""A caching allocator that means what PyTorch's means, without torch."""

@@ -1,0 +1,87 @@
+"""Blocks: the pieces that a segment is divided into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from cudakit.core.memory.allocator.pools import FreeBlocks, Pool
+    from cudakit.gpu.api import Ptr
+
+# Where something was called from: pairs of a code object and the offset in it, innermost first.
+Trail: TypeAlias = "tuple[CodeType | int, ...]"
+
+
+class Block:
+    """A piece of a segment: free, handed out, or freed and still used by other streams.
+
+    It is free while ``free`` is true, and then in its row. Blocks never change their stream or their pool.
+    Of two that are merged the lower one stays, so that the first block of a segment is always the same
+    object.
+    """
+
+    __slots__ = (
+        "age_base",
+        "allocated",
+        "free",
+        "next",
+        "other_streams",
+        "previous",
+        "ptr",
+        "requested",
+        "row",
+        "size",
+        "stack",
+        "waits",
+    )
+
+    def __init__(self, ptr: int, size: int, row: FreeBlocks) -> None:
+        self.ptr: Ptr = ptr  # type: ignore[assignment]  # to make it one takes as long as half of this
+        self.size = size
+        self.row = row  # where it is while it is free
+        self.requested = 0  # bytes of the last request that it served, before rounding
+        self.free = self.allocated = False
+        self.previous: Block | None = None  # the neighbour at lower addresses of the same segment
+        self.next: Block | None = None
+        self.other_streams: dict[int, None] | None = None  # that use it, no event recorded yet
+        self.waits = 0  # events recorded that it waits for
+        self.stack: Trail | None = None
+        self.age_base = 0  # of searches in the pool, when it became free
+
+    @property
+    def stream(self) -> int:
+        """The stream in whose order it is used."""
+        return self.row.stream
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that it belongs to."""
+        return self.row.pool
+
+    @property
+    def split(self) -> bool:
+        """Whether it is not the whole of its segment."""
+        return self.previous is not None or self.next is not None
+
+
+class Segment:
+    """Memory taken from the device in one piece."""
+
+    __slots__ = ("first", "pool", "ptr", "size", "stack", "stream")
+
+    def __init__(self, first: Block, stack: Trail | None) -> None:
+        self.first = first
+        self.ptr = first.ptr
+        self.size = first.size
+        self.stream = first.stream
+        self.pool = first.pool
+        self.stack = stack
+
+    def blocks(self) -> list[Block]:
+        """List its blocks by address."""
+        found = [self.first]
+        while (after := found[-1].next) is not None:
+            found.append(after)
+        return found

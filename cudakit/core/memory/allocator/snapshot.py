@@ -1,0 +1,83 @@
+"""A snapshot in PyTorch's format: what torch.cuda.memory._snapshot returns, of plain builtin values only.
+
+Source: torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudakit.core.memory.allocator.block import Block, Segment
+from cudakit.core.memory.allocator.cache import Cache
+from cudakit.core.memory.allocator.stacks import Stacks
+from cudakit.core.memory.allocator.tracing import OOM, SNAPSHOT, Recorder, TraceEvent
+
+
+def take(cache: Cache, recorder: Recorder, device: int) -> dict[str, Any]:
+    """Return what the cache holds and what led there; afterwards the trace has an entry of that."""
+    stacks = Stacks()
+    entries = [_entry(recorder, stacks, event) for event in recorder.events]
+    held = sorted(cache.segments.values(), key=lambda segment: segment.ptr)
+    segments = [_segment(segment, stacks, device) for segment in held]
+    if cache.recorder is not None:
+        recorder.record(SNAPSHOT, 0, cache.statistics.total("active_bytes"), 0, None)
+    others: list[list[Any]] = [[] for _ in range(device)]
+    return {
+        "segments": segments,
+        "device_traces": [*others, entries],
+        "allocator_settings": cache.settings.as_torch(),
+        "external_annotations": [],
+        "trace_alloc_overflowed": [*(False for _ in others), recorder.overflowed],
+    }
+
+
+def _entry(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+    action, address, size, stream, moment_ns, stack, pool, metadata = event
+    entry = {
+        "action": action,
+        "device_free" if action == OOM else "addr": address,
+        "size": size,
+        "stream": stream,
+        "time_us": recorder.unix_us(moment_ns),
+        "compile_context": "N/A",
+        "user_metadata": metadata,
+        "pool_id": pool,
+    }
+    if stack:
+        entry["frames"] = stacks.frames(stack)
+    return entry
+
+
+def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
+    blocks = segment.blocks()
+    active = [block for block in blocks if not block.free]
+    return {
+        "device": device,
+        "address": segment.ptr,
+        "total_size": segment.size,
+        "allocated_size": sum(block.size for block in active if block.allocated),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": segment.stream,
+        "segment_type": "small" if segment.pool.small else "large",
+        "segment_pool_id": segment.pool.id,
+        "is_expandable": False,
+        "frames": stacks.frames(segment.stack),
+        "blocks": [_block(block, stacks) for block in blocks],
+    }
+
+
+def _block(block: Block, stacks: Stacks) -> dict[str, Any]:
+    return {
+        "address": block.ptr,
+        "size": block.size,
+        "requested_size": block.requested,
+        "state": _state(block),
+        "frames": stacks.frames(block.stack),
+    }
+
+
+def _state(block: Block) -> str:
+    if block.free:
+        return "inactive"
+    return "active_allocated" if block.allocated else "active_pending_free"

@@ -1,0 +1,63 @@
+"""What the allocator needs of a device, and a Gpu that gives it.
+
+Streams are the allocator's numbers: 0 is the legacy default stream, a negative one the default stream of a
+thread, all others are the Gpu's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, MemoryInfo, Ptr, Stream
+
+DEFAULT_STREAM = 0
+
+
+class Upstream(Protocol):
+    """Where memory comes from. Every call that fails raises a CudaError; no memory: of code 2."""
+
+    def malloc(self, size_bytes: int, stream: int) -> int: ...
+    def free(self, ptr: int) -> None: ...
+    def memory_info(self) -> MemoryInfo: ...
+    def event(self) -> Event: ...
+    def destroy_event(self, event: Event) -> None: ...
+    def record(self, event: Event, stream: int) -> None: ...
+    def query_event(self, event: Event) -> bool: ...
+    def sync_event(self, event: Event) -> None: ...
+    def sync(self) -> None: ...
+
+
+class OfGpu:
+    """Memory of a Gpu, at once (cuMemAlloc)."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.memory_info = gpu.memory_info
+        self.destroy_event = gpu.destroy_event
+        self.query_event = gpu.query_event
+        self.sync_event = gpu.sync_event
+        self.sync = gpu.sync
+
+    def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
+        return self._gpu.malloc(size_bytes)
+
+    def free(self, ptr: int) -> None:
+        self._gpu.free(Ptr(ptr))
+
+    def event(self) -> Event:
+        return self._gpu.event(timing=False)
+
+    def record(self, event: Event, stream: int) -> None:
+        # The default stream of a thread can be named by that thread alone; the legacy one waits for it, as
+        # for every blocking stream (CUDA Driver API, "Stream synchronization behavior").
+        self._gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
+
+
+def stream_number(stream: int) -> int:
+    """Return the allocator's number of a stream: by its handle, where 0 and LEGACY are the same."""
+    if stream == LEGACY:
+        return DEFAULT_STREAM
+    if stream == PER_THREAD:
+        return -threading.get_ident()
+    return stream
