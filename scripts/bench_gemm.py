@@ -2,19 +2,22 @@
 
     python scripts/bench_gemm.py [-o FILE.json] [--dtype LIST] [--budget SEC]
 
-A ratio is cudakit's rate over torch's, from medians of samples that took turns in one process on random
-data. Exits with 1 where one is below 0.99.
+A ratio is cudakit's rate over torch's: the median over samples that followed one another, in one process on
+random data, with its 95 % interval over the rounds. Exits with 1 where one is below 0.99.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from cudakit.core.bench.stats import run_interval
 
 SHAPES = Path(__file__).with_name("gemm_shapes.txt")
 LEAST_RATIO = 0.99
@@ -30,7 +33,29 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        return float(self.peer["median_s"] / self.own["median_s"])
+        return statistics.median(self.ratios)
+
+    @property
+    def half_width(self) -> float:
+        low, high = run_interval(self.ratios, [len(each) for each in self.rounds])
+        return (high - low) / 2
+
+    @property
+    def ratios(self) -> list[float]:
+        return [ratio for each in self.rounds for ratio in each]
+
+    @property
+    def rounds(self) -> list[list[float]]:
+        """Of each round, torch's time over ours in samples that followed one another."""
+        each = zip(in_rounds(self.own), in_rounds(self.peer), strict=True)
+        return [[p / o for o, p in zip(own, peer, strict=False)] for own, peer in each]
+
+
+def in_rounds(case: _Case) -> Iterator[list[float]]:
+    begin = 0
+    for count in case["rounds"] or [len(case["samples_s"])]:
+        yield case["samples_s"][begin : begin + count]
+        begin += count
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
@@ -56,11 +81,10 @@ def line(pair: Pair) -> str:
     rate = case["operations"] / case["median_s"] / 1e12
     energy = case["energy_j"]
     cost = "-" if energy is None else f"{energy / case['operations'] * 1e12:.2f}"
-    half = [(one["ci95_s"][1] - one["ci95_s"][0]) / 2 / one["median_s"] for one in pair]
     limit = case["ratio_to_limit"]
     return (
         f"{axes['dtype']:9} {shape:20} {rate:8.1f} {'-' if limit is None else format(limit, '.0%'):>5} "
-        f"{pair.ratio:7.4f} {sum(h * h for h in half) ** 0.5:7.4f} {cost:>7}"
+        f"{pair.ratio:7.4f} {pair.half_width:7.4f} {cost:>7}"
     )
 
 

@@ -24,6 +24,12 @@ using Work = std::function<void(cudaStream_t)>;
 
 __global__ void nothing() {}
 
+// What a node of a graph is in `cudakit bench graph`: it writes 16 bytes, so that one can see that it ran.
+__global__ void mark(uint4* to, unsigned word, unsigned long long count) {
+    const unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+    if (i < count) to[i] = make_uint4(word, word, word, word);
+}
+
 __global__ void wait(long long cycles) {
     const long long begin = clock64();
     while (clock64() - begin < cycles) {
@@ -72,7 +78,7 @@ double on_device(cudaStream_t stream, const Work& work, int samples, int each = 
     CHECK(cudaEventCreate(&end));
     std::vector<double> times;
     for (int sample = -10; sample < samples; ++sample) {
-        wait<<<1, 1, 0, stream>>>(400000);
+        wait<<<1, 1, 0, stream>>>(400000 + 10000LL * each);
         CHECK(cudaEventRecord(begin, stream));
         for (int i = 0; i < each; ++i) work(stream);
         CHECK(cudaEventRecord(end, stream));
@@ -159,11 +165,13 @@ void latencies(cudaStream_t stream) {
 }
 
 void graphs(cudaStream_t stream) {
+    uint4* marks;
+    CHECK(cudaMalloc(&marks, 1000 * sizeof(uint4)));
     for (int nodes : {1, 100, 1000}) {
         cudaGraph_t graph;
         cudaGraphExec_t executable;
         CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        for (int i = 0; i < nodes; ++i) nothing<<<1, 1, 0, stream>>>();
+        for (int i = 0; i < nodes; ++i) mark<<<1, 256, 0, stream>>>(marks + i, i, 1);
         CHECK(cudaStreamEndCapture(stream, &graph));
         CHECK(cudaGraphInstantiate(&executable, graph, 0));
         char name[64];
@@ -178,6 +186,7 @@ void graphs(cudaStream_t stream) {
         CHECK(cudaGraphExecDestroy(executable));
         CHECK(cudaGraphDestroy(graph));
     }
+    CHECK(cudaFree(marks));
 }
 
 int main() {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from cudakit.core.bench.concerns import concerns
+from cudakit.core.bench.concerns import concerns_of
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.limits import Fields
-from cudakit.units import format_seconds
 
 
 def causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:
@@ -16,28 +14,7 @@ def causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ..
 
     ``environments`` are those of the cases in question, and ``fields`` are facts and telemetry of NVML.
     """
-    standing = (sentence for each in environments for sentence in concerns(_without_moments(each)))
-    found = [*standing, *_slowed(environments), *_pcie(fields)]
-    return tuple(dict.fromkeys(found))
-
-
-def _without_moments(environment: Environment) -> Environment:
-    """Leave out what differs from case to case."""
-    return replace(environment, before=None, after=None)
-
-
-def _slowed(environments: Sequence[Environment]) -> Iterator[str]:
-    """Add up for how long the clock was held down, by reason; without counters, name the reasons."""
-    total: dict[str, float] = {}
-    for environment in environments:
-        for why, seconds in environment.slowed.items():
-            total[why] = total.get(why, 0.0) + seconds
-    for why, seconds in total.items():
-        yield f"the clock was held down by {why} for {format_seconds(seconds)}"
-    if not total:
-        for environment in environments:
-            held = set(concerns(environment)) - set(concerns(_without_moments(environment)))
-            yield from sorted(held)
+    return tuple(dict.fromkeys([*concerns_of(environments), *_pcie(fields)]))
 
 
 def _pcie(fields: Fields) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.result import CaseResult
 from cudakit.units import Unavailable, format_seconds
 
 # Reasons for a lower clock that are nobody's trouble.
@@ -20,6 +22,38 @@ _SLOWING = {
 def concerns(environment: Environment) -> tuple[str, ...]:
     """Say what should make a reader doubt the figures, in whole sentences; nothing where all is well."""
     return tuple(_concerns(environment))
+
+
+def environments(cases: Sequence[CaseResult]) -> list[Environment]:
+    """List the environment of each case once: those who took turns in one met the same."""
+    first: dict[tuple[str, str], Environment] = {}
+    for case in cases:
+        first.setdefault((case.name, str(case.axes)), case.environment)
+    return [*first.values()]
+
+
+def concerns_of(environments: Sequence[Environment]) -> tuple[str, ...]:
+    """Say it of several, each thing once; for how long the clock was held down is added up."""
+    standing = (sentence for each in environments for sentence in concerns(_without_moments(each)))
+    return tuple(dict.fromkeys([*standing, *_slowed_in_all(environments)]))
+
+
+def _without_moments(environment: Environment) -> Environment:
+    """Leave out what differs from case to case."""
+    return replace(environment, before=None, after=None)
+
+
+def _slowed_in_all(environments: Sequence[Environment]) -> Iterator[str]:
+    """Add up for how long the clock was held down, by reason; without counters, name the reasons."""
+    total: dict[str, float] = {}
+    for environment in environments:
+        for why, seconds in environment.slowed.items():
+            total[why] = total.get(why, 0.0) + seconds
+    for why, seconds in total.items():
+        yield f"the clock was held down by {why} for {format_seconds(seconds)}"
+    if not total:
+        for environment in environments:
+            yield from sorted(set(_slowed(environment)))
 
 
 def _concerns(environment: Environment) -> Iterator[str]:

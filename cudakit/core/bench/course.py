@@ -100,19 +100,25 @@ class Course:
         self._meter.look(self._turns.runs, self._busy_s)
         if self._selection.add(reading):
             self._pause_s = _FIRST_PAUSE_S
-            if self._stopping.add(reading.time_s * self._executions, elapsed_s=self._elapsed_s):
-                self._end(self._stopping.reason)
+            self._consider(reading)
         elif self._elapsed_s >= self._method.rule.timeout_s:
-            self._end("timeout")
+            self._stop("timeout")
         elif reading.valid:
             self._pause(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def end(self) -> None:
+        """Let the time for samples end."""
+        self._end_runs = self._turns.runs
+        self._after = self._timer.gpu.telemetry()
+        self._meter.pause()
 
     def conclude(self) -> Measured:
         """Verify what was computed meanwhile, and say everything. What is wrong leaves no samples."""
         if not self.is_wrong:
             if not self.done:
-                self._end("interrupted")
+                self._stop("interrupted")
+                self.end()
             self._verification = self._verify()
         samples = self._samples()
         return Measured(
@@ -186,11 +192,15 @@ class Course:
             self._blocked = self._late < _MOST_LATE
         return reading
 
-    def _end(self, why: str) -> None:
-        self.done, self._stopped = True, why
-        self._end_runs = self._turns.runs
-        self._after = self._timer.gpu.telemetry()
-        self._meter.pause()
+    def _consider(self, reading: Reading) -> None:
+        """Have the rule look at a sample, unless there are enough already."""
+        time_s = reading.time_s * self._executions
+        if not self.done and self._stopping.add(time_s, elapsed_s=self._elapsed_s):
+            self._stop(self._stopping.reason)
+
+    def _stop(self, why: str) -> None:
+        if not self.done:
+            self.done, self._stopped = True, why
 
     def _samples(self) -> Samples:
         kept, discarded = self._selection.kept, len(self._selection.discarded)

@@ -104,11 +104,14 @@ def _run(courses: Sequence[Course], progress: Progress) -> None:
             progress(f"{course.title}: warming up", fraction)
     for course in left:
         course.begin()
-    while left:
+    # Whoever has enough goes on until all have: each sample shall follow one of every other.
+    while not all(course.done for course in left):
         for course in left:
             course.sample()
-        progress(left[0].title, min(course.fraction for course in left))
-        left = [course for course in left if not course.done]
+        going = [course for course in left if not course.done] or left
+        progress(going[0].title, min(course.fraction for course in going))
+    for course in left:
+        course.end()
 
 
 @contextmanager

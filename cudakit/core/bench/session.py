@@ -11,7 +11,7 @@ from cudakit.core.bench.blocker import hindrance
 from cudakit.core.bench.budget import within
 from cudakit.core.bench.case import Case, check_fit
 from cudakit.core.bench.circumstances import Circumstances as Circumstances
-from cudakit.core.bench.concerns import concerns
+from cudakit.core.bench.concerns import concerns_of, environments
 from cudakit.core.bench.conclusions import Conclusions
 from cudakit.core.bench.contenders import contend, contenders_of
 from cudakit.core.bench.graph_costs import graph_costs
@@ -92,9 +92,7 @@ class _Session:
 
     def warnings(self) -> Iterator[str]:
         """Say what should make a reader doubt the figures, each thing once."""
-        yield from dict.fromkeys(
-            sentence for case in self.results for sentence in concerns(case.environment)
-        )
+        yield from concerns_of(environments(self.results))
         for fill in dict.fromkeys(case.method.fill for case in self.results):
             if fill in _TAME:
                 yield f"{fill} draw less power than other data, so that figures are better than in use"

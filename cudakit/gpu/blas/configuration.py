@@ -11,7 +11,7 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm
-from cudakit.gpu.blas.search import SPLITS, Choices
+from cudakit.gpu.blas.search import NO_REDUCTION, SPLITS, Choices
 
 # Fields of Algorithm, and what cublasLtMatmulAlgoConfigAttributes_t calls them.
 FIELDS: Mapping[str, str] = MappingProxyType(
@@ -74,7 +74,10 @@ class Configurations:
     def read(self, address: int) -> Algorithm:
         """Return the numbers; how much workspace is needed does not stand there."""
         numbers = {field: self._read(address, cell) for field, cell in self.cells.items()}
-        return Algorithm(**numbers | {"split_k": max(numbers["split_k"], 1)})
+        if numbers["split_k"] > 1:
+            return Algorithm(**numbers)
+        # The heuristics leave k whole by -1, beside a scheme that is refused beside 1 and means nothing.
+        return Algorithm(**numbers | {"split_k": 1, "reduction": NO_REDUCTION})
 
     def write(self, address: int, algorithm: Algorithm) -> None:
         """Set the numbers, but for the id, which cublasLtMatmulAlgoInit has set.

@@ -22,6 +22,7 @@ from cudakit.gpu.api.gemm import (
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
 from cudakit.gpu.blas.switches import Switch, run_with
 from cudakit.gpu.blas.views import View, views
+from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class CupyBlas:
         if self._closed:
             raise closed(self.library)
         if stream not in self._streams:
-            external = self.cupy.cuda.ExternalStream(handle, self.cuda.ordinal)
-            self._streams[stream] = external
+            self._streams[stream] = stream_of_cupy(self.cupy, handle)
         return self._streams[stream]
 
     def multiplication(

@@ -63,19 +63,25 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm]:
 
     Clusters and inner shapes that none of a few tiles and stages accept are left out, and so is the choice
     where every value is accepted: then it changes nothing. Swizzles and splits are tried where the rest is
-    accepted without them.
+    accepted without them. Tiles and stages come first: they are found at once, and differ the most.
     """
     shapes = [
         Algorithm(id=choices.id, tile=tile, stages=stages)
         for tile, stages in product(choices.tiles, choices.stages)
     ]
-    alone = _spread([shape for shape in shapes if accepts(shape)] or shapes)
-    clusters = _mattering("cluster", choices.clusters, alone, accepts)
-    inners = _mattering("inner", choices.inners, alone, accepts)
+    alone: list[Algorithm] = []
+    for shape in shapes:
+        if accepted := accepts(shape):
+            alone.append(shape)
+            yield accepted
+    asked_of = _spread(alone or shapes)
+    clusters = _mattering("cluster", choices.clusters, asked_of, accepts)
+    inners = _mattering("inner", choices.inners, asked_of, accepts)
     for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
         asked = replace(shape, custom=custom, cluster=cluster, inner=inner)
         if accepted := accepts(asked):
-            yield accepted
+            if asked != shape:
+                yield accepted
             yield from filter(None, map(accepts, _variants(asked, choices)))
 
 

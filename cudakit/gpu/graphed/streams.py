@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.external_streams import StreamHandle, stream_of_cupy
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
-
-
-class StreamHandle(int):
-    """The driver's handle of a stream, which every library takes, as a number or by its protocol."""
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return version and handle, as cuda.core asks for them."""
-        return 0, int(self)
 
 
 class Surroundings(Protocol):
@@ -103,10 +96,8 @@ class OfFrameworks:
         cupy = sys.modules.get("cupy")
         if cupy is None:
             return
-        # ExternalStream is deprecated since CuPy 14, which has from_external.
-        wrap = getattr(cupy.cuda.Stream, "from_external", None) or cupy.cuda.ExternalStream
         self._pool = self._pool or cupy.cuda.MemoryPool()
-        stack.enter_context(wrap(handle))
+        stack.enter_context(stream_of_cupy(cupy, handle))
         stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
 
 

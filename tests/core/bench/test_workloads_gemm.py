@@ -375,5 +375,5 @@ def test_a_device_multiplies_every_type_within_what_rounding_explains(
 
     check = verified(case)
     assert check.passed, check
-    # A tolerance that is far too wide would let through what is wrong.
-    assert check.error > check.tolerance / 1000 or check.tolerance == 0
+    # A tolerance that is far too wide would let through what is wrong. Of fp64 an error may be none.
+    assert check.error > check.tolerance / 1000 or check.tolerance == 0 or dtype == "fp64"

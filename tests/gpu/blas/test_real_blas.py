@@ -269,7 +269,8 @@ def test_every_configuration_that_is_yielded_runs_and_is_right(
     found = list(islice(lt.algorithms(bench.gemm, USUAL), 2000))
     assert len(found) > 10
     assert len(set(found)) == len(found)
-    assert len({each.id for each in found}) > 1
+    # Of fp8 an architecture may have a single algorithm.
+    assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
     for algorithm in _spread(found, 40):
         with closing(lt.multiplication(bench.gemm, USUAL, algorithm)) as product:
             bench.check(product)

@@ -200,7 +200,7 @@ def test_a_synchronization_in_a_function_of_cupy_is_named(cupy: Any) -> None:
         cudakit.graph(lambda x: float((x * 2).sum()), x)
 
 
-@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.filterwarnings("ignore:.*Grid size")
 def test_a_function_of_numba_takes_the_stream_that_it_is_given() -> None:
     cuda = pytest.importorskip("numba.cuda")
 

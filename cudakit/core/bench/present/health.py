@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cudakit.core.bench.bands import Band
-from cudakit.core.bench.concerns import concerns
+from cudakit.core.bench.concerns import concerns_of, environments
 from cudakit.core.bench.health import Figure, SuiteResult
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.distribution import distribution
@@ -150,7 +150,7 @@ def _left_out(suite: SuiteResult) -> Iterator[Note]:
 
 def _without_concerns(result: BenchResult) -> BenchResult:
     """Leave out what the headline says where it matters: some of it holds for every busy GPU."""
-    said = {sentence for case in result.results for sentence in concerns(case.environment)}
+    said = concerns_of(environments(result.results))
     return replace(result, warnings=tuple(each for each in result.warnings if each not in said))
 
 
