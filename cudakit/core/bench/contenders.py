@@ -12,7 +12,7 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import Axis
 from cudakit.core.bench.runner import Progress, measure
 from cudakit.core.bench.timer import Timer
-from cudakit.core.bench.workload import Prepared, Workload
+from cudakit.core.bench.workload import Prepared, RefusedLater, Workload
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu
 
@@ -75,6 +75,11 @@ def contend(
         turns = replace(method, interleaved=_names(able))
         try:
             found = measure(timer, able, turns, seed=seed, progress=progress)
+        except RefusedLater as refusal:
+            for one in able:
+                if one is refusal.workload:
+                    one.refusal = refusal
+            continue
         except Unsupported:
             if all(one.refusal is None for one in able):
                 raise

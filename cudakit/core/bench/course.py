@@ -16,7 +16,8 @@ from cudakit.core.bench.stopping import Stopping
 from cudakit.core.bench.timer import Reading, Timer
 from cudakit.core.bench.verification import Verification
 from cudakit.core.bench.warmup import Settling
-from cudakit.core.bench.workload import Prepared, Workload
+from cudakit.core.bench.workload import Prepared, RefusedLater, Workload
+from cudakit.errors import Unsupported
 
 # So often the watchdog may fire before the blocker is given up: something waits for the device each time.
 _MOST_LATE = 2
@@ -75,8 +76,14 @@ class Course:
         return min(1.0, max(0.9 * min(samples, 1.0), self._elapsed_s / max(rule.timeout_s, 1e-9)))
 
     def warm_up(self) -> Iterator[float]:
-        """Run until the device has settled; yields how much of the way is done."""
-        self._sampler = sampler(self._timer, self._turns, self._method, self._estimate_s())
+        """Run until the device has settled; yields how much of the way is done.
+
+        Raises RefusedLater where it cannot run in the method's mode.
+        """
+        try:
+            self._sampler = sampler(self._timer, self._turns, self._method, self._estimate_s())
+        except Unsupported as refusal:
+            raise RefusedLater(self._workload, refusal) from refusal
         self._floor_s = self._nothing_s()
         begin_s = self._timer.now_s()
         while True:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cudakit.core.bench.verification import Verification
+from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu, Stream
 
 
@@ -48,6 +49,14 @@ class Prepared(Protocol):
     def close(self) -> None:
         """Give the memory back. A second time does nothing."""
         ...
+
+
+class RefusedLater(Unsupported):
+    """A workload was prepared, and turned out not to run in the way that was asked, as in a graph."""
+
+    def __init__(self, workload: Workload, refusal: Unsupported) -> None:
+        super().__init__(refusal.message, hint=refusal.hint)
+        self.workload = workload
 
 
 class Workload(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Gpu, Graph, Ptr, Stream
 from cudakit.gpu.api.gemm import (
     Algorithm,
     Blas,
@@ -28,6 +28,8 @@ class Run(NamedTuple):
     at: Operands
     stream: Stream
     number: int  # of its multiplication, from 0 on
+    library: Library
+    captured: bool  # into a graph, which was not run yet
 
     @property
     def last(self) -> Ptr:
@@ -46,7 +48,16 @@ class Spoiled(Sim):
     def __init__(self, spoil: Spoil | None = None, refusing: Sequence[str] = ()) -> None:
         super().__init__()
         self.opened: list[Library] = []
+        self.capturing = False
         self._spoil, self._refusing = spoil, refusing
+
+    def capture_begin(self, stream: Stream) -> None:
+        super().capture_begin(stream)
+        self.capturing = True
+
+    def capture_end(self, stream: Stream) -> Graph:
+        self.capturing = False
+        return super().capture_end(stream)
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         self.opened.append(library)
@@ -54,7 +65,9 @@ class Spoiled(Sim):
 
 
 class _Blas:
-    def __init__(self, gpu: Gpu, inner: Blas, spoil: Spoil | None, refusing: Sequence[str]) -> None:
+    def __init__(
+        self, gpu: Spoiled, inner: Blas, spoil: Spoil | None, refusing: Sequence[str]
+    ) -> None:
         self.library, self.version = inner.library, inner.version
         self._gpu, self._inner, self._spoil, self._refusing = gpu, inner, spoil, refusing
 
@@ -65,7 +78,7 @@ class _Blas:
             if what in self._refusing:
                 raise Unsupported(f"{what} is not to be had", hint="take another")
         inner = self._inner.multiplication(gemm, settings, algorithm)
-        return _Multiplication(self._gpu, gemm, inner, self._spoil)
+        return _Multiplication(self._gpu, gemm, inner, self._spoil, self.library)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         return self._inner.heuristics(gemm, settings, most)
@@ -78,8 +91,16 @@ class _Blas:
 
 
 class _Multiplication:
-    def __init__(self, gpu: Gpu, gemm: Gemm, inner: Multiplication, spoil: Spoil | None) -> None:
+    def __init__(
+        self,
+        gpu: Spoiled,
+        gemm: Gemm,
+        inner: Multiplication,
+        spoil: Spoil | None,
+        library: Library,
+    ) -> None:
         self._gpu, self._gemm, self._inner, self._spoil = gpu, gemm, inner, spoil
+        self._library: Library = library
         self._runs = 0
 
     @property
@@ -93,7 +114,10 @@ class _Multiplication:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         self._inner.enqueue(operands, stream)
         if self._spoil:
-            self._spoil(Run(self._gpu, self._gemm, operands, stream, self._runs))
+            gpu = self._gpu
+            self._spoil(
+                Run(gpu, self._gemm, operands, stream, self._runs, self._library, gpu.capturing)
+            )
         self._runs += 1
 
     def close(self) -> None:

@@ -270,6 +270,19 @@ def test_what_a_library_refuses_only_as_it_computes_is_one_too() -> None:
     assert measured.verified
 
 
+def test_a_rival_that_cannot_be_captured_is_left_out_of_graphs_with_the_reason() -> None:
+    def refuse(run: Run) -> None:
+        if run.library == "cublas" and run.captured:
+            raise Unsupported("no captures", hint="take another")
+
+    with closing(Spoiled(refuse)) as gpu:
+        own, rival = results(gpu, mode="graph", rivals=("cublas",))
+
+    assert own.verified
+    assert own.method.interleaved == ()
+    assert rival.median_s == Unavailable("no captures")
+
+
 def test_of_several_products_those_that_can_be_are_measured() -> None:
     with closing(Spoiled(refusing=["fp64"])) as gpu:
         result = run(spec(Gemm(dtype="fp64", m=8, n=8, k=8), SMALL), gpu)
