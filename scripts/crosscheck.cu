@@ -27,7 +27,7 @@ __global__ void nothing() {}
 // What a node of a graph is in `cudakit bench graph`: it writes 16 bytes, so that one can see that it ran.
 __global__ void mark(uint4* to, unsigned word, unsigned long long count) {
     const unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-    if (i < count) to[i] = make_uint4(word, word, word, word);
+    if (i < count) __stcs(to + i, make_uint4(word, word, word, word));
 }
 
 __global__ void wait(long long cycles) {

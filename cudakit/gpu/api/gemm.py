@@ -6,7 +6,7 @@ the element of row i and column j at place i + j * d.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
@@ -237,6 +237,11 @@ class Multiplication(Protocol):
         ...
 
 
+def never() -> bool:
+    """Say that nothing is over."""
+    return False
+
+
 class Blas(Protocol):
     """A library of one device. Raises Unsupported for a product that it cannot compute, with the reason."""
 
@@ -258,8 +263,13 @@ class Blas(Protocol):
         """List algorithms in the order in which the library recommends them."""
         ...
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
-        """Yield every configuration that the library says it can run, in no order; there may be thousands."""
+    def algorithms(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+    ) -> Iterator[Algorithm]:
+        """Yield every configuration that the library says it can run, in no order; there may be thousands.
+
+        ``is_over`` ends it, and is asked also while nothing is found, which can take seconds.
+        """
         ...
 
     def close(self) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands, never
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
     TAKE_CUBLASLT,
@@ -100,7 +100,12 @@ class Cublas:
         """Raise Unsupported: cuBLAS says nothing of its algorithms."""
         raise _chooses_itself()
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+    def algorithms(
+        self,
+        gemm: Gemm,  # noqa: ARG002
+        settings: GemmSettings,  # noqa: ARG002
+        is_over: Callable[[], bool] = never,  # noqa: ARG002
+    ) -> Iterator[Algorithm]:
         """Raise Unsupported: cuBLAS says nothing of its algorithms."""
         raise _chooses_itself()
 

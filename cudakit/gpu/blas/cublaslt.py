@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, never
 from cudakit.gpu.blas.configuration import Configurations, choices
 from cudakit.gpu.blas.descriptors import Problem
 from cudakit.gpu.blas.ltproduct import LtMultiplication
@@ -87,10 +87,12 @@ class CublasLt:
         with closing(self._problem(gemm, settings)) as problem:
             return [algorithm for _, algorithm in self._recommended(problem, most)]
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+    def algorithms(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+    ) -> Iterator[Algorithm]:
         """Yield every configuration that cublasLtMatmulAlgoCheck accepts, of all algorithms in turn."""
         refuse_for_cublaslt(gemm, self._capability)
-        return self._search(gemm, settings)
+        return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
         """Give back the handle. A second time does nothing, nor does it where the device was closed."""
@@ -156,7 +158,9 @@ class CublasLt:
             )
         return trial.structure, checked
 
-    def _search(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+    def _search(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
+    ) -> Iterator[Algorithm]:
         with closing(self._problem(gemm, settings)) as problem:
             types = problem.types
             ids = self.call(
@@ -168,9 +172,10 @@ class CublasLt:
                 _MOST_IDS,
                 what="cublasLtMatmulAlgoGetIds",
             )
-            yield from in_turn(self._configurations_of(problem, number) for number in ids)
+            asked = (self._configurations_of(problem, number) for number in ids)
+            yield from in_turn(asked, is_over)
 
-    def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm]:
+    def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
         trial = Trial(self, problem, number)
         if not trial.initialized:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
     Operands,
+    never,
 )
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
 from cudakit.gpu.blas.switches import Switch, run_with
@@ -78,7 +79,12 @@ class CupyBlas:
         """Raise Unsupported: CuPy says nothing of its algorithms."""
         raise _chooses_itself()
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+    def algorithms(
+        self,
+        gemm: Gemm,  # noqa: ARG002
+        settings: GemmSettings,  # noqa: ARG002
+        is_over: Callable[[], bool] = never,  # noqa: ARG002
+    ) -> Iterator[Algorithm]:
         """Raise Unsupported: CuPy says nothing of its algorithms."""
         raise _chooses_itself()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from cudakit.gpu.api.elements import BF16, FP16
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 
 # cublasLtReductionScheme_t: how the parts that split-k makes of a sum are added up.
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
@@ -58,8 +58,8 @@ def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
     return tuple(scheme for scheme in SCHEMES if scheme not in refused)
 
 
-def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm]:
-    """Yield what is accepted of all that can be chosen, each once.
+def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:
+    """Yield what is accepted of all that can be chosen, each once, and None for what is refused.
 
     Clusters and inner shapes that none of a few tiles and stages accept are left out, and so is the choice
     where every value is accepted: then it changes nothing. Swizzles and splits are tried where the rest is
@@ -73,27 +73,37 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm]:
     for shape in shapes:
         if accepted := accepts(shape):
             alone.append(shape)
-            yield accepted
+        yield accepted
     asked_of = _spread(alone or shapes)
     clusters = _mattering("cluster", choices.clusters, asked_of, accepts)
     inners = _mattering("inner", choices.inners, asked_of, accepts)
     for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
         asked = replace(shape, custom=custom, cluster=cluster, inner=inner)
-        if accepted := accepts(asked):
-            if asked != shape:
-                yield accepted
-            yield from filter(None, map(accepts, _variants(asked, choices)))
+        accepted = accepts(asked)
+        yield accepted if asked != shape else None
+        if accepted:
+            yield from map(accepts, _variants(asked, choices))
 
 
-def in_turn(iterators: Iterable[Iterator[Algorithm]]) -> Iterator[Algorithm]:
-    """Yield the first of each, then the second of each: whoever stops early has seen something of all."""
+def in_turn(
+    iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
+) -> Iterator[Algorithm]:
+    """Yield the first of each, then the second of each: whoever stops early has seen something of all.
+
+    None is a turn in vain, so that nobody waits for one that finds nothing.
+    """
     going = list(iterators)
     while going:
         for iterator in [*going]:
+            if is_over():
+                return
             try:
-                yield next(iterator)
+                found = next(iterator)
             except StopIteration:
                 going.remove(iterator)
+            else:
+                if found:
+                    yield found
 
 
 def _spread(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:

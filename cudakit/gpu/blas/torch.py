@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
 from cudakit.gpu.blas.switches import Switch, attribute, run_with
 from cudakit.gpu.blas.torch_calls import Call, choose_call
@@ -61,7 +61,12 @@ class TorchBlas:
         """Raise Unsupported: torch says nothing of its algorithms."""
         raise _chooses_itself()
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+    def algorithms(
+        self,
+        gemm: Gemm,  # noqa: ARG002
+        settings: GemmSettings,  # noqa: ARG002
+        is_over: Callable[[], bool] = never,  # noqa: ARG002
+    ) -> Iterator[Algorithm]:
         """Raise Unsupported: torch says nothing of its algorithms."""
         raise _chooses_itself()
 

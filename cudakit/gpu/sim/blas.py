@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, never
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.gpu.sim.algorithms import algorithms, objection, recommended
@@ -56,11 +57,13 @@ class SimBlas:
         self._check_choice()
         return self._recommended(gemm, settings)[:most]
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
+    def algorithms(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+    ) -> Iterator[Algorithm]:
         """Yield every algorithm that settings allow."""
         self._check(gemm)
         self._check_choice()
-        return iter(self._allowed(gemm, settings))
+        return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
 
     def close(self) -> None:
         """Refuse every call from then on. A second time does nothing."""

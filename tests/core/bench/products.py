@@ -15,6 +15,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Multiplication,
     Operands,
+    never,
 )
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -83,8 +84,10 @@ class _Blas:
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         return self._inner.heuristics(gemm, settings, most)
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
-        return self._inner.algorithms(gemm, settings)
+    def algorithms(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+    ) -> Iterator[Algorithm]:
+        return self._inner.algorithms(gemm, settings, is_over)
 
     def close(self) -> None:
         self._inner.close()

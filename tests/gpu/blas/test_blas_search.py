@@ -37,7 +37,7 @@ def test_what_the_library_accepts_is_found_each_once() -> None:
         fits = asked.cluster in (0, 3) and asked.inner == 0 and asked.tile != asked.stages + 14
         return asked if fits and asked.custom + asked.swizzle < 2 else None
 
-    found = list(configurations(EVERYTHING, accepts))
+    found = list(filter(None, configurations(EVERYTHING, accepts)))
     splits = [(1, 0), (2, IN_COMPUTE_TYPE), (4, IN_COMPUTE_TYPE)]
     everything = (
         Algorithm(
@@ -59,18 +59,18 @@ def test_what_the_library_accepts_is_found_each_once() -> None:
 
 
 def test_a_choice_that_changes_nothing_is_made_once() -> None:
-    found = list(configurations(EVERYTHING, lambda asked: asked))
+    found = list(filter(None, configurations(EVERYTHING, lambda asked: asked)))
     assert {each.cluster for each in found} == {0}
     assert {each.inner for each in found} == {0}
 
 
 def test_nothing_is_found_where_everything_is_refused() -> None:
-    assert list(configurations(EVERYTHING, lambda _: None)) == []
+    assert list(filter(None, configurations(EVERYTHING, lambda _: None))) == []
 
 
 def test_parts_are_split_only_with_a_scheme_to_add_them() -> None:
     choices = Choices(id=1, splits=(2, 3))
-    assert list(configurations(choices, lambda asked: asked)) == [Algorithm(id=1)]
+    assert list(filter(None, configurations(choices, lambda asked: asked))) == [Algorithm(id=1)]
 
 
 def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> None:
@@ -80,10 +80,18 @@ def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> N
         asked.append(algorithm)
         return algorithm if algorithm.cluster == 2 else None
 
-    list(configurations(EVERYTHING, accepts))
+    list(filter(None, configurations(EVERYTHING, accepts)))
     assert {each.tile for each in asked} == {15, 20}
     assert {each.split_k for each in asked} == {1, 2, 4}
     assert all(bool(each.reduction) == (each.split_k > 1) for each in asked)
+
+
+def test_one_that_finds_nothing_keeps_nobody_waiting_and_can_be_ended() -> None:
+    turns = iter(range(1000))
+    vain = iter([None] * 10_000)
+    found = in_turn([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
+    assert list(found) == [Algorithm(id=1)] * 3
+    assert len(list(vain)) > 9_000
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4))

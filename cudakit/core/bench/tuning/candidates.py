@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings
+from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
 
 # As many as libraries that tune ask for at most; beyond them the order says little.
 _RECOMMENDED = 32
@@ -27,7 +27,7 @@ def candidates(
     settings: GemmSettings,
     *,
     seed: int,
-    is_over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] = never,
 ) -> Candidates:
     """List what the library recommends, in its order, then the others, shuffled, each once.
 
@@ -40,25 +40,10 @@ def candidates(
             hint="another layout, alignment or size of the workspace may have one",
         )
     first = _each_once(recommended)
-    others = _Until(blas.algorithms(gemm, settings), is_over)
-    rest = [each for numbers, each in _each_once(others).items() if numbers not in first]
+    others = _each_once(blas.algorithms(gemm, settings, is_over))
+    rest = [each for numbers, each in others.items() if numbers not in first]
     random.Random(seed).shuffle(rest)  # noqa: S311 an order, and no secret
-    return Candidates((*first.values(), *rest), others.complete)
-
-
-class _Until:
-    """Passes on what an iterator yields, until the time is over."""
-
-    def __init__(self, others: Iterator[Algorithm], is_over: Callable[[], bool]) -> None:
-        self.complete = True
-        self._others, self._is_over = others, is_over
-
-    def __iter__(self) -> Iterator[Algorithm]:
-        for algorithm in self._others:
-            yield algorithm
-            if self._is_over():
-                self.complete = False
-                return
+    return Candidates((*first.values(), *rest), not is_over())
 
 
 def _each_once(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:

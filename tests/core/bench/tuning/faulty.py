@@ -15,6 +15,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Multiplication,
     Operands,
+    never,
 )
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -67,8 +68,10 @@ class _FaultyBlas:
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         return self.blas.heuristics(gemm, settings, most)
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:
-        return self.blas.algorithms(gemm, settings)
+    def algorithms(
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+    ) -> Iterator[Algorithm]:
+        return self.blas.algorithms(gemm, settings, is_over)
 
     def close(self) -> None:
         self.blas.close()

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Multiplication
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Multiplication, never
 
 GEMM = Gemm(dtype="bf16", m=64, n=64, k=64)
 
@@ -25,8 +25,15 @@ class Listing:
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
         return self.recommended[:most]
 
-    def algorithms(self, gemm: Gemm, settings: GemmSettings) -> Iterator[Algorithm]:  # noqa: ARG002
+    def algorithms(
+        self,
+        gemm: Gemm,  # noqa: ARG002
+        settings: GemmSettings,  # noqa: ARG002
+        is_over: Callable[[], bool] = never,
+    ) -> Iterator[Algorithm]:
         for algorithm in self.everything:
+            if is_over():
+                return
             self.listed += 1
             yield algorithm
 
