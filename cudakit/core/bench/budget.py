@@ -12,6 +12,8 @@ from cudakit.core.bench.warmup import most_warmup_s
 _WARMUP_SHARE = 0.25
 # A round that is shorter mostly makes and checks its buffers.
 _LEAST_ROUND_S = 1.0
+# Energy is counted where it takes at most this share.
+_ENERGY_SHARE = 0.2
 
 
 def within(method: Method, share_s: float | None, contenders: int) -> Method:
@@ -30,4 +32,7 @@ def within(method: Method, share_s: float | None, contenders: int) -> Method:
         warmup_most_s=min(most_warmup_s(method.warmup_s), most_s),
         rule=replace(method.rule, timeout_s=timeout_s, min_time_s=least_s),
         rounds=rounds,
+        energy_s=method.energy_s
+        if contenders * method.energy_s <= _ENERGY_SHARE * share_s
+        else 0.0,
     )

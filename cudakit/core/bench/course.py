@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import median
 
 from cudakit.core.bench.cache import buffer_sets, is_cold
-from cudakit.core.bench.energy import EnergyMeter
+from cudakit.core.bench.energy import Burn
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.sampler import Sampler, Turns, sampler
@@ -18,6 +19,7 @@ from cudakit.core.bench.verification import Verification
 from cudakit.core.bench.warmup import Settling
 from cudakit.core.bench.workload import Prepared, RefusedLater, Workload
 from cudakit.errors import Unsupported
+from cudakit.units import Unavailable
 
 # So often the watchdog may fire before the blocker is given up: something waits for the device each time.
 _MOST_LATE = 2
@@ -35,7 +37,6 @@ class Course:
         prepared: Prepared,
         method: Method,
         pause: Callable[[float], None],
-        meter: EnergyMeter,
     ) -> None:
         self.title = " ".join([workload.name, *(f"{k}={v}" for k, v in workload.axes.items())])
         self.done = False
@@ -54,8 +55,7 @@ class Course:
         self._stopped = "wrong" if self.is_wrong else ""
         self._begin_s = self._elapsed_s = timer.now_s()
         self._begin_runs = self._end_runs = self._turns.runs
-        self._meter = meter
-        self._busy_s = 0.0
+        self._energy_j: float | Unavailable = Unavailable("no energy was counted")
         self._before = self._after = timer.gpu.telemetry()
 
     @property
@@ -103,8 +103,6 @@ class Course:
         """Take a reading, which may be a sample or not, and may be the last."""
         reading = self._read()
         self._elapsed_s = self._timer.now_s() - self._begin_s
-        self._busy_s += reading.time_s * self._executions
-        self._meter.look(self._turns.runs, self._busy_s)
         if self._selection.add(reading):
             self._pause_s = _FIRST_PAUSE_S
             self._consider(reading)
@@ -118,7 +116,26 @@ class Course:
         """Let the time for samples end."""
         self._end_runs = self._turns.runs
         self._after = self._timer.gpu.telemetry()
-        self._meter.pause()
+
+    def count_energy(self) -> Iterator[float]:
+        """Go on until the energy of an execution is known; yields how much of the way is done."""
+        if self._sampler is None or not self._method.energy_s:
+            return
+        burn = Burn(
+            self._timer.gpu,
+            self._timer.stream,
+            self._sampler.enqueue,
+            runs=self._executions,
+            run_s=median(reading.time_s for reading in self._selection.kept),
+            least_s=self._method.energy_s,
+            now_s=self._timer.now_s,
+        )
+        try:
+            yield from burn.go_on()
+        except BaseException:
+            self._stopped = "interrupted"
+            raise
+        self._energy_j = burn.per_run_j()
 
     def conclude(self) -> Measured:
         """Verify what was computed meanwhile, and say everything. What is wrong leaves no samples."""
@@ -146,7 +163,7 @@ class Course:
             bytes_moved=self._prepared.bytes_moved,
             operations=self._prepared.operations,
             executions=self._end_runs - self._begin_runs,
-            energy_j=self._meter.per_run_j(),
+            energy_j=self._energy_j,
             elapsed_s=self._elapsed_s,
             notes=tuple(self._notes()),
         )

@@ -1,89 +1,129 @@
-"""Energy of one execution, from a counter that moves a few times a second only."""
+"""Energy of one execution, from a counter that moves a few times a second only.
+
+To read the counter takes milliseconds, so that it is not done between samples: the work goes on for a while
+behind them without a pause, and the counter is watched meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from typing import TypeAlias
 
-from cudakit.gpu.api import Gpu
+from cudakit.core.bench.blocker import MOST_QUEUED
+from cudakit.gpu.api import Gpu, Stream
 from cudakit.units import Unavailable
 
-# The counter of an H200 moves ten times a second: looking more often than that by far finds each step soon.
-_LOOK_S = 0.005
-# Between the first step and the last: how late a step is seen is then at most a percent of it.
-_LEAST_S = 0.5
+# Two of them are queued: long enough for the counter to be read meanwhile, which takes up to 6 ms.
+_CHUNK_S = 0.02
+# So many steps of the counter are waited for, at most: an H200's moves ten times a second.
+_MOST_TIMES = 3.0
 # Who waits costs energy too, which would be counted as that of the work.
 _LEAST_BUSY = 0.9
 
-
-class _Step(NamedTuple):
-    """The counter at the moment when it was seen to have moved."""
-
-    energy_j: float
-    time_s: float
-    runs: int
-    busy_s: float
-
-    def plus(self, first: _Step, last: _Step) -> _Step:
-        """Add what lies between two steps."""
-        return _Step(
-            self.energy_j + last.energy_j - first.energy_j,
-            self.time_s + last.time_s - first.time_s,
-            self.runs + last.runs - first.runs,
-            self.busy_s + last.busy_s - first.busy_s,
-        )
+ReadJ: TypeAlias = Callable[[], float | Unavailable]
 
 
-class EnergyMeter:
-    """Takes the energy between two steps of the counter, and the work done meanwhile.
+class Steps:
+    """The moments when a counter was seen to move; what lies outside of them is not known."""
 
-    What lies before the first step and behind the last is left out: the counter says nothing of where
-    between two steps it is. ``read_j`` returns the joules counted so far, or why there are none.
+    def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
+        self._read_j, self._now_s = read_j, now_s
+        self._seen_j = read_j()
+        self._moments: list[tuple[float, float]] = []  # s, J
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """Why there is no counter, where there is none."""
+        return self._seen_j if isinstance(self._seen_j, Unavailable) else None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time from the first step to the last."""
+        return self._moments[-1][0] - self._moments[0][0] if self._moments else 0.0
+
+    def look(self) -> None:
+        """Look whether the counter has moved."""
+        read_j = self._read_j()
+        if read_j != self._seen_j and not isinstance(read_j, Unavailable):
+            self._seen_j = read_j
+            self._moments.append((self._now_s(), read_j))
+
+    def power_w(self) -> float:
+        """Return the mean power between the first step and the last, in watts."""
+        return (self._moments[-1][1] - self._moments[0][1]) / self.elapsed_s
+
+
+class Burn:
+    """Work that goes on without a pause until the counter has moved for long enough.
+
+    ``work`` enqueues ``runs`` executions, of ``run_s`` seconds each; ``least_s`` lie between the first step
+    and the last.
     """
 
     def __init__(
-        self, read_j: Callable[[], float | Unavailable], now_s: Callable[[], float]
+        self,
+        gpu: Gpu,
+        stream: Stream,
+        work: Callable[[Stream], None],
+        *,
+        runs: int,
+        run_s: float,
+        least_s: float,
+        now_s: Callable[[], float],
+        read_j: ReadJ | None = None,
     ) -> None:
-        self._read_j, self._now_s = read_j, now_s
-        self._seen_j: float | Unavailable | None = None
-        self._looked_s = float("-inf")
-        self._first: _Step | None = None
-        self._last: _Step | None = None
-        self._total = _Step(0.0, 0.0, 0, 0.0)
+        self._gpu, self._stream, self._work = gpu, stream, work
+        self._runs, self._run_s, self._least_s, self._now_s = runs, run_s, least_s, now_s
+        self._steps = Steps(read_j or (lambda: counted_j(gpu)), now_s)
+        self._works = _works_in_chunk(runs, run_s)
+        self._found: float | Unavailable = Unavailable("it was broken off")
 
-    def look(self, runs: int, busy_s: float) -> None:
-        """Look whether the counter has moved. ``runs`` and ``busy_s`` are of all the work so far."""
-        now_s = self._now_s()
-        if now_s - self._looked_s < _LOOK_S or isinstance(self._seen_j, Unavailable):
+    def go_on(self) -> Iterator[float]:
+        """Run; yields how much of the way is done."""
+        if refusal := self._steps.refusal:
+            self._found = refusal
             return
-        self._looked_s = now_s
-        energy_j, seen_j = self._read_j(), self._seen_j
-        self._seen_j = energy_j
-        if isinstance(energy_j, Unavailable) or seen_j is None or energy_j == seen_j:
-            return
-        self._last = _Step(energy_j, now_s, runs, busy_s)
-        self._first = self._first or self._last
-
-    def pause(self) -> None:
-        """Count nothing until the next look: other work may run meanwhile."""
-        if self._first is not None and self._last is not None:
-            self._total = self._total.plus(self._first, self._last)
-        self._first = self._last = None
-        if not isinstance(self._seen_j, Unavailable):
-            self._seen_j = None
+        gpu, stream = self._gpu, self._stream
+        with ExitStack() as owned:
+            events = [gpu.event(timing=False) for _ in range(2)]
+            for event in events:
+                owned.callback(gpu.destroy_event, event)
+                self._enqueue()
+                gpu.record(event, stream)
+            owned.callback(gpu.sync_stream, stream)
+            ends_s: list[float] = []  # of each chunk
+            begin_s = self._now_s()
+            for event in cycle(events):
+                while not gpu.query_event(event):
+                    self._steps.look()
+                ends_s.append(self._now_s())
+                fraction = self._steps.elapsed_s / self._least_s
+                if fraction >= 1 or ends_s[-1] - begin_s > _MOST_TIMES * self._least_s:
+                    break
+                yield fraction
+                self._enqueue()
+                gpu.record(event, stream)
+        self._found = self._energy_j(ends_s)
 
     def per_run_j(self) -> float | Unavailable:
-        """Return the joules of one execution; Unavailable where too little was seen, or the device idled."""
-        self.pause()
-        if isinstance(self._seen_j, Unavailable):
-            return self._seen_j
-        energy_j, elapsed_s, runs, busy_s = self._total
-        if elapsed_s < _LEAST_S or not runs:
-            return Unavailable("too short for the energy counter")
-        if busy_s < _LEAST_BUSY * elapsed_s:
-            share = busy_s / elapsed_s
-            return Unavailable(f"the GPU was busy with it for {share:.0%} of the time only")
-        return energy_j / runs
+        """Return the joules of one execution; Unavailable where the counter or the work leaves gaps."""
+        return self._found
+
+    def _enqueue(self) -> None:
+        for _ in range(self._works):
+            self._work(self._stream)
+
+    def _energy_j(self, ends_s: list[float]) -> float | Unavailable:
+        if self._steps.elapsed_s < self._least_s:
+            return Unavailable("the energy counter moved too seldom")
+        chunk_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+        elapsed_s = chunk_s / (self._works * self._runs)
+        if self._run_s < _LEAST_BUSY * elapsed_s:
+            share = self._run_s / elapsed_s
+            return Unavailable(f"the GPU could be kept busy for {share:.0%} of the time only")
+        return self._steps.power_w() * elapsed_s
 
 
 def counted_j(gpu: Gpu) -> float | Unavailable:
@@ -92,3 +132,8 @@ def counted_j(gpu: Gpu) -> float | Unavailable:
     if isinstance(counted, int | float):
         return counted
     return Unavailable("the GPU does not count energy")
+
+
+def _works_in_chunk(runs: int, run_s: float) -> int:
+    wanted = _CHUNK_S / max(runs * run_s, 1e-9)
+    return max(1, min(round(wanted), MOST_QUEUED // 2 // runs))

@@ -36,14 +36,20 @@ def parts(method: Method) -> Iterator[Method]:
     for number in range(count):
         part = LATER_WARMUP if number else 1.0
         yield replace(
-            method, warmup_s=part * method.warmup_s, warmup_most_s=part * most_s, rule=share
+            method,
+            warmup_s=part * method.warmup_s,
+            warmup_most_s=part * most_s,
+            energy_s=method.energy_s if number == count - 1 else 0.0,
+            rule=share,
         )
 
 
 def whole(rounds: Sequence[Measured], method: Method) -> Measured:
     """Put the rounds of one workload together. One with a wrong value leaves no samples at all."""
     first, last = rounds[0], rounds[-1]
-    asked = replace(first.method, rule=method.rule, warmup_most_s=method.warmup_most_s)
+    asked = replace(
+        first.method, rule=method.rule, warmup_most_s=method.warmup_most_s, energy_s=method.energy_s
+    )
     if len(rounds) == 1:
         return replace(first, method=asked)
     return replace(

@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from cudakit.core.bench.course import Course
-from cudakit.core.bench.energy import EnergyMeter, counted_j
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.rounds import parts, whole
@@ -47,12 +45,11 @@ def measure(
         method = _hurried(method)
     names = tuple(workload.name for workload in workloads) if len(workloads) > 1 else ()
     method = replace(method, seed=seed, interleaved=method.interleaved or names)
-    meters = [EnergyMeter(partial(counted_j, timer.gpu), timer.now_s) for _ in workloads]
     found: list[list[Measured]] = [[] for _ in workloads]
     try:
         for number, part in enumerate(parts(method)):
             tell = _part(progress, number, method.rounds)
-            measured = _round(timer, workloads, part, meters, tell, pause)
+            measured = _round(timer, workloads, part, tell, pause)
             for rounds, one in zip(found, measured, strict=True):
                 rounds.extend([one] if one else [])
             if any(one is None or one.broken_off for one in measured):
@@ -69,7 +66,6 @@ def _round(
     timer: Timer,
     workloads: Sequence[Workload],
     method: Method,
-    meters: Sequence[EnergyMeter],
     progress: Progress,
     pause: Callable[[float], None],
 ) -> tuple[Measured | None, ...]:
@@ -82,8 +78,8 @@ def _round(
                 stack.enter_context(closing(workload.prepare(timer.gpu, method.seed)))
                 for workload in workloads
             ]
-            for workload, ready, meter in zip(workloads, prepared, meters, strict=True):
-                course = Course(timer, workload, ready, method, pause, meter)
+            for workload, ready in zip(workloads, prepared, strict=True):
+                course = Course(timer, workload, ready, method, pause)
                 courses.append(stack.enter_context(closing(course)))
             with collector_off():
                 _run(courses, progress)
@@ -112,6 +108,9 @@ def _run(courses: Sequence[Course], progress: Progress) -> None:
         progress(going[0].title, min(course.fraction for course in going))
     for course in left:
         course.end()
+    for course in left:
+        for fraction in course.count_energy():
+            progress(f"{course.title}: counting energy", fraction)
 
 
 @contextmanager
@@ -128,7 +127,9 @@ def collector_off() -> Iterator[None]:
 
 def _hurried(method: Method) -> Method:
     """Return the method without the times that are only there for a real device to settle in."""
-    return replace(method, warmup_s=0.0, rounds=1, rule=replace(method.rule, min_time_s=0.0))
+    return replace(
+        method, warmup_s=0.0, energy_s=0.0, rounds=1, rule=replace(method.rule, min_time_s=0.0)
+    )
 
 
 def _part(progress: Progress, at: int, count: int) -> Progress:

@@ -64,6 +64,10 @@ class Sampler(Protocol):
         """Take one; ``blocked`` hides the gaps between launches."""
         ...
 
+    def enqueue(self, stream: Stream) -> None:
+        """Enqueue the executions of one, without a clock."""
+        ...
+
     def close(self) -> None:
         """Give back what was made for it."""
         ...
@@ -99,13 +103,13 @@ class _Enqueued:
         self._before = before
 
     def sample(self, *, blocked: bool) -> Reading:
-        reading = self._timer.time(self._work, blocked=blocked, before=self._before)
+        reading = self._timer.time(self.enqueue, blocked=blocked, before=self._before)
         return _of_one(reading, self.executions)
 
     def close(self) -> None:
         """Nothing was made."""
 
-    def _work(self, stream: Stream) -> None:
+    def enqueue(self, stream: Stream) -> None:
         for _ in range(self.executions):
             self._turns.run(stream)
 
@@ -123,13 +127,13 @@ class _Replayed:
         timer.gpu.destroy_graph(graph)
 
     def sample(self, *, blocked: bool) -> Reading:
-        reading = self._timer.time(self._work, blocked=blocked, before=self._before)
+        reading = self._timer.time(self.enqueue, blocked=blocked, before=self._before)
         return _of_one(reading, self.executions)
 
     def close(self) -> None:
         self._timer.gpu.destroy_graph_exec(self._executable)
 
-    def _work(self, stream: Stream) -> None:
+    def enqueue(self, stream: Stream) -> None:
         self._timer.gpu.graph_launch(self._executable, stream)
         self._turns.advance(self.executions)
 
@@ -152,7 +156,10 @@ class _AtHost:
         self._waits = waits
 
     def sample(self, *, blocked: bool) -> Reading:  # noqa: ARG002 who waits for a launch pays for the gap
-        return self._timer.time_at_host(self._turns.run, before=self._before, waits=self._waits)
+        return self._timer.time_at_host(self.enqueue, before=self._before, waits=self._waits)
+
+    def enqueue(self, stream: Stream) -> None:
+        self._turns.run(stream)
 
     def close(self) -> None:
         """Nothing was made."""

@@ -4,79 +4,116 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.energy import EnergyMeter
+from cudakit.core.bench.energy import Burn, Steps
+from cudakit.gpu.api import Stream
+from cudakit.gpu.sim import Sim
+from cudakit.kernels.spin import Spin
 from cudakit.units import Unavailable
 
+LEAST_S = 0.5
 
-class Device:
-    """Draws a constant power, and has a counter that moves in steps of a tenth of a second."""
+
+class Counter:
+    """Draws a constant power, and moves in steps of a tenth of a second; to look at it takes a while."""
 
     def __init__(self, watts: float, phase_s: float = 0.0) -> None:
         self.now_s, self._watts, self._phase_s = 100.0, watts, phase_s
 
-    def counter_j(self) -> float:
+    def read_j(self) -> float:
+        self.now_s += 0.005
         return int((self.now_s + self._phase_s) * 10) / 10 * self._watts
 
-
-def metered(device: Device, *, run_s: float, for_s: float, idle_s: float = 0.0) -> EnergyMeter:
-    meter = EnergyMeter(device.counter_j, lambda: device.now_s)
-    runs, end_s = 0, device.now_s + for_s
-    while device.now_s < end_s:
-        device.now_s += run_s + idle_s
-        runs += 1
-        meter.look(runs, runs * run_s)
-    return meter
+    def clock(self) -> float:
+        return self.now_s
 
 
-@given(
-    watts=st.floats(50, 700),
-    run_s=st.floats(0.0002, 0.004),
-    for_s=st.floats(0.8, 3),
-    phase_s=st.floats(0, 0.1),
-)
-def test_the_energy_of_a_run_is_its_power_by_its_time(
-    watts: float, run_s: float, for_s: float, phase_s: float
-) -> None:
-    meter = metered(Device(watts, phase_s), run_s=run_s, for_s=for_s)
+@given(watts=st.floats(50, 700), phase_s=st.floats(0, 0.1))
+def test_the_power_is_that_between_two_steps(watts: float, phase_s: float) -> None:
+    counter = Counter(watts, phase_s)
+    steps = Steps(counter.read_j, counter.clock)
+    while steps.elapsed_s < LEAST_S:
+        steps.look()
 
-    assert meter.per_run_j() == pytest.approx(watts * run_s, rel=0.02)
+    assert steps.power_w() == pytest.approx(watts, rel=0.02)
 
 
-def test_a_run_between_two_steps_of_the_counter_has_no_energy() -> None:
-    energy = metered(Device(500), run_s=0.001, for_s=0.4).per_run_j()
+def test_a_device_without_a_counter_is_not_made_to_work() -> None:
+    refusal = Unavailable("the GPU does not count energy")
+    gpu, worked = Sim(), []
+    burn = Burn(
+        gpu,
+        gpu.stream(),
+        worked.append,
+        runs=1,
+        run_s=1e-3,
+        least_s=LEAST_S,
+        now_s=lambda: 0.0,
+        read_j=lambda: refusal,
+    )
 
-    assert energy == Unavailable("too short for the energy counter")
+    assert list(burn.go_on()) == []
+    assert burn.per_run_j() == refusal
+    assert worked == []
+
+
+class Bench:
+    """A device that spins for 2 ms in each run, and a counter on its virtual time."""
+
+    RUN_S = 2e-3
+
+    def __init__(self, watts: float = 500.0, pause_ns: int = 0) -> None:
+        self.gpu = Sim()
+        self.stream: Stream = self.gpu.stream()
+        self._spin, self._pause_ns, self._watts = Spin(self.gpu), pause_ns, watts
+
+    def now_s(self) -> float:
+        return self.gpu.clock.now_ns / 1e9
+
+    def read_j(self) -> float:
+        self.gpu.clock.advance(2_000_000)
+        return int(self.now_s() * 10) / 10 * self._watts
+
+    def work(self, stream: Stream) -> None:
+        self._spin.for_(int(self.RUN_S * 1e9) + self._pause_ns, stream)
+
+    def burn(self) -> Burn:
+        return Burn(
+            self.gpu,
+            self.stream,
+            self.work,
+            runs=1,
+            run_s=self.RUN_S,
+            least_s=LEAST_S,
+            now_s=self.now_s,
+            read_j=self.read_j,
+        )
+
+
+def test_the_energy_of_a_run_is_its_power_by_its_time() -> None:
+    burn = Bench().burn()
+    assert all(0 <= fraction < 1 for fraction in burn.go_on())
+
+    assert burn.per_run_j() == pytest.approx(500 * Bench.RUN_S, rel=0.03)
 
 
 def test_a_device_that_waited_has_no_energy_of_a_run() -> None:
-    energy = metered(Device(500), run_s=0.001, idle_s=0.001, for_s=2).per_run_j()
+    burn = Bench(pause_ns=2_000_000).burn()
+    list(burn.go_on())
 
-    assert energy == Unavailable("the GPU was busy with it for 50% of the time only")
-
-
-def test_a_device_that_does_not_count_says_so_once() -> None:
-    asked = []
-
-    def refuse() -> Unavailable:
-        asked.append(1)
-        return Unavailable("the GPU does not count energy")
-
-    meter = EnergyMeter(refuse, lambda: float(len(asked)))
-    for runs in range(3):
-        meter.look(runs, 0.0)
-
-    assert meter.per_run_j() == Unavailable("the GPU does not count energy")
-    assert len(asked) == 1
+    assert burn.per_run_j() == Unavailable("the GPU could be kept busy for 50% of the time only")
 
 
-def test_the_counter_is_not_asked_more_often_than_helps() -> None:
-    asked: list[float] = []
-    device = Device(500)
-    meter = EnergyMeter(
-        lambda: asked.append(device.now_s) or device.counter_j(), lambda: device.now_s
-    )
-    for runs in range(1000):
-        device.now_s += 0.0001
-        meter.look(runs, runs * 0.0001)
+def test_a_counter_that_hardly_moves_is_not_waited_for_without_end() -> None:
+    bench = Bench(watts=0.0)
+    burn = bench.burn()
+    list(burn.go_on())
 
-    assert 10 <= len(asked) <= 25
+    assert burn.per_run_j() == Unavailable("the energy counter moved too seldom")
+    assert bench.now_s() < 4 * LEAST_S
+
+
+def test_what_was_broken_off_has_no_energy() -> None:
+    burn = Bench().burn()
+    next(burn.go_on())
+
+    assert burn.per_run_j() == Unavailable("it was broken off")

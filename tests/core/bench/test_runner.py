@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, count, pairwise, repeat
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from cudakit.core.bench.stopping import Rule
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.workload import Workload
 from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
 
 MODES: list[Mode] = ["isolated", "batch", "graph", "host", "call"]
 METHOD = Method("isolated", "hot")
@@ -386,5 +389,23 @@ def test_what_the_timer_says_of_nothing_is_there_to_compare(timer: Timer) -> Non
         assert 0 <= measured.floor_s < min(measured.samples.times_s) or mode in ("batch", "graph")
 
 
-def test_a_device_that_does_not_count_energy_has_none_of_an_execution(timer: Timer) -> None:
-    assert "does not count" in str(run(timer, Copy()).energy_j)
+def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) -> None:
+    assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
+
+    asked = replace(METHOD, energy_s=0.5)
+    measured = run(timer, Copy(), asked, hurry=False)
+    assert measured.energy_j == Unavailable("the GPU does not count energy")
+    assert measured.method.energy_s == 0.5
+
+
+@pytest.mark.gpu
+def test_the_energy_of_an_execution_is_about_power_by_time() -> None:
+    method = replace(METHOD, mode="batch", warmup_s=0.5, energy_s=0.5)
+    with closing(open_gpu("cuda")) as gpu, closing(Timer(gpu)) as real:
+        measured = run(real, Copy(size_bytes=1 << 30), method)
+        limit_w = gpu.telemetry().fields["power_limit_w"]
+
+    time_s = median(measured.samples.times_s)
+    assert isinstance(measured.energy_j, float)
+    assert isinstance(limit_w, float)
+    assert 0.2 * limit_w * time_s < measured.energy_j < 1.2 * limit_w * time_s
