@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from types import CodeType
 
+    from cudakit.core.memory.allocator.front_cache import Bin
     from cudakit.core.memory.allocator.pools import FreeBlocks, Pool
     from cudakit.gpu.api import Ptr
 
@@ -25,8 +26,10 @@ class Block:
     __slots__ = (
         "age_base",
         "allocated",
+        "bin",
         "free",
         "next",
+        "origin",
         "other_streams",
         "previous",
         "ptr",
@@ -35,6 +38,9 @@ class Block:
         "size",
         "stack",
         "waits",
+        "weighed_request",
+        "weighed_size",
+        "weight",
     )
 
     def __init__(self, ptr: int, size: int, row: FreeBlocks) -> None:
@@ -48,6 +54,12 @@ class Block:
         self.other_streams: dict[int, None] | None = None  # that use it, no event recorded yet
         self.waits = 0  # events recorded that it waits for
         self.stack: Trail | None = None
+        self.origin: Trail | None = None  # the stack of the segment, in one of its blocks
+        self.bin: Bin | None = None  # of the front cache, to which it goes when it is freed
+        self.weight = (
+            0  # in the ledger, when it was last handed out; with the sizes that this is made of
+        )
+        self.weighed_size = self.weighed_request = 0
         self.age_base = 0  # of searches in the pool, when it became free
 
     @property
@@ -69,7 +81,9 @@ class Block:
 class Segment:
     """Memory taken from the device in one piece."""
 
-    __slots__ = ("first", "pool", "ptr", "size", "stack", "stream")
+    __slots__ = ("first", "pool", "ptr", "size", "stream")
+
+    expandable = False
 
     def __init__(self, first: Block, stack: Trail | None) -> None:
         self.first = first
@@ -77,7 +91,16 @@ class Segment:
         self.size = first.size
         self.stream = first.stream
         self.pool = first.pool
-        self.stack = stack
+        first.origin = stack
+
+    @property
+    def stack(self) -> Trail | None:
+        """The stack of its allocation, as far as the first block has it.
+
+        Of a block that is split the upper part takes it along, as PyTorch's do: it makes a new object of the
+        lower one (alloc_found_block, try_merge_blocks).
+        """
+        return self.first.origin
 
     def blocks(self) -> list[Block]:
         """List its blocks by address."""

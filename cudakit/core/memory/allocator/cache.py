@@ -7,12 +7,16 @@ raises, the cache is as it was before the call. Source: PyTorch's c10/cuda/CUDAC
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cudakit.core.memory.allocator import sizes
 from cudakit.core.memory.allocator.block import Block, Segment, Trail
-from cudakit.core.memory.allocator.pools import DEFAULT_POOL, Pool, PoolId, Pools
+from cudakit.core.memory.allocator.expandable import Expandable, virtual_memory
+from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
+from cudakit.core.memory.allocator.pools import DEFAULT_POOL, MOST_IN_PART, Pool, Pools
+from cudakit.core.memory.allocator.private import PrivatePools
 from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.statistics import Statistics
 from cudakit.core.memory.allocator.tracing import (
@@ -45,6 +49,12 @@ class Cache:
     """What one device's allocator holds.
 
     ``malloc`` is how it asks the device for a segment; ``recorder`` is None while nothing is recorded.
+    ``simple`` says that a search is nothing more than the best fit and the limit to splitting.
+    ``expands`` says that new memory is mapped into segments that grow; ``unsplit_bytes`` is the size from
+    which on blocks are not split.
+
+    What every allocation goes through stands in ``hand_out`` and ``put_back`` themselves, though it would be
+    easier to read in smaller functions: a call costs as much as a whole addition to the ledger.
     """
 
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
@@ -52,10 +62,12 @@ class Cache:
         self.malloc: Callable[[int, int], int] = upstream.malloc
         self.statistics = Statistics(settings.max_split_size_bytes or sizes.UNLIMITED)
         self.default = Pools(DEFAULT_POOL, self.statistics.small, self.statistics.large)
-        self.private: dict[PoolId, Pools] = {}
+        self.private = PrivatePools(self.statistics.small, self.statistics.large)
         self.segments: dict[int, Segment] = {}
         self.reserved_bytes = 0  # what is being asked for included
         self.recorder: Recorder | None = None
+        self.expandable: Expandable | None = None  # segments that grow, where there are any
+        self._spare: Block | None = None  # merged away: the next piece that is split off
         self.configure(settings, sizes.UNLIMITED)
 
     def configure(self, settings: Settings, limit_bytes: int) -> None:
@@ -64,12 +76,24 @@ class Cache:
         Raises Unsupported for a setting that this allocator has not yet.
         """
         _refuse_missing(settings)
+        self.expands = self._expands(settings)
         self.settings = settings
         self.limit_bytes = limit_bytes
         self.max_split_bytes = settings.max_split_size_bytes or sizes.UNLIMITED
+        self.unsplit_bytes = sizes.UNLIMITED if self.expands else self.max_split_bytes
         divisions = settings.roundup_power2_divisions
         self.divisions = divisions if max(divisions) > 1 else ()
         self.collects = self.limited and settings.garbage_collection_threshold > 0
+        self.simple = not self.collects and not self.expands
+
+    def _expands(self, settings: Settings) -> bool:
+        """Begin with expandable segments, or add no more to those there are; return whether they are on."""
+        if settings.expandable_segments:
+            pages = virtual_memory(self.upstream, settings.large_segment_size_bytes)
+            self.expandable = self.expandable or Expandable(self, pages)
+        elif self.expandable is not None:
+            self.expandable.rest()
+        return settings.expandable_segments
 
     @property
     def limited(self) -> bool:
@@ -78,80 +102,142 @@ class Cache:
 
     def find(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Take the best fit out of a pool, or nothing where that one block is not to be used."""
+        if self.expandable is None or not self.expands or self.private.source(pool.id):
+            return self.find_plain(pool, size, stream)
+        if self.collects:
+            pool.searches += 1
+        return self.expandable.find(pool, size, stream, self._limit_for(size))
+
+    def find_plain(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Do that where no block of a segment that grows will do."""
         if self.collects:
             pool.searches += 1
         row = pool.rows.get(stream)
-        if row is None:
-            return None
-        limit = self.max_split_bytes
-        return row.take(size, limit if size < limit else size + self.settings.slack_bytes)
+        return None if row is None else row.take(size, self._limit_for(size))
 
-    def hand_out(self, block: Block, size: int, requested: int, stack: Trail | None) -> None:
+    def _limit_for(self, size: int) -> int:
+        """Return what a block must be smaller than to serve a request."""
+        limit = self.max_split_bytes
+        return limit if size < limit else size + self.settings.slack_bytes
+
+    def hand_out(self, block: Block, size: int, requested: int, stack: Trail | None) -> None:  # noqa: C901, PLR0915
         """Hand out a block that is in no pool, the low part of it where it is larger than need be."""
-        pool = block.row.pool
-        had_neighbours = block.previous is not None or block.next is not None
+        row = block.row
+        pool = row.pool
+        tally = pool.tally
+        after = block.next
+        whole = after is None and block.previous is None
         rest_bytes = block.size - size
-        if rest_bytes > pool.slack_bytes and size < self.max_split_bytes:
-            self._split(block, size, rest_bytes)
-            pieces, piece_bytes = (0, -size) if had_neighbours else (1, rest_bytes)
-        elif had_neighbours:
-            size = block.size
-            pieces, piece_bytes = -1, -size
+        if rest_bytes > pool.slack_bytes and size < self.unsplit_bytes and pool.splits:
+            rest = self._spare
+            if rest is None:
+                rest = Block(block.ptr + size, rest_bytes, row)
+            else:
+                self._spare = None
+                rest.ptr = block.ptr + size  # type: ignore[assignment]  # as in Block
+                rest.size = rest_bytes
+                rest.row = row
+            rest.requested = block.requested  # what it last was, as PyTorch's inactive blocks have
+            rest.origin = block.origin
+            block.origin = None
+            rest.previous = block
+            rest.next = after
+            if after is not None:
+                after.previous = rest
+            block.next = rest
+            block.size = size
+            part = row.part
+            if part is None or len(part) >= MOST_IN_PART:
+                row.add(rest)
+            else:
+                insort(part, (rest_bytes, rest.ptr, rest))
+                rest.free = True
+                rest.age_base = pool.searches
+            if whole:
+                tally.pieces_changed(1, rest_bytes)
+            else:
+                tally.inactive_split_bytes -= size
         else:
             size = block.size
-            pieces = piece_bytes = 0
+            if not whole:
+                tally.inactive_split -= 1
+                tally.inactive_split_bytes -= size
         block.allocated = True
         block.requested = requested
         block.stack = stack
-        pool.tally.handed_out(size, requested)
-        if piece_bytes:
-            pool.tally.pieces_changed(pieces, piece_bytes)
+        block.bin = None
+
+        if size == block.weighed_size and requested == block.weighed_request:
+            weight = block.weight
+        else:
+            weight = tally.block_unit + size * tally.byte_unit + requested * tally.request_unit
+            block.weight, block.weighed_size, block.weighed_request = weight, size, requested
+        ledger = tally.ledger
+        ledger.used = used = ledger.used + weight
+        ledger.added += weight
+        if used & ABOVE_PEAK:
+            ledger.raise_peaks()
+        if ledger.pending:
+            tally.raise_active()
+
         if size >= self.max_split_bytes:
             self.statistics.oversize_allocations.increase()
         if self.recorder is not None:
-            self.recorder.record(ALLOC, block.ptr, requested, block.stream, stack, pool.id)
+            self.recorder.record(ALLOC, block.ptr, requested, row.stream, stack, pool.id)
 
-    def _split(self, block: Block, size: int, rest_bytes: int) -> None:
-        rest = Block(block.ptr + size, rest_bytes, block.row)
-        rest.requested = (
-            block.requested
-        )  # an inactive block keeps what it last was, as PyTorch's do
-        rest.previous = block
-        rest.next = after = block.next
-        if after is not None:
-            after.previous = rest
-        block.next = rest
-        block.size = size
-        rest.row.add(rest)
-
-    def put_back(self, block: Block, stack: Trail | None, *, was_postponed: bool) -> None:
-        """Take a block back that nobody uses, and merge it with its free neighbours."""
-        pool, size, requested = block.row.pool, block.size, block.requested
+    def put_back(self, block: Block, stack: Trail | None) -> None:  # noqa: C901, PLR0915
+        """Take a block back that nobody uses, and merge it with its free neighbours. The caller counts it."""
+        row = block.row
+        size, requested = block.size, block.requested
         if self.recorder is not None:
             seen = stack or block.stack
-            self.recorder.record(FREE_COMPLETED, block.ptr, requested, block.stream, seen, pool.id)
+            self.recorder.record(
+                FREE_COMPLETED, block.ptr, requested, row.stream, seen, row.pool.id
+            )
         block.stack = None
         pieces = piece_bytes = 0
         before, after = block.previous, block.next
+        part = row.part
         if after is not None and after.free:
             pieces, piece_bytes = -1, -after.size
-            after.row.discard(after)
-            _merge(block, after)
+            if part is None:
+                row.discard(after)
+            else:
+                del part[bisect_left(part, (after.size, after.ptr))]
+                after.free = False
+            size += after.size
+            block.next = follower = after.next
+            if follower is not None:
+                follower.previous = block
+            self._spare = after
+            after = follower
         if before is not None and before.free:
             pieces, piece_bytes = pieces - 1, piece_bytes - before.size
-            before.row.discard(before)
+            if part is None:
+                row.discard(before)
+            else:
+                del part[bisect_left(part, (before.size, before.ptr))]
             before.requested = requested
-            _merge(before, block)
+            size += before.size
+            before.next = after
+            if after is not None:
+                after.previous = before
+            self._spare = block
             block = before
-        if block.previous is not None or block.next is not None:
-            pieces, piece_bytes = pieces + 1, piece_bytes + block.size
-        block.row.add(block)
-        if was_postponed:
-            pool.tally.completed(size, requested)
+            before = block.previous
+        block.size = size
+        if part is None or len(part) >= MOST_IN_PART:
+            row.add(block)
         else:
-            pool.tally.freed(size, requested)
-        if piece_bytes:
-            pool.tally.pieces_changed(pieces, piece_bytes)
+            insort(part, (size, block.ptr, block))
+            block.free = True
+            block.age_base = row.pool.searches
+        if before is not None or after is not None:
+            row.pool.tally.pieces_changed(pieces + 1, piece_bytes + size)
+        elif pieces:
+            tally = row.pool.tally
+            tally.inactive_split += pieces
+            tally.inactive_split_bytes += piece_bytes
 
     def new_segment(self, request: Request) -> Block | None:
         """Take a segment from the device; None where that is beyond the limit or the device has no more.
@@ -161,9 +247,13 @@ class Cache:
         size = request.segment_bytes
         if self.reserved_bytes + size > self.limit_bytes:
             return None
+        source = self.private.source(request.pool.id)
+        if source is None and self.expandable is not None and self.expands:
+            return self.expandable.obtain(request)
         self.reserved_bytes += size
         try:
-            ptr = self.malloc(size, request.stream)
+            malloc = self.malloc if source is None else source.malloc
+            ptr = malloc(size, request.stream)
         except BaseException as error:
             self.reserved_bytes -= size
             if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
@@ -185,7 +275,7 @@ class Cache:
 
     def release(self, block: Block, stack: Trail | None) -> None:
         """Give a free block that is a whole segment back to the device. Raises CudaError, and keeps it."""
-        self.upstream.free(block.ptr)
+        (self.private.source(block.pool.id) or self.upstream).free(block.ptr)
         block.row.discard(block)
         segment = self.segments.pop(block.ptr)
         self.reserved_bytes -= block.size
@@ -201,16 +291,6 @@ class Cache:
 def _refuse_missing(settings: Settings) -> None:
     missing = {
         "backend:cudaMallocAsync": settings.backend != "native",
-        "expandable_segments:True": settings.expandable_segments,
-        "graph_capture_record_stream_reuse:True": settings.graph_capture_record_stream_reuse,
     }
     for name in filter(missing.get, missing):
         raise Unsupported(f"this allocator has no {name}", hint="leave it out")
-
-
-def _merge(block: Block, after: Block) -> None:
-    """Let a block take in the one behind it."""
-    block.size += after.size
-    block.next = follower = after.next
-    if follower is not None:
-        follower.previous = block

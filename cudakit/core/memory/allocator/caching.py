@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from operator import index
 
 from cudakit.core.memory.allocator import oom, release
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Request
-from cudakit.core.memory.allocator.entrance import add_use
+from cudakit.core.memory.allocator.checkpointed import Checkpointed
+from cudakit.core.memory.allocator.front_cache import FrontCache
+from cudakit.core.memory.allocator.hot_path import Alloc, Free, HotPath
 from cudakit.core.memory.allocator.invalid import InvalidPointer, reason_for
-from cudakit.core.memory.allocator.observed import Observed
-from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.core.memory.allocator.mempool import HeldPool
 from cudakit.core.memory.allocator.oom_report import OomReport, report_of
-from cudakit.core.memory.allocator.pools import Pool
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.core.memory.allocator.pooled import id_of
+from cudakit.core.memory.allocator.pools import Pool, PoolId
+from cudakit.core.memory.allocator.settings import Recorded, Settings
 from cudakit.core.memory.allocator.sizes import (
-    MOST_SMALL,
-    TOO_MANY_BYTES,
     UNLIMITED,
-    rounded,
     segment_size,
 )
 from cudakit.core.memory.allocator.tracing import OOM, Level, gather
+from cudakit.core.memory.allocator.trimmed import Trimmed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
-from cudakit.gpu.api import PER_THREAD, Ptr
+from cudakit.gpu.api import Ptr
 
 
-class CachingAllocator(Observed):
+class CachingAllocator(Checkpointed, Trimmed, HotPath):
     """Hands out memory of one device in the order of streams, and keeps what is freed for the next request.
 
     The same operations give the same blocks, statistics and snapshots as PyTorch's allocator. Streams are
     handles; 0 is the default stream. May be used from any thread, and ``free`` from finalizers too.
 
     ``search_again`` looks for a free block once more before memory is said to be out, which PyTorch does not.
+
+    ``front_cache`` keeps up to so many freed blocks of each size and stream ready for a request of exactly as
+    many bytes, which is much faster then. Statistics stay right, but blocks have other addresses than
+    PyTorch's, and those that are kept are not merged: that shows in ``inactive_split``, and may show in what
+    is reserved. It rests while history is recorded, monitors watch or blocks wait for other streams, and is
+    flushed before a snapshot, before statistics are read, and before memory is taken from the device.
+    Raises InputError for a number below 0, Unsupported where Python has no global lock.
     """
 
     def __init__(
@@ -44,81 +50,18 @@ class CachingAllocator(Observed):
         *,
         device: int = 0,
         search_again: bool = True,
+        front_cache: int = 0,
     ) -> None:
         super().__init__(upstream, settings or Settings(), device)
         self._search_again = search_again
         self._uncached: dict[int, int] = {}
-        self._caches = True
-        self._observers: list[Callable[[OomReport], object]] = []
         self._helpers: list[Callable[[], bool]] = []
+        self._front = FrontCache(self._cache, front_cache)
+        self.alloc: Alloc = self._make_alloc()
+        self.free: Free = self._make_free()
         self.configure(self._cache.settings)
 
     # Memory.
-
-    def alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
-        """Allocate for use in the order of a stream. No bytes are the address 0.
-
-        Raises OutOfMemory, ValueError for a negative size, CudaError for whatever else the driver refuses.
-        """
-        if type(size_bytes) is not int or not 0 < size_bytes < TOO_MANY_BYTES:
-            size_bytes = _checked_size(size_bytes)
-            if size_bytes == 0:
-                return Ptr(0)
-        if 0 < stream <= PER_THREAD:
-            stream = stream_number(stream)
-        if not self._caches:
-            return self._alloc_uncached(size_bytes, stream)
-        stack = gather() if self._level else None
-        cache, guard = self._cache, self._guard
-        guard.lock.acquire()
-        if guard.busy:
-            guard.refuse()
-        guard.busy = True
-        try:
-            if self._late:
-                self._take_late()
-            if self._uses.waiting and not self._captures:
-                self._uses.process(stack)
-            divisions = cache.divisions
-            size = rounded(size_bytes, divisions) if divisions else size_bytes + 511 & -512
-            pool = cache.default.small if size <= MOST_SMALL else cache.default.large
-            block = cache.find(pool, size, stream)
-            if block is None:
-                block = self._obtain(pool, size, size_bytes, stream, stack)
-            cache.hand_out(block, size, size_bytes, stack)
-            self._live[block.ptr] = block
-        finally:
-            guard.busy = False
-            guard.lock.release()
-            if self._late:
-                self._drain()
-        return block.ptr
-
-    def free(self, ptr: int, stream: int | None = None) -> None:
-        """Free an allocation; another stream than its own is one that uses it until now.
-
-        From within the allocator, or while another thread is there, it is freed a moment later. Raises
-        InvalidPointer where nothing is allocated, CudaError where the use of other streams cannot be
-        recorded; the memory is then kept until they are known to be done.
-        """
-        block = self._live.pop(ptr, None)
-        if block is None:
-            self._free_unusual(ptr)
-            return
-        stack = gather() if self._level >= Level.ALL else None
-        guard = self._guard
-        if guard.busy or not guard.lock.acquire(False):
-            self._late.append((block, stack, stream))
-            self._drain()
-            return
-        guard.busy = True
-        try:
-            self._give_up(block, stack, stream)
-        finally:
-            guard.busy = False
-            guard.lock.release()
-            if self._late:
-                self._drain()
 
     def record_use(self, ptr: int, stream: int) -> None:
         """Say that another stream uses an allocation: it is reused when that stream is done with it.
@@ -126,23 +69,28 @@ class CachingAllocator(Observed):
         That is PyTorch's record_stream: what counts is all work of the stream up to the free. Raises
         InvalidPointer where nothing is allocated.
         """
-        with self._inside():
+        with self._inside(flushes=False):
             block = self._live.get(ptr)
             if block is None:
                 raise InvalidPointer(
                     f"nothing is allocated at {ptr:#x}: {reason_for(self._cache, ptr)}"
                 )
-            add_use(block, stream)
+            self._uses.add(block, stream_number(stream))
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for what is freed but in use, and give back every segment of which nothing is used.
 
-        Does nothing during a capture. Raises CudaError where the driver refuses.
+        Of private pools those only that nobody holds any more; with ``pool`` that one only. Does nothing
+        during a capture. Raises CudaError where the driver refuses, PoolError for a pool that never was.
         """
         stack = gather() if self._level >= Level.ALL else None
-        with self._inside():
-            if not self._captures:
+        with self._with_pools(flushes=True) as pools:
+            if self._uses.captures:
+                return
+            if pool is None:
                 release.empty_cache(self._cache, self._uses, stack)
+            elif pools.is_known(id_of(pool)):
+                release.empty_pool(self._cache, self._uses, pools.find(id_of(pool)), stack)
 
     def close(self) -> None:
         """Give back what is cached, and events. What is still allocated stays so."""
@@ -181,35 +129,32 @@ class CachingAllocator(Observed):
             raise ValueError(f"a memory fraction lies from 0.0 to 1.0: {fraction!r}")
         self.configure(replace(self.settings, memory_fraction=fraction))
 
+    def set_garbage_collection(self, threshold: float) -> None:
+        """Give old segments back from a share of the limit on, before more is reserved; 0.0 is never.
+
+        Does something only beside a memory fraction below 1. Raises SettingRefused for what is no float from
+        0.0 to below 1.0 (garbage_collection_threshold).
+        """
+        self.configure(replace(self.settings, garbage_collection_threshold=threshold))
+
     def enable_caching(self, *, enabled: bool) -> None:
         """Cache what is freed, or ask the driver each time and count nothing."""
         self._caches = enabled
-
-    def begin_capture(self) -> None:
-        """Say that a capture begins: until its end nothing looks at events or is given back."""
-        with self._inside():
-            self._captures += 1
-
-    def end_capture(self) -> None:
-        """Say that a capture has ended."""
-        with self._inside():
-            self._captures -= 1
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
         """Let a function free memory when no free block serves a request; it returns whether it did."""
         self._helpers.append(helper)
 
-    def on_out_of_memory(self, observer: Callable[[OomReport], object]) -> None:
-        """Tell a function of every request that fails, before the error is raised."""
-        self._observers.append(observer)
-
     # Inside: the guard is held.
+
+    def _own_settings(self) -> Mapping[str, Recorded]:
+        return {**super()._own_settings(), "cudakit_search_again": self._search_again}
 
     def _obtain(
         self, pool: Pool, size: int, requested: int, stream: int, stack: Trail | None
     ) -> Block:
         cache = self._cache
-        if self._helped():
+        if self._front.flush() or self._helped():
             block = cache.find(pool, size, stream)
             if block is not None:
                 return block
@@ -217,13 +162,11 @@ class CachingAllocator(Observed):
         request = Request(size, requested, segment_bytes, stream, pool, stack)
         rejected = oom.is_rejected(cache, request)
         if not rejected:
-            again, capturing = self._search_again, bool(self._captures)
+            again, capturing = self._search_again, bool(self._uses.captures)
             block = oom.obtain(cache, self._uses, request, capturing=capturing, search_again=again)
             if block is not None:
                 return block
-        report = self._report(request, rejected=rejected)
-        self._tell(report)
-        raise oom.out_of_memory(report)
+        raise self._out_of_memory(self._report(request, rejected=rejected))
 
     def _report(self, request: Request, *, rejected: bool) -> OomReport:
         cache = self._cache
@@ -236,7 +179,15 @@ class CachingAllocator(Observed):
             cache.recorder.record(
                 OOM, info.free_bytes, request.size, request.stream, request.stack, request.pool.id
             )
-        return report_of(cache, request, self._device, info)
+        return report_of(
+            cache,
+            request,
+            self._device,
+            info,
+            awaited=self._uses.awaited(),
+            capturing=bool(self._uses.captures),
+            rejected=rejected,
+        )
 
     # Outside of the guard.
 
@@ -258,16 +209,6 @@ class CachingAllocator(Observed):
         finally:
             self._guard.enter()
 
-    def _tell(self, report: OomReport) -> None:
-        if not self._observers:
-            return
-        self._guard.leave()
-        try:
-            for observer in self._observers:
-                observer(report)
-        finally:
-            self._guard.enter()
-
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
         ptr = self._upstream.malloc(size_bytes, stream)
         self._uncached[ptr] = size_bytes
@@ -280,12 +221,3 @@ class CachingAllocator(Observed):
             self._upstream.free(ptr)
             return
         raise self._refuse_free(ptr, gather(2) if self._level else None)
-
-
-def _checked_size(size_bytes: int) -> int:
-    size_bytes = int(index(size_bytes))
-    if size_bytes < 0:
-        raise ValueError(f"a size is not negative: {size_bytes}")
-    if size_bytes >= TOO_MANY_BYTES:
-        raise OutOfMemory("Tried to allocate more than 1EB memory.", hint="ask for less")
-    return size_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
 
@@ -15,17 +16,28 @@ from cudakit.core.memory.allocator.settings import Settings
 VARIABLES = ("CUDAKIT_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
+class SettingsWarning(UserWarning):
+    """More than one variable configures the allocator."""
+
+
 def effective(environment: Mapping[str, str]) -> Settings:
     """Return the settings that an environment asks for.
 
     The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the
-    whole configuration, even where it is empty: nothing is merged, and the others are not read.
-    Raises InputError as ``parse_config`` does.
+    whole configuration, even where it is empty: nothing is merged, and the others are not read. Where they
+    differ from it, a SettingsWarning says which one counts. Raises InputError as ``parse_config`` does.
     """
-    for variable in VARIABLES:
-        if variable in environment:
-            return parse_config(environment[variable], variable=variable)
-    return Settings()
+    told = [variable for variable in VARIABLES if variable in environment]
+    if not told:
+        return Settings()
+    first, *others = told
+    if ignored := [name for name in others if environment[name] != environment[first]]:
+        warnings.warn(
+            f"{' and '.join([first, *ignored])} are set; {first} counts for this allocator",
+            SettingsWarning,
+            stacklevel=2,
+        )
+    return parse_config(environment[first], variable=first)
 
 
 def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:

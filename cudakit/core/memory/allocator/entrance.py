@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.events import Uses
+from cudakit.core.memory.allocator.front_cache import FrontCache
 from cudakit.core.memory.allocator.guard import Guard
 from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.tracing import FREE_REQUESTED, Level, Recorder
@@ -25,27 +26,33 @@ class Entrance:
         self._recorder = Recorder()
         self._level = Level.NONE
         self._cache = Cache(upstream, settings)
+        self._front = FrontCache(self._cache, 0)
         self._uses = Uses(upstream, self._complete)
         self._live: dict[int, Block] = {}
-        self._captures = 0  # under way
+        self._caches = True
+        self._routes = self._cache.private.routes  # changed, but never another list
+        # Called after whatever may have changed what is held, when nobody is inside any more.
+        self._watchers: list[Callable[[], None]] = []
         # Freed while somebody was inside, by a finalizer or another thread.
         self._late: deque[tuple[Block, Trail | None, int | None]] = deque()
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _inside(self, *, flushes: bool = True) -> Iterator[None]:
         self._guard.enter()
         try:
             self._take_late()
+            if flushes:
+                self._front.flush()
             yield
         finally:
             self._guard.leave()
-            if self._late:
-                self._drain()
+            if self._late or self._watchers:
+                self._after()
 
     def _give_up(self, block: Block, stack: Trail | None, stream: int | None) -> None:
         cache = self._cache
         if stream is not None:
-            add_use(block, stream)
+            self._uses.add(block, stream_number(stream))
         block.allocated = False
         if cache.recorder is not None:
             seen = stack or block.stack
@@ -56,18 +63,26 @@ class Entrance:
             cache.statistics.oversize_allocations.decrease()
         if block.other_streams:
             block.pool.tally.postponed(block.size)
-            self._uses.postpone(block, capturing=bool(self._captures))
+            self._uses.postpone(block)
         else:
-            cache.put_back(block, stack, was_postponed=False)
+            block.pool.tally.ledger.used -= block.weight
+            cache.put_back(block, stack)
 
     def _complete(self, block: Block, stack: Trail | None) -> None:
-        self._cache.put_back(block, stack, was_postponed=True)
+        block.pool.tally.completed(block.size, block.requested)
+        self._cache.put_back(block, stack)
 
     def _take_late(self) -> None:
         while self._late:
             block, stack, stream = self._late.popleft()
             with suppress(CudaError):  # of streams that use it: it waits, and they are tried again
                 self._give_up(block, stack, stream)
+
+    def _after(self) -> None:
+        """Do what waited for nobody to be inside."""
+        self._drain()
+        for watcher in list(self._watchers):
+            watcher()
 
     def _drain(self) -> None:
         """Free what came late, unless somebody is inside, who does it when he leaves."""
@@ -76,13 +91,3 @@ class Entrance:
                 self._take_late()
             finally:
                 self._guard.leave()
-
-
-def add_use(block: Block, stream: int) -> None:
-    """Note that a stream uses a block, unless it is the block's own."""
-    number = stream_number(stream)
-    if number == block.stream:
-        return
-    if block.other_streams is None:
-        block.other_streams = {}
-    block.other_streams[number] = None

@@ -1,110 +1,88 @@
-"""What can be known of an allocator: numbers, the trace, frees that were refused."""
+"""Who is told what an allocator does."""
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from collections.abc import Collection
-from itertools import count
-from typing import Any
+import os
 
-from cudakit.core.memory.allocator import snapshot
-from cudakit.core.memory.allocator.block import Trail
-from cudakit.core.memory.allocator.entrance import Entrance
-from cudakit.core.memory.allocator.invalid import InvalidFree, InvalidPointer, reason_for
+from cudakit.core.memory.allocator.monitors import Callback, Direction, Held, Monitor, Monitors
+from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.core.memory.allocator.oom_report import OomReport
+from cudakit.core.memory.allocator.recorded import Recorded
+from cudakit.core.memory.allocator.saving import Saver
 from cudakit.core.memory.allocator.settings import Settings
-from cudakit.core.memory.allocator.tracing import Context, History
 from cudakit.core.memory.allocator.upstream import Upstream
+from cudakit.core.memory.allocator.witnesses import Asker, Observer, Witnesses
 
-_MOST_INVALID_FREES = 1000
 
-
-class Observed(Entrance):
+class Observed(Recorded):
     """The allocator of one device, as seen from outside."""
 
     def __init__(self, upstream: Upstream, settings: Settings, device: int) -> None:
-        super().__init__(upstream, settings)
-        self._device = device
-        self._invalid: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
-        self._invalid_numbers = count(1)
+        super().__init__(upstream, settings, device)
+        self._monitors = Monitors(self._cache.statistics.total, device)
+        self._witnesses = Witnesses()
 
-    def statistics(self) -> dict[str, int]:
-        """Return the 122 numbers of torch.cuda.memory_stats."""
-        with self._inside():
-            return self._cache.statistics.read()
-
-    def counters(self) -> dict[str, int]:
-        """Return what PyTorch does not count."""
-        with self._inside():
-            known = self._cache.statistics
-            return {
-                "num_invalid_frees": known.num_invalid_frees,
-                "num_oom_rejections": known.num_oom_rejections,
-                "num_sync_rescues": known.num_sync_rescues,
-            }
-
-    def invalid_frees(self) -> tuple[InvalidFree, ...]:
-        """Return the latest frees that were refused, oldest first."""
-        return tuple(self._invalid)
-
-    def reset_peaks(self) -> None:
-        """Let every peak be the value now."""
-        with self._inside():
-            self._cache.statistics.reset_peaks()
-
-    def reset_sums(self) -> None:
-        """Begin to add up anew what was allocated and freed."""
-        with self._inside():
-            self._cache.statistics.reset_sums()
-
-    def record_history(
+    def monitor(
         self,
-        history: History | None = "all",
+        metric: Held,
+        threshold: int | float,  # bytes, or a share
+        callback: Callback,
         *,
-        context: Context | None = "all",
-        max_entries: int = sys.maxsize,
-        skip_actions: Collection[str] = (),
-        clear: bool = False,
-    ) -> None:
-        """Record a trace from now on, or none; as torch.cuda.memory._record_memory_history.
+        direction: Direction = "up",
+    ) -> Monitor:
+        """Call a function when what is reserved, allocated or active crosses a threshold.
 
-        ``context`` says whose stacks are gathered: of live blocks, of allocations, or of frees too. Raises
-        UsageError for what none of these is.
+        ``threshold`` is bytes, or as a float a share of the device's memory. It is crossed up when as much
+        as that is held, and down when less is. The call comes right after the one that crossed it, in the
+        same thread, and may allocate and free; what it raises goes to ``sys.unraisablehook``. Raises
+        UsageError for what cannot be watched.
         """
+        threshold_bytes = self._bytes_of(threshold)
         with self._inside():
-            recorder = self._recorder
-            if history is None:
-                recorder.end()
-            else:
-                recorder.begin(
-                    history,
-                    context=context,
-                    max_entries=max_entries,
-                    skip_actions=skip_actions,
-                    clear=clear,
-                )
-            self._level = recorder.level
-            self._cache.recorder = None if history is None else recorder
+            made = self._monitors.add(metric, threshold_bytes, callback, direction)
+            if self._look not in self._watchers:
+                self._watchers.append(self._look)
+            return made
 
-    def set_metadata(self, text: str) -> None:
-        """Write a text into every entry of the trace from now on."""
-        self._recorder.metadata = text
+    def on_out_of_memory(self, observer: Observer) -> None:
+        """Tell a function of every request that fails, before the error is raised.
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return what is held and the trace, in PyTorch's format: plain builtin values."""
-        with self._inside():
-            return snapshot.take(self._cache, self._recorder, self._device)
+        What it raises is a note on that error.
+        """
+        self._witnesses.observers.append(observer)
 
-    def _refuse_free(self, ptr: int, stack: Trail | None) -> InvalidPointer:
-        reason = "it was freed from within the allocator"
-        if self._guard.try_enter():
+    def save_on_out_of_memory(self, path: str | os.PathLike[str] | None) -> None:
+        """Write a snapshot to a file when memory has run out, before the error is raised; None: no more.
+
+        The latest replaces those before. Where it cannot be written, a note on the error says so. Raises
+        UsageError now for what is no place for a file.
+        """
+        self._witnesses.saver = None if path is None else Saver(self.snapshot, path)
+
+    def ask_processes(self, asker: Asker | None) -> None:
+        """Let the report of memory that has run out have what a function says of the device's processes."""
+        self._witnesses.asker = asker
+
+    def _out_of_memory(self, report: OomReport) -> OutOfMemory:
+        """Tell everybody, and return the error. The guard is held, but not meanwhile."""
+        self._guard.leave()
+        try:
+            return self._witnesses.error(report)
+        finally:
+            self._guard.enter()
+
+    def _look(self) -> None:
+        if self._monitors.watching:
+            self._monitors.look()
+        elif self._guard.try_enter():  # since a monitor may be made right now
             try:
-                reason = reason_for(self._cache, ptr)
+                if not self._monitors.watching and self._look in self._watchers:
+                    self._watchers.remove(self._look)
             finally:
                 self._guard.leave()
-        self._invalid.append(InvalidFree(ptr, reason, stack))
-        self._cache.statistics.num_invalid_frees = next(self._invalid_numbers)
-        return InvalidPointer(
-            f"nothing is allocated at {ptr:#x}: {reason}",
-            hint="free each allocation once, by the address that alloc returned",
-        )
+                self._drain()
+
+    def _bytes_of(self, threshold: int | float) -> int:
+        if isinstance(threshold, int):
+            return threshold
+        return int(threshold * self._upstream.memory_info().total_bytes)

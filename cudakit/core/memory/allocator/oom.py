@@ -9,21 +9,32 @@ from cudakit.core.memory.allocator import release
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.cache import OUT_OF_MEMORY, Cache, Request
 from cudakit.core.memory.allocator.events import Uses
+from cudakit.core.memory.allocator.oom_details import details
+from cudakit.core.memory.allocator.oom_remedies import hint_of
 from cudakit.core.memory.allocator.oom_report import OomReport
-from cudakit.core.memory.allocator.oom_words import hint_of, message_of
+from cudakit.core.memory.allocator.oom_words import message_of
 from cudakit.errors import CudaError
 
 _NAME = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class OutOfMemory(CudaError):
-    """No memory for a request. ``report`` is None where it was refused before anything was looked at."""
+    """No memory for a request. ``report`` is None where it was refused before anything was looked at.
+
+    ``message`` is one line, which begins as PyTorch's does; as a string it is followed by where the memory
+    is, and by what would have helped.
+    """
 
     def __init__(
         self, explanation: str, *, hint: str = "", report: OomReport | None = None
     ) -> None:
         super().__init__(OUT_OF_MEMORY, _NAME, explanation, hint=hint)
+        self.message = f"CUDA out of memory. {explanation}"
+        self.args = (self.message,)
         self.report = report
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{details(self.report)}" if self.report else self.message
 
 
 def out_of_memory(report: OomReport) -> OutOfMemory:
@@ -41,7 +52,7 @@ def obtain(
     """
     if cache.collects:
         release.collect_garbage(cache, request.stack)
-    block = cache.new_segment(request)
+    block = cache.new_segment(request) or _borrow(cache, request)
     if block is None and release.release_available(cache, request):
         block = cache.new_segment(request)
     if block is not None or capturing:
@@ -53,6 +64,21 @@ def obtain(
         block = cache.find(request.pool, request.size, request.stream)
         cache.statistics.num_sync_rescues += block is not None
     return block
+
+
+def _borrow(cache: Cache, request: Request) -> Block | None:
+    """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
+
+    As there, none of a segment that grows.
+    """
+    if request.pool.id != cache.default.id:
+        return None
+    for pool in cache.private.lenders():
+        kind = pool.small if request.pool.small else pool.large
+        block = cache.find_plain(kind, request.size, request.stream)
+        if block is not None:
+            return block
+    return None
 
 
 def is_rejected(cache: Cache, request: Request) -> bool:

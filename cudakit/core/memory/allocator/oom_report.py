@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cudakit.core.memory.allocator.block import Segment
+from cudakit.core.memory.allocator.block import Block, Segment
 from cudakit.core.memory.allocator.cache import Cache, Request
+from cudakit.core.memory.allocator.fragmentation import Silo, awaited_bytes, silos_of
 from cudakit.core.memory.allocator.pools import PoolId
 from cudakit.core.memory.allocator.stacks import Frames, Stacks
 from cudakit.gpu.api import MemoryInfo
+from cudakit.gpu.api.facts import Process
+from cudakit.units import Unavailable
 
 _MOST_PINS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Silo:
-    """Memory that serves the requests of one pool, one kind and one stream only."""
-
-    pool: PoolId
-    small: bool
-    stream: int
-    reserved_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
+# The part of the request that must be free in a segment for it to be named before others.
+_WORTH_NAMING = 64
+_NOT_ASKED = Unavailable("nobody was asked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +54,24 @@ class OomReport:
     expandable_segments: bool
     silos: tuple[Silo, ...]  # the one with most free bytes first
     pins: tuple[Pin, ...]  # the one that costs most first
+    awaited: tuple[
+        tuple[int, int], ...
+    ] = ()  # streams, and bytes of freed blocks that wait for them
+    capturing: bool = False  # nothing could be waited for or given back
+    rejected: bool = False  # by throw_on_cudamalloc_oom: nothing was tried
+    processes: tuple[Process, ...] | Unavailable = _NOT_ASKED  # that use the device
 
     @property
     def elsewhere_bytes(self) -> int:
         """Bytes of the device that this allocator does not hold: contexts, other processes."""
         used = self.device_total_bytes - self.device_free_bytes
         return max(used - self.reserved_bytes, 0)
+
+    @property
+    def unallocated_bytes(self) -> int:
+        """Bytes that are reserved and free in the default pool."""
+        free = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
+        return max(free - self.pending_bytes, 0)
 
     @property
     def own(self) -> Silo:
@@ -77,10 +83,19 @@ class OomReport:
         return Silo(*key, 0, 0, 0)
 
 
-def report_of(cache: Cache, request: Request, device: int, info: MemoryInfo) -> OomReport:
+def report_of(
+    cache: Cache,
+    request: Request,
+    device: int,
+    info: MemoryInfo,
+    *,
+    awaited: Iterable[tuple[int, Block]] = (),
+    capturing: bool = False,
+    rejected: bool = False,
+) -> OomReport:
     """Look at all that the cache holds."""
     total = cache.statistics.total
-    silos = _silos(cache)
+    silos = silos_of((segment, segment.blocks()) for segment in cache.segments.values())
     return OomReport(
         device=device,
         requested_bytes=request.requested,
@@ -99,37 +114,27 @@ def report_of(cache: Cache, request: Request, device: int, info: MemoryInfo) -> 
         max_split_size_bytes=cache.settings.max_split_size_bytes,
         expandable_segments=cache.settings.expandable_segments,
         silos=silos,
-        pins=_pins(cache),
+        pins=_pins(cache.segments.values(), request.segment_bytes // _WORTH_NAMING),
+        awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
+        capturing=capturing,
+        rejected=rejected,
     )
 
 
-def _silos(cache: Cache) -> tuple[Silo, ...]:
-    sizes: defaultdict[tuple[PoolId, bool, int], list[int]] = defaultdict(list)
-    reserved: defaultdict[tuple[PoolId, bool, int], int] = defaultdict(int)
-    for segment in cache.segments.values():
-        key = segment.pool.id, segment.pool.small, segment.stream
-        reserved[key] += segment.size
-        sizes[key] += [block.size for block in segment.blocks() if block.free]
-    found = [
-        Silo(*key, size, sum(sizes[key]), max(sizes[key], default=0))
-        for key, size in reserved.items()
-    ]
-    return tuple(sorted(found, key=lambda silo: -silo.free_bytes))
-
-
-def _pins(cache: Cache) -> tuple[Pin, ...]:
+def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:
     """Find the segments with most free bytes for each byte in use, and the smallest block in use of each."""
-    partly = [s for s in cache.segments.values() if 0 < _free_bytes(s) < s.size]
-    partly.sort(key=lambda segment: (segment.size - _free_bytes(segment)) / _free_bytes(segment))
+    free_in = [(_free_bytes(segment), segment) for segment in segments]
+    partly = [(free, s) for free, s in free_in if 0 < free < s.size]
+    worth = [(free, s) for free, s in partly if free >= least_bytes] or partly
+    worth.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, stacks) for segment in partly[:_MOST_PINS])
+    return tuple(_pin(segment, free, stacks) for free, segment in worth[:_MOST_PINS])
 
 
-def _pin(segment: Segment, stacks: Stacks) -> Pin:
+def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:
     block = min((b for b in segment.blocks() if not b.free), key=lambda block: block.size)
-    free = _free_bytes(segment)
     frames = stacks.frames(block.stack)
-    return Pin(block.ptr, block.size, block.requested, segment.size, free, frames)
+    return Pin(block.ptr, block.size, block.requested, segment.size, free_bytes, frames)
 
 
 def _free_bytes(segment: Segment) -> int:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
 
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.sizes import MIB, SMALLEST_BLOCK
 from cudakit.core.memory.allocator.tally import Tally
+
+if TYPE_CHECKING:
+    from cudakit.core.memory.allocator.private import SegmentSource
 
 PoolId: TypeAlias = tuple[int, int]
 Entry: TypeAlias = tuple[
@@ -22,21 +26,22 @@ Entry: TypeAlias = tuple[
 DEFAULT_POOL: PoolId = (0, 0)
 
 # A list longer than this is parted in two: to move its items would cost more than to find the part.
-_MOST_IN_PART = 1024
+MOST_IN_PART = 1024
 
 
 class FreeBlocks:
     """The free blocks of one pool and stream, in parts of ascending size and address.
 
-    No part is empty, unless it is the only one.
+    No part is empty, unless it is the only one, which then is ``part`` too: None where there are several.
     """
 
-    __slots__ = ("parts", "pool", "stream")
+    __slots__ = ("part", "parts", "pool", "stream")
 
     def __init__(self, pool: Pool, stream: int) -> None:
         self.pool = pool
         self.stream = stream
-        self.parts: list[list[Entry]] = [[]]
+        self.part: list[Entry] | None = []
+        self.parts = [self.part]
 
     def __bool__(self) -> bool:
         return bool(self.parts[0])
@@ -46,39 +51,50 @@ class FreeBlocks:
             for entry in part:
                 yield entry[2]
 
+    def from_size(self, size: int) -> Iterator[Entry]:
+        """Go through the blocks of at least a size."""
+        key = (size,)
+        first = self._part_of(key) if self else 0
+        yield from islice(self.parts[first], bisect_left(self.parts[first], key), None)
+        for part in self.parts[first + 1 :]:
+            yield from part
+
     def add(self, block: Block) -> None:
         """Take a block in, which is free from now on."""
         block.free = True
         block.age_base = self.pool.searches
         entry = block.size, block.ptr, block
-        parts = self.parts
-        part = parts[0] if len(parts) == 1 else parts[self._part_of(entry)]
+        part = self.part
+        if part is None:
+            part = self.parts[self._part_of(entry)]
         insort(part, entry)
-        if len(part) > _MOST_IN_PART:
+        if len(part) > MOST_IN_PART:
             self._divide(part)
 
     def discard(self, block: Block) -> None:
         """Take a free block out."""
         block.free = False
         key = block.size, block.ptr
-        parts = self.parts
-        part = parts[0] if len(parts) == 1 else parts[self._part_of(key)]
+        part = self.part
+        if part is None:
+            part = self.parts[self._part_of(key)]
         del part[bisect_left(part, key)]
-        if not part and len(parts) > 1:
-            parts.remove(part)
+        if not part:
+            self._drop(part)
 
     def take(self, size: int, limit: int) -> Block | None:
         """Take out the smallest block of at least a size, unless that one is of the limit or more."""
         key = (size,)
-        parts = self.parts
-        part = parts[0] if len(parts) == 1 else parts[self._part_of(key)]
+        part = self.part
+        if part is None:
+            part = self.parts[self._part_of(key)]
         index = bisect_left(part, key)
         if index == len(part) or part[index][0] >= limit:
             return None
         block = part.pop(index)[2]
         block.free = False
-        if not part and len(parts) > 1:
-            parts.remove(part)
+        if not part:
+            self._drop(part)
         return block
 
     def _part_of(self, key: tuple[int] | tuple[int, int] | Entry) -> int:
@@ -89,6 +105,12 @@ class FreeBlocks:
         half = len(part) // 2
         self.parts.insert(self._part_of(part[-1]) + 1, part[half:])
         del part[half:]
+        self.part = None
+
+    def _drop(self, empty: list[Entry]) -> None:
+        if len(self.parts) > 1:
+            self.parts.remove(empty)
+        self.part = self.parts[0] if len(self.parts) == 1 else None
 
 
 def _last(part: list[Entry]) -> Entry:
@@ -98,16 +120,17 @@ def _last(part: list[Entry]) -> Entry:
 class Pool:
     """Small or large blocks of one owner.
 
-    A block is split where more than ``slack_bytes`` would be left of it. ``searches`` are counted while the
-    garbage collection needs the age of blocks.
+    A block is split where more than ``slack_bytes`` would be left of it, if the pool splits blocks at all.
+    ``searches`` are counted while the garbage collection needs the age of blocks.
     """
 
-    __slots__ = ("id", "rows", "searches", "slack_bytes", "small", "tally")
+    __slots__ = ("id", "rows", "searches", "slack_bytes", "small", "splits", "tally")
 
     def __init__(self, owner: PoolId, tally: Tally, *, small: bool) -> None:
         self.id = owner
         self.small = small
         self.slack_bytes = SMALLEST_BLOCK - 1 if small else MIB
+        self.splits = True
         self.tally = tally
         self.rows: dict[int, FreeBlocks] = {}
         self.searches = 0
@@ -130,14 +153,18 @@ class Pool:
 
 
 class Pools:
-    """The small and the large pool of one owner: the default, or a private one."""
+    """The small and the large pool of one owner: the default, or a private one.
 
-    __slots__ = ("id", "large", "small")
+    ``custom`` is where segments come from, None where that is the device.
+    """
+
+    __slots__ = ("custom", "id", "large", "small")
 
     def __init__(self, owner: PoolId, small: Tally, large: Tally) -> None:
         self.id = owner
         self.small = Pool(owner, small, small=True)
         self.large = Pool(owner, large, small=False)
+        self.custom: SegmentSource | None = None
 
     def __iter__(self) -> Iterator[Pool]:
         """Go through both in the order in which memory is given back."""

@@ -13,6 +13,7 @@ from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Cache, Request
 from cudakit.core.memory.allocator.events import Uses
 from cudakit.core.memory.allocator.pools import Pool
+from cudakit.core.memory.allocator.private import PrivatePool
 from cudakit.core.memory.allocator.sizes import UNLIMITED
 
 
@@ -24,7 +25,18 @@ def empty_cache(cache: Cache, uses: Uses, stack: Trail | None) -> None:
     cache.statistics.num_sync_all_streams += 1
     uses.synchronize(stack)
     for pool in cache.default:
-        _release_all(cache, unsplit(pool), stack)
+        _release_cached(cache, pool, stack)
+    for private in cache.private:
+        _release_private(cache, private, stack)
+
+
+def empty_pool(cache: Cache, uses: Uses, pool: PrivatePool, stack: Trail | None) -> None:
+    """Do that for one private pool, if nobody holds it any more. Raises CudaError."""
+    if pool.uses:
+        return
+    cache.statistics.num_sync_all_streams += 1
+    uses.synchronize(stack, pool=pool.id)
+    _release_private(cache, pool, stack)
 
 
 def release_available(cache: Cache, request: Request) -> bool:
@@ -39,17 +51,26 @@ def release_available(cache: Cache, request: Request) -> bool:
     needed = max(request.size, limit)
     row = request.pool.rows.get(request.stream)
     blocks = [block for block in row or () if not block.split]
-    enough = [block for block in blocks if block.size >= needed]
-    if enough:
-        cache.release(enough[0], request.stack)
+    enough = next((block for block in blocks if block.size >= needed), None)
+    if enough is not None and not _is_after_expandable(cache, request, needed, enough):
+        cache.release(enough, request.stack)
         return True
     released = 0
-    for block in takewhile(lambda block: block.size >= limit, reversed(blocks)):
+    smaller = [block for block in blocks if block.size < needed]
+    for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
         if released >= needed:
             break
         cache.release(block, request.stack)
         released += block.size
     return released >= needed
+
+
+def _is_after_expandable(cache: Cache, request: Request, size: int, block: Block) -> bool:
+    """Say whether an expandable block of at least a size comes first: PyTorch then looks at smaller ones."""
+    if cache.expandable is None:
+        return False
+    first = cache.expandable.first(request.pool, request.stream, size)
+    return first is not None and (first.size, first.ptr) < (block.size, block.ptr)
 
 
 def collect_garbage(cache: Cache, stack: Trail | None) -> None:
@@ -73,6 +94,23 @@ def collect_garbage(cache: Cache, stack: Trail | None) -> None:
 def unsplit(pool: Pool) -> Iterable[Block]:
     """List the free blocks of a pool that are whole segments."""
     return [block for block in pool if not block.split]
+
+
+def _release_private(cache: Cache, pool: PrivatePool, stack: Trail | None) -> None:
+    """Give back what a pool caches that nobody holds, and forget it with its last segment."""
+    if pool.uses:
+        return
+    for kind in pool:
+        _release_cached(cache, kind, stack)
+    if all(segment.pool.id != pool.id for segment in cache.segments.values()):
+        cache.private.forget(pool)
+
+
+def _release_cached(cache: Cache, pool: Pool, stack: Trail | None) -> None:
+    """Give back every segment of a pool of which nothing is used, and every such page of expandable ones."""
+    _release_all(cache, unsplit(pool), stack)
+    if cache.expandable is not None:
+        cache.expandable.release(pool, stack)
 
 
 def _release_all(cache: Cache, blocks: Iterable[Block], stack: Trail | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
-from cudakit.core.memory.allocator.config_keys import KEYS
+from cudakit.core.memory.allocator.config_keys import KEYS, Key
 from cudakit.core.memory.allocator.reserve import Reserve
 from cudakit.core.memory.allocator.setting_rules import (
     DIVISION_SLOTS,
@@ -119,6 +119,22 @@ class Settings:
                 str(1 << slot): n for slot, n in enumerate(self.roundup_power2_divisions)
             },
         }
+
+    def as_recorded(self) -> dict[str, Recorded]:
+        """Return what a snapshot has: what PyTorch writes, then every setting that is in force.
+
+        By the names of the keys; sizes are bytes, without ``_mb``, and -1 without a limit.
+        """
+        effective = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
+        effective["max_non_split_rounding"] = self.slack_bytes
+        told = self.as_torch()
+        return told | {name: value for name, value in effective.items() if name not in told}
+
+    def _recorded(self, key: Key) -> Recorded:
+        value = getattr(self, key.field)
+        if value is None:
+            return -1
+        return value if isinstance(value, bool | int | float | str) else str(key.write(value))
 
     def _changed(self) -> set[str]:
         return {f.name for f in fields(self) if getattr(self, f.name) != f.default}

@@ -5,18 +5,25 @@ Source: torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/me
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cudakit.core.memory.allocator.block import Block, Segment
 from cudakit.core.memory.allocator.cache import Cache
+from cudakit.core.memory.allocator.settings import Recorded
 from cudakit.core.memory.allocator.stacks import Stacks
-from cudakit.core.memory.allocator.tracing import OOM, SNAPSHOT, Recorder, TraceEvent
+from cudakit.core.memory.allocator.tracing import OOM, SNAPSHOT, Mark, Recorder, TraceEvent
 
 
-def take(cache: Cache, recorder: Recorder, device: int) -> dict[str, Any]:
-    """Return what the cache holds and what led there; afterwards the trace has an entry of that."""
+def take(
+    cache: Cache, recorder: Recorder, device: int, settings: Mapping[str, Recorded]
+) -> dict[str, Any]:
+    """Return what the cache holds and what led there; afterwards the trace has an entry of that.
+
+    ``settings`` are those beside PyTorch's.
+    """
     stacks = Stacks()
-    entries = [_entry(recorder, stacks, event) for event in recorder.events]
+    entries = [entry_of(recorder, stacks, event) for event in recorder.events]
     held = sorted(cache.segments.values(), key=lambda segment: segment.ptr)
     segments = [_segment(segment, stacks, device) for segment in held]
     if cache.recorder is not None:
@@ -25,13 +32,14 @@ def take(cache: Cache, recorder: Recorder, device: int) -> dict[str, Any]:
     return {
         "segments": segments,
         "device_traces": [*others, entries],
-        "allocator_settings": cache.settings.as_torch(),
-        "external_annotations": [],
+        "allocator_settings": cache.settings.as_recorded() | dict(settings),
+        "external_annotations": [_mark(recorder, mark, device) for mark in recorder.marks],
         "trace_alloc_overflowed": [*(False for _ in others), recorder.overflowed],
     }
 
 
-def _entry(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+    """Write an event of a trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
     entry = {
         "action": action,
@@ -48,6 +56,16 @@ def _entry(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, A
     return entry
 
 
+def _mark(recorder: Recorder, mark: Mark, device: int) -> dict[str, Any]:
+    name, stage, moment_ns = mark
+    return {
+        "name": name,
+        "stage": stage,
+        "device": device,
+        "time_us": recorder.unix_us(moment_ns),
+    }
+
+
 def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
     blocks = segment.blocks()
     active = [block for block in blocks if not block.free]
@@ -61,7 +79,7 @@ def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
         "stream": segment.stream,
         "segment_type": "small" if segment.pool.small else "large",
         "segment_pool_id": segment.pool.id,
-        "is_expandable": False,
+        "is_expandable": segment.expandable,
         "frames": stacks.frames(segment.stack),
         "blocks": [_block(block, stacks) for block in blocks],
     }

@@ -7,11 +7,12 @@ torch/cuda/memory.py and torch/csrc/cuda/Module.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from cudakit.core.memory.allocator.ledger import ALL, LARGE, METRICS, SMALL, Ledger
 from cudakit.core.memory.allocator.sizes import UNLIMITED
-from cudakit.core.memory.allocator.tally import ACTIVE, COUNTED, Peaks, Tally
+from cudakit.core.memory.allocator.tally import ACTIVE, FLAT, PENDING, Peaks, Tally
 
 _SCALARS = (
     "num_alloc_retries",
@@ -48,8 +49,10 @@ class Statistics:
     """
 
     def __init__(self, max_split_bytes: int) -> None:
+        self.ledger = Ledger()
         self.peaks = Peaks()  # of all pools
-        self.small, self.large = Tally(self.peaks), Tally(self.peaks)
+        self.small = Tally(self.peaks, self.ledger, SMALL)
+        self.large = Tally(self.peaks, self.ledger, LARGE)
         self.small.other, self.large.other = self.large, self.small
         self.oversize_allocations, self.oversize_segments = Metric(), Metric()
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
@@ -69,10 +72,14 @@ class Statistics:
         limit = self.max_split_bytes
         found = {name: getattr(self, name) for name in _SCALARS}
         found["max_split_size"] = -1 if limit >= UNLIMITED else limit
-        small, large = self.small, self.large
-        found |= _read("all", self.peaks, small, large)
-        found |= _read("small_pool", small, small)
-        found |= _read("large_pool", large, large)
+        small, large, book = self.small, self.large, self.ledger.copy()
+        for kind, name, peaks, tallies in (
+            (ALL, "all", self.peaks, (small, large)),
+            (SMALL, "small_pool", small, (small,)),
+            (LARGE, "large_pool", large, (large,)),
+        ):
+            found |= _flat(name, peaks, tallies)
+            found |= _booked(name, kind, book, peaks, tallies)
         for name in ("oversize_allocations", "oversize_segments"):
             metric: Metric = getattr(self, name)
             found |= _named(name, metric.current, metric.peak, metric.added, metric.freed)
@@ -80,7 +87,8 @@ class Statistics:
 
     def reset_peaks(self) -> None:
         """Let every peak be the value now (torch.cuda.reset_peak_memory_stats)."""
-        for metric in (*COUNTED, *ACTIVE):
+        self.ledger.reset_peaks()
+        for metric in (*FLAT, *ACTIVE):
             name = f"{metric}_peak"
             setattr(self.peaks, name, self.total(metric))
             for tally in (self.small, self.large):
@@ -90,6 +98,7 @@ class Statistics:
 
     def reset_sums(self) -> None:
         """Begin to add up anew (torch.cuda.reset_accumulated_memory_stats)."""
+        self.ledger.reset_sums()
         for tally in (self.small, self.large):
             tally.reset_sums()
         for oversize in (self.oversize_allocations, self.oversize_segments):
@@ -98,22 +107,31 @@ class Statistics:
             setattr(self, name, 0)
 
 
-def _read(kind: str, peaks: Peaks, *tallies: Tally) -> Iterator[_Part]:
-    """Read every metric of the pools whose tallies are given."""
-
-    def total(name: str) -> int:
-        return sum(getattr(tally, name) for tally in tallies)
-
-    def parts(metric: str, peak: int, added: int) -> Iterator[_Part]:
-        current = total(metric)
+def _flat(name: str, peaks: Peaks, tallies: Sequence[Tally]) -> Iterator[_Part]:
+    """Read the metrics that the tallies of some pools keep."""
+    for metric in FLAT:
+        current = sum(getattr(tally, metric) for tally in tallies)
+        added = sum(getattr(tally, f"{metric}_added") for tally in tallies)
         base = sum(tally.bases[metric] for tally in tallies)
-        return _named(f"{metric}.{kind}", current, peak, added, base + added - current)
+        peak = getattr(peaks, f"{metric}_peak")
+        yield from _named(f"{metric}.{name}", current, peak, added, base + added - current)
 
-    for metric in COUNTED:
-        yield from parts(metric, getattr(peaks, f"{metric}_peak"), total(f"{metric}_added"))
+
+def _booked(
+    name: str, kind: int, book: Ledger, peaks: Peaks, tallies: Sequence[Tally]
+) -> Iterator[_Part]:
+    """Read the metrics of the ledger, and what is active."""
+    numbers = {metric: book.read(kind, index) for index, metric in enumerate(METRICS)}
+    for metric, (current, peak, added, freed) in numbers.items():
+        yield from _named(f"{metric}.{name}", current, peak, added, freed)
     for metric, allocated in ACTIVE.items():
-        peak = max(getattr(peaks, f"{metric}_peak"), getattr(peaks, f"{allocated}_peak"))
-        yield from parts(metric, peak, total(f"{allocated}_added"))
+        current, peak, added, freed = numbers[allocated]
+        pending = sum(getattr(tally, PENDING[metric]) for tally in tallies)
+        base = sum(tally.bases[PENDING[metric]] for tally in tallies)
+        peak = max(getattr(peaks, f"{metric}_peak"), peak)
+        yield from _named(
+            f"{metric}.{name}", current + pending, peak, added, freed + base - pending
+        )
 
 
 def _named(metric: str, current: int, peak: int, added: int, freed: int) -> Iterator[_Part]:

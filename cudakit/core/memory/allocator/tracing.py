@@ -15,7 +15,7 @@ from time import perf_counter_ns, time_ns
 from types import CodeType, FrameType
 from typing import Literal, TypeAlias
 
-from cudakit.core.memory.allocator.block import Trail
+from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL, PoolId
 from cudakit.errors import UsageError
 
@@ -24,12 +24,18 @@ FREE_REQUESTED = "free_requested"
 FREE_COMPLETED = "free_completed"
 SEGMENT_ALLOC = "segment_alloc"
 SEGMENT_FREE = "segment_free"
+SEGMENT_MAP = "segment_map"
+SEGMENT_UNMAP = "segment_unmap"
+ANNOTATE = "annotate"
 SNAPSHOT = "snapshot"
 OOM = "oom"
 SKIPPABLE = (ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM, SNAPSHOT)
 
 History: TypeAlias = Literal["all", "state"]
 Context: TypeAlias = Literal["state", "alloc", "all"]
+Stage: TypeAlias = Literal["START", "END"]
+# One end of a named range: its name, which end, time in ns of time.perf_counter_ns.
+Mark: TypeAlias = tuple[str, Stage, int]
 
 
 class Level(IntEnum):
@@ -73,6 +79,7 @@ class Recorder:
         self.skipped: frozenset[str] = frozenset()
         self.metadata = ""
         self.events: deque[TraceEvent] = deque(maxlen=1)
+        self.marks: deque[Mark] = deque(maxlen=1)
         self.count = 0  # of events, those that were dropped included
         self._epoch_ns = time_ns() - perf_counter_ns()
 
@@ -96,7 +103,9 @@ class Recorder:
         self.skipped = frozenset(skip_actions)
         kept = () if clear else self.events
         self.count = 0 if clear else self.count
-        self.events = deque(kept, maxlen=max_entries if history == "all" else 1)
+        most = max_entries if history == "all" else 1
+        self.events = deque(kept, maxlen=most)
+        self.marks = deque(() if clear else self.marks, maxlen=most)
 
     def end(self) -> None:
         """Record no stacks any more."""
@@ -119,6 +128,19 @@ class Recorder:
         self.events.append(
             (action, address, size, stream, perf_counter_ns(), seen, pool, self.metadata)
         )
+
+    def annotate(self, block: Block, stack: Trail | None, text: str) -> None:
+        """Append a text on a live block."""
+        seen = stack if self.level >= _IN_TRACE else None
+        now = perf_counter_ns()
+        self.count += 1
+        self.events.append(
+            (ANNOTATE, block.ptr, block.requested, block.stream, now, seen, block.pool.id, text)
+        )
+
+    def mark(self, name: str, stage: Stage) -> None:
+        """Note that a named range of the program begins or ends."""
+        self.marks.append((name, stage, perf_counter_ns()))
 
     def unix_us(self, moment_ns: int) -> int:
         """Return when an event was, in Unix microseconds."""

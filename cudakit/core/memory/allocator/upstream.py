@@ -7,8 +7,9 @@ thread, all others are the Gpu's own.
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from cudakit.core.memory.allocator.pages import PagesOfGpu, VirtualMemory
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, MemoryInfo, Ptr, Stream
 
 DEFAULT_STREAM = 0
@@ -28,11 +29,20 @@ class Upstream(Protocol):
     def sync(self) -> None: ...
 
 
+@runtime_checkable
+class Paged(Protocol):
+    """An upstream that has virtual memory too, which expandable segments need."""
+
+    @property
+    def pages(self) -> VirtualMemory: ...
+
+
 class OfGpu:
     """Memory of a Gpu, at once (cuMemAlloc)."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self.pages = PagesOfGpu(gpu)
         self.memory_info = gpu.memory_info
         self.destroy_event = gpu.destroy_event
         self.query_event = gpu.query_event

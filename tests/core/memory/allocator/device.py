@@ -14,7 +14,7 @@ BASE = 0x7F00_0000_0000
 class Device:
     """An upstream. ``fail_at`` is the number of the call that fails, counted from 1, with ``error``."""
 
-    def __init__(self, capacity: int = 16 * GIB) -> None:
+    def __init__(self, capacity: int = 16 * GIB, base: int = BASE) -> None:
         self.capacity = capacity
         self.held: dict[int, int] = {}
         self.calls: list[str] = []
@@ -27,7 +27,7 @@ class Device:
         self.reached: dict[int, int] = {}
         self.recorded: dict[int, int] = {}
         self._places: dict[int, int] = {}
-        self._next = BASE
+        self._next = base
         self._next_event = 1
 
     @property

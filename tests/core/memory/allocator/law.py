@@ -23,10 +23,11 @@ def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
     """Add up what the statistics say."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
-    split = [s["blocks"] for s in segments if len(s["blocks"]) > 1]
+    plain = [s["blocks"] for s in segments if not s["is_expandable"]]
+    split = [own for own in plain if len(own) > 1]
     inactive = [b["size"] for own in split for b in own if b["state"] == "inactive"]
     return {
-        "segment": len(segments),
+        "segment": sum(not s["is_expandable"] for s in segments),
         "reserved_bytes": sum(s["total_size"] for s in segments),
         "allocated_bytes": sum(s["allocated_size"] for s in segments),
         "active_bytes": sum(s["active_size"] for s in segments),

@@ -342,8 +342,8 @@ def test_a_size_that_is_none_is_refused(
 
 
 def test_a_setting_that_is_not_there_yet_is_refused(device: Device) -> None:
-    with pytest.raises(Unsupported, match="expandable_segments"):
-        CachingAllocator(device, Settings(expandable_segments=True))
+    with pytest.raises(Unsupported, match="cudaMallocAsync"):
+        CachingAllocator(device, Settings(backend="cudaMallocAsync"))
 
 
 def test_closing_gives_back_all_that_is_not_in_use(device: Device) -> None:

@@ -8,7 +8,7 @@ from core.memory.allocator.all_settings import settings as all_settings
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.allocator.config import effective, parse_config
+from cudakit.core.memory.allocator.config import SettingsWarning, effective, parse_config
 from cudakit.core.memory.allocator.config_keys import KEYS
 from cudakit.core.memory.allocator.reserve import Reserve
 from cudakit.core.memory.allocator.setting_rules import MIB
@@ -277,18 +277,32 @@ ON, OFF = "expandable_segments:True", "expandable_segments:False"
         ({CUDA: ON}, True),
         ({NEUTRAL: ON}, True),
         ({OURS: ON}, True),
-        ({NEUTRAL: ON, CUDA: OFF}, False),
-        ({NEUTRAL: OFF, CUDA: ON, OURS: OFF}, False),
-        ({NEUTRAL: ON, CUDA: ""}, False),
-        ({CUDA: ON, OURS: ""}, False),
-        ({NEUTRAL: "not:read", CUDA: ON}, True),
+        ({NEUTRAL: ON, CUDA: ON, OURS: ON}, True),
     ],
 )
-def test_the_first_variable_that_is_set_is_the_whole_configuration(
+def test_a_variable_that_is_set_is_the_configuration(
     environment: dict[str, str], *, expandable: bool
 ) -> None:
     assert effective(environment) == Settings(expandable_segments=expandable)
 
 
-def test_nothing_of_another_variable_is_merged() -> None:
-    assert effective({CUDA: ON, NEUTRAL: "max_split_size_mb:128"}).max_split_size_bytes is None
+@pytest.mark.parametrize(
+    ("environment", "expandable", "words"),
+    [
+        ({NEUTRAL: ON, CUDA: OFF}, False, f"{CUDA} and {NEUTRAL} are set; {CUDA} counts"),
+        (
+            {NEUTRAL: OFF, CUDA: ON, OURS: OFF},
+            False,
+            f"{OURS} and {CUDA} are set; {OURS} counts",
+        ),
+        ({NEUTRAL: ON, CUDA: ""}, False, f"{CUDA} counts"),
+        ({CUDA: ON, OURS: ""}, False, f"{OURS} counts"),
+        ({NEUTRAL: "not:read", CUDA: ON}, True, f"{CUDA} counts"),
+        ({CUDA: OFF, NEUTRAL: "max_split_size_mb:128"}, False, f"{CUDA} counts"),
+    ],
+)
+def test_of_several_that_differ_the_first_is_all_and_a_warning_says_so(
+    environment: dict[str, str], *, expandable: bool, words: str
+) -> None:
+    with pytest.warns(SettingsWarning, match=words):
+        assert effective(environment) == Settings(expandable_segments=expandable)

@@ -58,11 +58,24 @@ def test_43_a_live_block_knows_where_it_was_allocated(allocator: CachingAllocato
         "filename": __file__,
         "line": take.__code__.co_firstlineno + 1,
     }
-    assert segment["frames"] == block["frames"]
+    assert segment["frames"] == []  # the upper part of what was split has it, as in PyTorch
     assert len(trace(allocator)) == 1
     allocator.free(ptr)
     allocator.empty_cache()
     assert trace(allocator)[-1]["action"] == "segment_free"
+
+
+def test_a_segment_knows_where_it_was_allocated_while_it_is_whole(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history("all", context="alloc")
+    allocator.free(allocator.alloc(30 * MIB))
+    (segment,) = allocator.snapshot()["segments"]
+    assert segment["frames"]
+
+    allocator.free(allocator.alloc(20 * MIB))
+    allocator.empty_cache()
+    assert "frames" not in trace(allocator)[-1]
 
 
 def test_large_segments_are_given_back_before_small_ones(allocator: CachingAllocator) -> None:
@@ -232,7 +245,7 @@ def test_48_a_snapshot_is_the_same_as_json(allocator: CachingAllocator) -> None:
 
     again = json.loads(json.dumps(snapshot))
     assert again["segments"][0]["blocks"] == snapshot["segments"][0]["blocks"]
-    assert again["allocator_settings"] == Settings().as_torch()
+    assert again["allocator_settings"].items() >= Settings().as_torch().items()
 
 
 def test_a_second_device_has_its_own_place(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from core.memory.allocator import law
-from core.memory.allocator.device import MIB, Device
+from core.memory.allocator.device import MIB
 from core.memory.allocator.model import Full, Model
+from core.memory.allocator.virtual_device import VirtualDevice
 from hypothesis import settings, strategies
 from hypothesis.stateful import (
     Bundle,
@@ -39,21 +41,27 @@ CAPACITY = 256 * MIB
 class Pair:
     """The allocator and the model, on a device each."""
 
-    def __init__(self, *, limited: bool, max_split: int | None, gc: float) -> None:
-        self.device, model_device = Device(CAPACITY), Device(CAPACITY)
+    kind_of_model = Model
+
+    def __init__(
+        self, *, limited: bool, max_split: int | None, gc: float, expands: bool = False
+    ) -> None:
+        self.device, model_device = VirtualDevice(CAPACITY), VirtualDevice(CAPACITY)
         self.allocator = CachingAllocator(
             self.device,
             Settings(
                 max_split_size_bytes=max_split and max_split * MIB,
                 garbage_collection_threshold=gc,
                 memory_fraction=0.75 if limited else 1.0,
+                expandable_segments=expands,
             ),
         )
-        self.model = Model(
+        self.model = self.kind_of_model(
             model_device,
             max_split=max_split * MIB if max_split else math.inf,
             limit=int(0.75 * CAPACITY) if limited else math.inf,
             gc_threshold=gc,
+            expands=expands,
         )
 
     def alloc(self, size: int, stream: int) -> int:
@@ -81,6 +89,11 @@ class Pair:
         self.device.finish(stream)
         self.model.device.finish(stream)
 
+    def switch(self) -> None:
+        """Turn expandable segments on or off."""
+        on = self.model.expands = not self.model.expands
+        self.allocator.configure(replace(self.allocator.settings, expandable_segments=on))
+
     def both(self, operation: str) -> None:
         getattr(self.allocator, operation)()
         getattr(self.model, operation)()
@@ -88,7 +101,8 @@ class Pair:
     def check(self) -> None:
         assert layout(self.allocator) == self.model.layout()
         assert self.allocator.statistics() == dict(sorted(self.model.numbers.items()))
-        assert self.device.held == self.model.device.held
+        for held in ("held", "mapped", "reserved"):
+            assert getattr(self.device, held) == getattr(self.model.device, held)
         law.check(self.allocator)
 
 
@@ -99,9 +113,10 @@ class BesideTheModel(RuleBasedStateMachine):
         limited=strategies.booleans(),
         max_split=strategies.sampled_from([None, 20, 40]),
         gc=strategies.sampled_from([0.0, 0.3, 0.8]),
+        expands=strategies.booleans(),
     )
-    def begin(self, limited: bool, max_split: int | None, gc: float) -> None:
-        self.pair = Pair(limited=limited, max_split=max_split, gc=gc)
+    def begin(self, limited: bool, max_split: int | None, gc: float, expands: bool) -> None:
+        self.pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
@@ -123,18 +138,27 @@ class BesideTheModel(RuleBasedStateMachine):
     def without_arguments(self, operation: str) -> None:
         self.pair.both(operation)
 
+    @rule()
+    def switch(self) -> None:
+        self.pair.switch()
+
     @invariant()
     def agrees(self) -> None:
         self.pair.check()
 
 
+@pytest.mark.parametrize("expands", [False, True])
 @pytest.mark.parametrize("max_split", [None, 20, 40])
 @pytest.mark.parametrize(("limited", "gc"), [(False, 0.0), (True, 0.0), (True, 0.3), (True, 0.8)])
-def test_a_long_run_agrees_with_the_model(limited: bool, max_split: int | None, gc: float) -> None:
-    pair, rng = Pair(limited=limited, max_split=max_split, gc=gc), random.Random(7)  # noqa: S311
+def test_a_long_run_agrees_with_the_model(
+    limited: bool, max_split: int | None, gc: float, expands: bool
+) -> None:
+    pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)
+    rng = random.Random(7)  # noqa: S311
     live: list[int] = []
     for _ in range(700):
-        match rng.choices(("alloc", "free", "use", "finish", "rare"), (8, 7, 2, 1, 0.3))[0]:
+        weights = (8, 7, 2, 1, 0.3, 0.1 if expands else 0)
+        match rng.choices(("alloc", "free", "use", "finish", "rare", "switch"), weights)[0]:
             case "alloc":
                 if ptr := pair.alloc(some_size(rng), rng.choice(STREAMS)):
                     live.append(ptr)
@@ -146,6 +170,8 @@ def test_a_long_run_agrees_with_the_model(limited: bool, max_split: int | None, 
                 pair.finish(rng.choice(STREAMS))
             case "rare":
                 pair.both(rng.choice(["empty_cache", "reset_peaks", "reset_sums"]))
+            case "switch":
+                pair.switch()
         pair.check()
     assert pair.model.numbers["num_device_free"] > 10
 
@@ -167,6 +193,8 @@ def layout(allocator: CachingAllocator) -> list[Any]:
             segment["address"],
             segment["stream"],
             law.KINDS[segment["segment_type"]],
+            segment["is_expandable"],
+            segment["segment_pool_id"],
             [
                 (block["address"], block["size"], block["state"], block["requested_size"])
                 for block in segment["blocks"]

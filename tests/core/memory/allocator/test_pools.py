@@ -36,6 +36,16 @@ def test_free_blocks_are_found_as_in_a_sorted_list(count: int) -> None:
     assert list(found) == [blocks[key] for key in sorted(blocks)]
 
 
+@pytest.mark.parametrize("count", [0, 10, 3000])
+def test_free_blocks_from_a_size_on_are_gone_through_in_order(count: int) -> None:
+    found = pool().row(0)
+    for ptr in range(count):
+        found.add(Block(ptr, 512 * (1 + ptr * 7 % 30), found))
+
+    for size in (1, 512, 513, 512 * 17, 512 * 30, 512 * 31):
+        assert [entry[2] for entry in found.from_size(size)] == [b for b in found if b.size >= size]
+
+
 def test_a_list_that_was_long_can_be_emptied() -> None:
     found = pool().row(0)
     blocks = [Block(ptr, 512, found) for ptr in range(5000)]

@@ -113,11 +113,12 @@ def test_28_the_last_of_three_streams_completes_a_free(work: Work) -> None:
 def test_33_a_capture_asks_no_event_and_defers_frees(device: Device) -> None:
     allocator = CachingAllocator(device)
     before, during = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    allocator.record_use(during, 12)
     allocator.free(before, 11)
     device.finish(11)
     allocator.begin_capture()
     device.calls.clear()
-    allocator.free(during, 12)
+    allocator.free(during, 13)
     allocator.alloc(SIZE)
     allocator.empty_cache()
     assert device.calls == ["malloc"]

@@ -1,0 +1,246 @@
+"""The pool of pinned memory."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from operator import index
+
+from cudakit.core.memory.allocator.block import Trail
+from cudakit.core.memory.allocator.invalid import InvalidPointer
+from cudakit.core.memory.allocator.pinned.background import Background
+from cudakit.core.memory.allocator.pinned.blocks import HostBlock
+from cudakit.core.memory.allocator.pinned.buckets import bucket_of
+from cudakit.core.memory.allocator.pinned.observed import HostObserved
+from cudakit.core.memory.allocator.pinned.refused import out_of_pinned_memory, refuse_missing
+from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
+from cudakit.core.memory.allocator.settings import Settings
+from cudakit.core.memory.allocator.sizes import UNLIMITED
+from cudakit.core.memory.allocator.tracing import ALLOC, Level, Recorder, gather
+from cudakit.core.memory.allocator.upstream import stream_number
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Ptr
+
+
+class CachingHostAllocator(HostObserved):
+    """Hands out pinned memory of the host, and keeps what is freed for the next request.
+
+    The same operations give the same blocks and statistics as PyTorch's pool. May be used from any thread,
+    and ``free`` from finalizers too.
+
+    ``splits`` divides and merges blocks instead of rounding to powers of two: no request wastes what another
+    could use. ``retries`` gives back what is cached, and tries again, before memory is said to be out.
+    PyTorch's pool does neither.
+    """
+
+    def __init__(
+        self,
+        upstream: HostUpstream,
+        settings: Settings | None = None,
+        *,
+        splits: bool = False,
+        retries: bool = True,
+    ) -> None:
+        super().__init__(upstream, splits=splits)
+        self._retries = retries
+        self._background = Background(self._look)
+        self._stop = weakref.finalize(self, self._background.stop)
+        self.configure(settings or Settings())
+
+    # Memory.
+
+    def alloc(self, size_bytes: int) -> Ptr:
+        """Allocate. No bytes are the address 0.
+
+        Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for what else the driver refuses.
+        """
+        size_bytes = _checked_size(size_bytes)
+        if size_bytes == 0:
+            return Ptr(0)
+        stack = gather() if self._level else None
+        with self._inside():
+            if not self._in_background and not self._captures:
+                self._waiting.process()
+            size = self._store.rounded(size_bytes)
+            block = self._store.take(size) or self._obtain(size, stack)
+            self._store.cut(block, size)
+            self._hand_out(block, size_bytes, stack)
+            return Ptr(block.ptr)
+
+    def free(self, ptr: int) -> None:
+        """Free an allocation: it is reused when every stream that uses it has come so far.
+
+        From within the allocator, or while another thread is there, it is freed a moment later. Raises
+        InvalidPointer where nothing is allocated, CudaError where the use of streams cannot be recorded
+        (unless ``pinned_free_catch_all`` is set); the memory is kept then until they are known to be done.
+        """
+        block = self._live.pop(ptr, None)
+        if block is None:
+            self._refuse_free(ptr)
+            return
+        stack = gather() if self._level >= Level.ALL else None
+        if not self._guard.try_enter():
+            self._late.append((block, stack))
+            self._drain()  # whoever was inside may have left before he could see it
+            return
+        try:
+            self._give_up(block, stack)
+        except CudaError:
+            if not self._catches_all:
+                raise
+        finally:
+            self._guard.leave()
+            self._drain()
+            self._wake()
+
+    def record_use(self, ptr: int, stream: int) -> None:
+        """Say that a stream uses an allocation, such as in a copy: it is reused when that has done so.
+
+        What counts is all work of the stream up to the free. Raises InvalidPointer where nothing is
+        allocated.
+        """
+        with self._inside():
+            block = self._live.get(ptr)
+            if block is None:
+                raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
+            block.streams[stream_number(stream)] = None
+
+    def empty_cache(self) -> None:
+        """Give back all of which nothing is used, without waiting for any stream.
+
+        Does nothing during a capture. Raises CudaError where the driver refuses; the rest stays cached.
+        """
+        stack = gather() if self._level >= Level.ALL else None
+        with self._inside():
+            if not self._captures:
+                self._waiting.process()
+                self._supply.give_back_all(self._tracer, stack)
+
+    def close(self) -> None:
+        """Wait for what is freed but in use, and give all back; what is still allocated stays so."""
+        self._stop()
+        with self._inside():
+            self._waiting.synchronize()
+            self._supply.give_back_all(self._tracer)
+            self._supply.close(used=self._uses_reserve())
+            self._waiting.close()
+
+    # How it works.
+
+    def configure(self, settings: Settings) -> None:
+        """Follow other settings from now on. Raises Unsupported for one that this pool has not."""
+        refuse_missing(settings)
+        with self._inside():
+            self.settings = settings
+            limit = settings.pinned_max_cached_size_bytes
+            self._most_cached = UNLIMITED if limit is None else limit
+            self._catches_all = settings.pinned_free_catch_all
+            self._in_background = settings.pinned_use_background_threads
+            self._store.configure(settings)
+        self._wake()
+
+    def begin_capture(self) -> None:
+        """Say that a capture begins: until its end nothing looks at events or is given back.
+
+        What is allocated until then and used by a stream is not reused after it is freed, since a graph may
+        use it whenever it runs; ``forget_graphs`` ends that.
+        """
+        with self._inside():
+            self._captures += 1
+
+    def end_capture(self) -> None:
+        """Say that a capture has ended."""
+        with self._inside():
+            self._captures -= 1
+
+    def forget_graphs(self) -> None:
+        """Say that no graph runs any more that uses memory which was allocated while it was captured."""
+        with self._inside():
+            while self._kept:
+                block = self._kept.pop()
+                block.streams.clear()
+                self._complete(block)
+
+    # Inside: the guard is held.
+
+    @property
+    def _tracer(self) -> Recorder | None:
+        return self._recorder if self._records else None
+
+    def _obtain(self, size: int, stack: Trail | None) -> HostBlock:
+        """Get a block that no free one is large enough for."""
+        if self._in_background and not self._captures and self._waiting:
+            self._waiting.process()  # what the thread has not come to
+            if (block := self._store.take(size)) is not None:
+                return block
+        reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
+        if reserve_bytes and self._supply.reserve is None:
+            if not self._supply.set_aside(reserve_bytes):
+                raise out_of_pinned_memory(
+                    reserve_bytes, self._counters(), self._held, reserve=True
+                )
+            if (block := self._store.take(size)) is not None:
+                return block
+        block = self._supply.obtain(size, self._tracer, stack)
+        if block is None and self._retries and not self._captures:
+            block = self._rescue(size, stack)
+        if block is None:
+            size_bytes, _ = self._store.segment(size)
+            raise out_of_pinned_memory(size_bytes, self._counters(), self._held)
+        return block
+
+    def _rescue(self, size: int, stack: Trail | None) -> HostBlock | None:
+        """Wait for what is in use, then give back what is cached."""
+        self._waiting.synchronize()
+        block = self._store.take(size)
+        if block is None and self._supply.give_back_all(self._tracer, stack):
+            block = self._supply.obtain(size, self._tracer, stack)
+        self._statistics.num_rescues += block is not None
+        return block
+
+    def _hand_out(self, block: HostBlock, requested: int, stack: Trail | None) -> None:
+        block.allocated = True
+        block.requested = requested
+        block.captured = bool(self._captures)
+        block.stack = stack
+        self._live[block.ptr] = block
+        self._statistics.used(bucket_of(block.size), block.size)
+        if self._records:
+            self._recorder.record(ALLOC, block.ptr, requested, 0, stack)
+
+    @property
+    def _held(self) -> int:
+        return self._statistics.allocated_bytes.current
+
+    def _uses_reserve(self) -> bool:
+        return any(block.segment.kind == "reserve" for block in (*self._live.values(), *self._kept))
+
+    # Outside of the guard.
+
+    def _look(self) -> bool:
+        """Complete what streams have done with; return whether anything still waits. In another thread."""
+        with suppress(CudaError), self._inside():  # who allocates hears of it
+            if self._in_background and not self._captures:
+                self._waiting.process()
+        return self._in_background and bool(self._waiting)
+
+    def _wake(self) -> None:
+        if self._in_background and self._waiting:
+            self._background.wake()
+
+    def _refuse_free(self, ptr: int) -> None:
+        if ptr == 0:
+            return
+        self._statistics.num_invalid_frees += 1
+        if not self._catches_all:
+            raise InvalidPointer(
+                f"nothing pinned is allocated at {ptr:#x}",
+                hint="free each allocation once, by the address that alloc returned",
+            )
+
+
+def _checked_size(size_bytes: int) -> int:
+    size_bytes = int(index(size_bytes))
+    if size_bytes < 0:
+        raise ValueError(f"a size is not negative: {size_bytes}")
+    return size_bytes

@@ -1,0 +1,37 @@
+"""The part of a snapshot that is about pinned memory.
+
+PyTorch 2.14 writes a segment of the host as what is in use of it (c10/core/CachingDeviceAllocator.h); it
+never divides one. A block of a segment that is divided is written as a segment of its own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cudakit.core.memory.allocator.pinned.blocks import HostBlock
+from cudakit.core.memory.allocator.snapshot import entry_of
+from cudakit.core.memory.allocator.stacks import Stacks
+from cudakit.core.memory.allocator.tracing import Recorder
+
+
+def take(blocks: Iterable[HostBlock], recorder: Recorder) -> dict[str, Any]:
+    """Return what there is by address, and what led there."""
+    stacks = Stacks()
+    held = sorted(blocks, key=lambda block: block.ptr)
+    return {
+        "host_segments": [_segment(block, stacks) for block in held],
+        "host_traces": [entry_of(recorder, stacks, event) for event in recorder.events],
+    }
+
+
+def _segment(block: HostBlock, stacks: Stacks) -> dict[str, Any]:
+    return {
+        "address": block.ptr,
+        "size": block.size,
+        "requested_size": 0 if block.free else block.requested,
+        "allocated": int(block.allocated),
+        "active": int(not block.free),
+        "segment_pool_id": (0, 0),
+        "frames": stacks.frames(block.stack),
+    }

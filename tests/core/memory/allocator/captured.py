@@ -1,0 +1,34 @@
+"""The graph of a capture as the driver keeps it: nodes, and where each stream has come to."""
+
+from __future__ import annotations
+
+
+class Graph:
+    """One capture, whose id is 1. Streams join it as they wait for one that is in it."""
+
+    def __init__(self, *streams: int) -> None:
+        self.heads: dict[int, tuple[int, ...]] = dict.fromkeys(streams, ())
+        self.before: dict[int, tuple[int, ...]] = {}
+
+    def launch(self, stream: int) -> None:
+        """Add a node to a stream."""
+        node = len(self.before) + 1
+        self.before[node] = self.heads[stream]
+        self.heads[stream] = (node,)
+
+    def wait(self, stream: int, other: int) -> None:
+        """Let a stream wait for another one."""
+        known = self.heads.get(stream, ())
+        self.heads[stream] = tuple(dict.fromkeys((*known, *self.heads[other])))
+
+    def end(self) -> None:
+        self.heads.clear()
+
+    def capture(self, stream: int) -> int | None:
+        return 1 if stream in self.heads else None
+
+    def terminals(self, stream: int) -> tuple[int, ...]:
+        return self.heads[stream]
+
+    def predecessors(self, node: int) -> tuple[int, ...]:
+        return self.before[node]

@@ -1,0 +1,127 @@
+"""Private pools whose segments expand."""
+
+from __future__ import annotations
+
+import pytest
+from core.memory.allocator import law
+from core.memory.allocator.device import MIB, Device
+from core.memory.allocator.expanding import PAGE, expanding
+from core.memory.allocator.virtual_device import VirtualDevice
+from core.memory.allocator.watching import changes, current, segments
+
+from cudakit.core.memory.allocator.mempool import MemPool
+from cudakit.core.memory.allocator.oom import OutOfMemory
+
+ELSEWHERE = 0x6F00_0000_0000
+
+
+@pytest.mark.parametrize(
+    ("size", "mapped", "left"), [(10 * MIB - 512, 40, 40), (10 * MIB + 512, 40, 20)]
+)
+def test_30_a_capture_maps_pages_and_a_result_keeps_those_that_it_lies_in(
+    size: int, mapped: int, left: int
+) -> None:
+    allocator = expanding()
+    with changes(allocator) as changed, allocator.capture() as graph:
+        result = allocator.alloc(size)
+        for _ in range(5):
+            copy, new = allocator.alloc(size), allocator.alloc(size)
+            allocator.free(copy)
+            allocator.free(result)
+            result = new
+    assert changed["reserved_bytes.all"] == mapped * MIB
+    assert "segment.all" not in changed
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == mapped * MIB, "the graph may run again"
+    graph.close()
+    allocator.empty_cache()
+
+    assert current(allocator, "reserved_bytes") == left * MIB
+    law.check(allocator)
+
+
+def test_41_a_pool_with_an_upstream_of_its_own_does_not_expand() -> None:
+    device = VirtualDevice()
+    allocator, own = expanding(device), Device(base=ELSEWHERE)
+    with allocator.use_pool(MemPool(allocator, upstream=own)):
+        inside = allocator.alloc(MIB)
+    outside = allocator.alloc(MIB)
+
+    shown = {s["address"]: s["is_expandable"] for s in allocator.snapshot()["segments"]}
+    assert shown == {inside: False, outside: True}
+    assert own.held == {inside: 2 * MIB}
+    assert device.mapped == {outside: 2 * MIB}
+
+
+def test_pools_share_no_reservations() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    pool = MemPool(allocator)
+    allocator.free(allocator.alloc(9 * MIB))
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(9 * MIB))
+
+    assert len(device.reserved) == 2
+    assert {s["segment_pool_id"] for s in allocator.snapshot()["segments"]} == {(0, 0), pool.id}
+    pool.close()
+    assert len(device.reserved) == 1
+    assert allocator.private_pools() == ()
+
+
+def test_a_reservation_of_a_pool_in_which_nothing_could_be_mapped_goes_with_the_pool() -> None:
+    device = VirtualDevice(30 * MIB)
+    allocator = expanding(device)
+    pool = MemPool(allocator)
+    kept = allocator.alloc(9 * MIB)
+    allocator.begin_capture()  # nothing is given back
+    with allocator.use_pool(pool), pytest.raises(OutOfMemory):
+        allocator.alloc(9 * MIB)
+    allocator.end_capture()
+    assert len(device.reserved) == 2
+    pool.close()
+
+    assert device.mapped == {kept: PAGE}
+    assert len(device.reserved) == 1
+
+
+def test_a_pool_that_does_not_split_hands_out_whole_pages() -> None:
+    allocator = expanding()
+    with allocator.use_pool(MemPool(allocator, no_split=True)):
+        allocator.alloc(4 * MIB)
+        allocator.alloc(4 * MIB)
+
+    assert segments(allocator) == [("large", 2 * PAGE)]
+    assert current(allocator, "allocated_bytes") == 2 * PAGE
+
+
+def test_a_pool_lends_none_of_its_expandable_blocks_as_in_pytorch() -> None:
+    allocator = expanding(VirtualDevice(80 * MIB))
+    pool = MemPool(allocator, use_on_oom=True)
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(40 * MIB))
+    allocator.alloc(40 * MIB)
+
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(30 * MIB)
+    law.check(allocator)
+
+
+def test_42_a_pool_can_be_as_it_was_at_a_checkpoint() -> None:
+    allocator = expanding()
+    with allocator.use_pool(pool := MemPool(allocator)):
+        ptrs = [allocator.alloc(size) for size in (8 * MIB, MIB, 30 * MIB, MIB, 9 * MIB)]
+        for ptr in (ptrs[0], ptrs[3]):
+            allocator.free(ptr)
+        before = allocator.snapshot()["segments"]
+        state = allocator.checkpoint(pool)
+        for ptr in (ptrs[1], ptrs[2], ptrs[4]):
+            allocator.free(ptr)
+        later = allocator.alloc(45 * MIB)
+        restored = allocator.restore(state)
+
+    assert restored.freed == (later,)
+    assert set(restored.created) == {ptrs[1], ptrs[2], ptrs[4]}
+    shape = [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in before]
+    after = allocator.snapshot()["segments"]
+    assert [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in after] == shape
+    law.check(allocator)
