@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudakit.api import profiler
+    from cudakit.api.allocator import CachingAllocator, CachingMemoryResource, MemPool
     from cudakit.api.device import (
         can_access_peer,
         capability,
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
         push_range,
         range,  # noqa: A004 the term of NVTX
     )
+    from cudakit.api.plugs import (
+        cupy_allocator,
+        numba_memory_manager,
+        rmm_resource,
+        torch_pool,
+    )
     from cudakit.api.sanitize import sanitize
     from cudakit.errors import (
         CudaError,
@@ -48,16 +55,20 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "CachingAllocator": "cudakit.api.allocator",
+    "CachingMemoryResource": "cudakit.api.allocator",
     "CudaError": "cudakit.errors",
     "CudakitError": "cudakit.errors",
     "EnvironmentUnusable": "cudakit.errors",
     "InputError": "cudakit.errors",
+    "MemPool": "cudakit.api.allocator",
     "MissingDependency": "cudakit.errors",
     "RaceError": "cudakit.errors",
     "SnapshotError": "cudakit.errors",
     "UsageError": "cudakit.errors",
     "can_access_peer": "cudakit.api.device",
     "capability": "cudakit.api.device",
+    "cupy_allocator": "cudakit.api.plugs",
     "current_device": "cudakit.api.device",
     "current_stream": "cudakit.api.device",
     "device": "cudakit.api.device",
@@ -72,22 +83,28 @@ _HOMES = {
     "mem_get_info": "cudakit.api.device",
     "memviz": "cudakit.api.memory",
     "memviz_diff": "cudakit.api.memory",
+    "numba_memory_manager": "cudakit.api.plugs",
     "pop_range": "cudakit.api.nvtx",
     "profiler": "cudakit.api",
     "push_range": "cudakit.api.nvtx",
     "range": "cudakit.api.nvtx",
     "record_memory": "cudakit.api.memory",
+    "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.api.device",
     "stream": "cudakit.api.device",
     "synchronize": "cudakit.api.device",
+    "torch_pool": "cudakit.api.plugs",
 }
 
 __all__ = [
+    "CachingAllocator",
+    "CachingMemoryResource",
     "CudaError",
     "CudakitError",
     "EnvironmentUnusable",
     "InputError",
+    "MemPool",
     "MissingDependency",
     "RaceError",
     "SnapshotError",
@@ -95,6 +112,7 @@ __all__ = [
     "__version__",
     "can_access_peer",
     "capability",
+    "cupy_allocator",
     "current_device",
     "current_stream",
     "device",
@@ -109,15 +127,18 @@ __all__ = [
     "mem_get_info",
     "memviz",
     "memviz_diff",
+    "numba_memory_manager",
     "pop_range",
     "profiler",
     "push_range",
     "range",
     "record_memory",
+    "rmm_resource",
     "sanitize",
     "set_device",
     "stream",
     "synchronize",
+    "torch_pool",
 ]
 
 

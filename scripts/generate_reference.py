@@ -264,11 +264,13 @@ def word(hint: Any) -> str:
 
 
 def python_page() -> str:
-    public = (getattr(cudakit, name) for name in cudakit.__all__)
+    public = [getattr(cudakit, name) for name in cudakit.__all__]
     functions = filter(inspect.isfunction, public)
+    classes = [found for found in public if inspect.isclass(found) and is_no_error(found)]
     return sections(
         f"# Python\n\n{plain(cudakit.api.__doc__ or '')}",
         *map(function_section, functions),
+        *map(class_section, classes),
         "What goes wrong is raised as one of the [errors](errors.md).",
     )
 
@@ -282,6 +284,48 @@ def function_section(function: types.FunctionType) -> str:
         f"```\n{head.rstrip().removesuffix(':')}\n```",
         *blocks(function.__doc__ or ""),
     )
+
+
+def is_no_error(found: type) -> bool:
+    return not issubclass(found, Exception)
+
+
+def class_section(found: type) -> str:
+    """Write how an object is made, and a line on each of its methods that are ours."""
+    rows = [(f"`{name}{form}`", first_line(member)) for name, form, member in public_members(found)]
+    return sections(
+        f"## cudakit.{found.__name__}",
+        f"```\n{found.__name__}{parameters(found.__init__)}\n```",
+        *blocks(found.__doc__ or ""),
+        table(("Member", "What it does"), rows),
+    )
+
+
+def public_members(found: type) -> Iterator[tuple[str, str, object]]:
+    """Walk the methods and properties of a class that say what they do, the most general ones last."""
+    called = typing.get_type_hints(found)
+    for name, hint in called.items():
+        if not name.startswith("_") and first_line(hint):
+            yield name, parameters(hint.__call__), hint
+    seen = set(called)
+    for base in found.__mro__:
+        for name, member in vars(base).items():
+            if name.startswith("_") or name in seen or not base.__module__.startswith("cudakit"):
+                continue
+            seen.add(name)
+            if first_line(member):
+                yield name, parameters(member) if inspect.isfunction(member) else "", member
+
+
+def parameters(function: Any) -> str:
+    """Return the parameters of a method as they are called, without types."""
+    signature = inspect.signature(function)
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()][1:]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+
+
+def first_line(member: object) -> str:
+    return plain(getattr(member, "__doc__", None) or "").partition("\n")[0]
 
 
 # --- exit codes and errors -------------------------------------------------------------------------

@@ -1,0 +1,179 @@
+"""The caching allocator as programs have it, on the simulated device."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cudakit
+from cudakit.errors import InputError, UsageError
+from cudakit.gpu.plugs.numba import NOBODYS
+from cudakit.gpu.sim import Sim
+
+MIB = 1 << 20
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def allocator() -> Iterator[cudakit.CachingAllocator]:
+    made = cudakit.CachingAllocator("sim")
+    yield made
+    made.close()
+
+
+def test_what_is_freed_is_there_for_the_next_request(allocator: cudakit.CachingAllocator) -> None:
+    first = allocator.alloc(MIB)
+    allocator.free(first)
+
+    assert allocator.alloc(MIB) == first
+    assert allocator.statistics()["segment.all.current"] == 1
+
+
+def test_the_class_is_one_and_has_its_name() -> None:
+    assert isinstance(cudakit.CachingAllocator, type)
+    assert cudakit.CachingAllocator.__qualname__ == "CachingAllocator"
+    home = importlib.import_module("cudakit.api.allocator")
+    assert home.CachingAllocator is cudakit.CachingAllocator
+
+
+def test_a_model_of_a_simulated_device_can_be_named() -> None:
+    first, second = cudakit.CachingAllocator("sim:h200"), cudakit.CachingAllocator("sim:a100-mig")
+
+    assert first.memory_info().total_bytes > second.memory_info().total_bytes
+
+
+def test_a_device_of_cudakit_is_used_with_its_number_and_left_open() -> None:
+    sim = Sim("h200x2", ordinal=1)
+    allocator = cudakit.CachingAllocator(sim)
+    allocator.close()
+
+    assert allocator.device == 1
+    assert sim.memory_info().free_bytes > 0
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="no such device: 'cuda:0'"):
+        cudakit.CachingAllocator("cuda:0")
+
+
+def test_settings_are_those_given_before_those_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert cudakit.CachingAllocator("sim").settings.max_split_size_bytes == 64 * MIB
+
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.setenv("CUDAKIT_ALLOC_CONF", "max_split_size_mb:128")
+    assert cudakit.CachingAllocator("sim").settings.max_split_size_bytes == 128 * MIB
+
+    given = cudakit.CachingAllocator("sim", settings="max_split_size_mb:256")
+    assert given.settings.max_split_size_bytes == 256 * MIB
+
+
+def test_settings_that_cannot_be_say_where() -> None:
+    with pytest.raises(InputError, match=r"settings, character 1: .*'gc'"):
+        cudakit.CachingAllocator("sim", settings="gc:0.5")
+
+
+def test_a_snapshot_is_one_that_memviz_reads(
+    allocator: cudakit.CachingAllocator, tmp_path: Path
+) -> None:
+    allocator.record_history()
+    kept = allocator.alloc(3 * MIB)
+    allocator.free(allocator.alloc(MIB, NOBODYS), 0)  # as Numba's memory is used
+    snapshot = allocator.snapshot()
+    place = tmp_path / "snapshot.pickle"
+    allocator.save_snapshot(place)
+
+    result = cudakit.memviz(place)
+
+    assert json.loads(json.dumps(snapshot))["segments"]
+    held = result.devices[0]
+    assert held.peak.requested_bytes == 4 * MIB
+    assert any(
+        "test_allocator.py" in frame.filename for holder in held.holders for frame in holder.stack
+    )
+    allocator.free(kept)
+
+
+def test_memory_of_nobodys_stream_is_reused_after_all_that_was_enqueued(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    first = allocator.alloc(MIB, NOBODYS)
+    allocator.free(first, 1)
+    assert allocator.statistics()["active.all.current"] == 1
+
+    allocator.empty_cache()
+    assert allocator.statistics()["active.all.current"] == 0
+
+
+def test_a_pool_has_segments_of_its_own(allocator: cudakit.CachingAllocator) -> None:
+    with cudakit.MemPool(allocator) as pool:
+        with allocator.use_pool(pool):
+            ptr = allocator.alloc(MIB)
+
+        assert [segment["segment_pool_id"] for segment in pool.snapshot()] == [pool.id]
+        allocator.free(ptr)
+
+
+def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) -> None:
+    ptr = allocator.pinned.alloc(MIB)
+
+    assert allocator.pinned is allocator.pinned
+    assert len(allocator.snapshot()["host_segments"]) == 1
+    allocator.pinned.free(ptr)
+
+
+def test_a_resource_makes_its_allocator_or_takes_one(allocator: cudakit.CachingAllocator) -> None:
+    made = cudakit.CachingMemoryResource("sim", settings="max_split_size_mb:64")
+    given = cudakit.CachingMemoryResource(allocator=allocator)
+
+    assert made.allocator.settings.max_split_size_bytes == 64 * MIB
+    assert given.allocator is allocator
+    assert isinstance(given, cudakit.CachingMemoryResource)
+
+
+WITHOUT_CUDA_CORE = """
+import sys
+sys.modules["cuda.core"] = None
+import cudakit
+from cudakit import *
+try:
+    cudakit.CachingMemoryResource(0)
+except cudakit.MissingDependency as error:
+    print(error.hint)
+"""
+
+
+def test_without_cuda_core_the_resource_says_what_to_install() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT_CUDA_CORE], check=True, capture_output=True, text=True
+    )
+
+    assert done.stdout == "pip install 'cuda-core>=1,<2'\n"
+
+
+def test_numba_finds_its_manager_by_the_name_of_a_module() -> None:
+    pytest.importorskip("numba.cuda")
+    module = importlib.import_module("cudakit.api.numba")
+
+    assert module._numba_memory_manager(context=None).interface_version == 1
+
+
+def test_the_module_for_numba_has_nothing_else() -> None:
+    module = importlib.import_module("cudakit.api.numba")
+
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = module.other

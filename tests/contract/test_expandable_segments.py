@@ -1,0 +1,88 @@
+"""Segments that expand, on every device: the memory is there, keeps its content, and goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from contract.workbench import Workbench
+
+from cudakit.core.memory.allocator.caching import CachingAllocator
+from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.core.memory.allocator.settings import Settings
+from cudakit.core.memory.allocator.upstream import OfGpu
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
+
+MIB = 1 << 20
+PAGE = 20 * MIB
+
+
+@pytest.fixture
+def allocator(gpu: Gpu) -> Iterator[CachingAllocator]:
+    made = CachingAllocator(OfGpu(gpu), Settings(expandable_segments=True))
+    yield made
+    made.close()
+
+
+def reserved(allocator: CachingAllocator) -> int:
+    return allocator.statistics()["reserved_bytes.all.current"]
+
+
+def test_a_segment_keeps_its_content_as_it_grows(
+    bench: Workbench, allocator: CachingAllocator
+) -> None:
+    low = allocator.alloc(15 * MIB)
+    bench.gpu.fill(low, 1, 15 * MIB, LEGACY)
+    high = allocator.alloc(30 * MIB)
+    bench.gpu.fill(high, 2, 30 * MIB, LEGACY)
+
+    assert high == low + 15 * MIB
+    assert bench.read_bytes(Ptr(high - 2), 4) == b"\1\1\2\2"
+    assert bench.read_bytes(Ptr(low + 3 * PAGE - 15 * MIB - 2), 2) == b"\2\2"
+    assert reserved(allocator) == 3 * PAGE
+
+
+def test_pages_go_back_and_a_gap_is_filled_again(
+    bench: Workbench, allocator: CachingAllocator
+) -> None:
+    gpu = bench.gpu
+    ptrs = [allocator.alloc(PAGE) for _ in range(3)]
+    gpu.fill(ptrs[0], 1, PAGE, LEGACY)
+    gpu.fill(ptrs[2], 3, PAGE, LEGACY)
+    gpu.sync()
+    before = gpu.memory_info().free_bytes
+    allocator.free(ptrs[1])
+    allocator.empty_cache()
+    assert gpu.memory_info().free_bytes >= before + PAGE
+    assert allocator.alloc(PAGE) == ptrs[1]
+    gpu.fill(ptrs[1], 2, PAGE, LEGACY)
+
+    assert bench.read_bytes(Ptr(ptrs[1] - 1), 2) == b"\1\2"
+    assert bench.read_bytes(Ptr(ptrs[2] - 1), 2) == b"\2\3"
+
+
+def test_memory_in_use_is_not_given_back_before_its_stream_is_done(
+    bench: Workbench, allocator: CachingAllocator
+) -> None:
+    stream = bench.gpu.stream(blocking=False)
+    ptr = allocator.alloc(PAGE, stream)
+    bench.spin(stream)
+    bench.gpu.fill(ptr, 1, PAGE, stream)
+    allocator.free(ptr)
+    allocator.empty_cache()
+
+    assert bench.gpu.query_stream(stream)
+    assert reserved(allocator) == 0
+    bench.gpu.sync()
+
+
+def test_more_than_the_device_has_leaves_nothing_behind(
+    gpu: Gpu, allocator: CachingAllocator
+) -> None:
+    before = gpu.memory_info()
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(before.total_bytes + before.total_bytes // 16)
+
+    assert reserved(allocator) == 0
+    assert gpu.memory_info().free_bytes >= before.free_bytes - PAGE
+    assert allocator.alloc(700)

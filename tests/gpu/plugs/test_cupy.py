@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu.plugs.allocating import Allocating
+
+from cudakit.errors import MissingDependency, UsageError
+from cudakit.gpu.plugs.cupy import allocator_function, function_of
+
+
+class Memory:
+    """What CuPy makes of one allocation: given back when nobody has it any more."""
+
+    def __init__(self, ptr: int, device: int, free: Callable[[int, int], None]) -> None:
+        self.ptr, self._device, self._free = ptr, device, free
+
+    def __del__(self) -> None:
+        if self.ptr:
+            self._free(self.ptr, self._device)
+
+
+class Cupy:
+    """The part of CuPy that allocates: ``device`` and ``stream`` are the current ones."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.stream = 0
+        self.cuda = SimpleNamespace(
+            get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
+            PythonFunctionAllocator=self._function_allocator,
+        )
+
+    def _function_allocator(self, malloc: Any, free: Any) -> Any:
+        def allocate(size: int) -> Memory:
+            ptr = malloc(size, self.device) if size else 0
+            return Memory(ptr, self.device, free)
+
+        return SimpleNamespace(malloc=allocate)
+
+
+def test_memory_is_of_the_current_stream_and_comes_back_to_it() -> None:
+    cupy, allocator = Cupy(), Allocating()
+    malloc = function_of(cupy, [allocator])
+
+    cupy.stream = 0x1234
+    memory = malloc(100)
+    cupy.stream = 0
+    ptr = memory.ptr
+    del memory
+
+    assert allocator.allocated == [(100, 0x1234)]
+    assert allocator.freed == [(ptr, None)]
+
+
+def test_memory_is_of_the_current_device_and_comes_back_to_it() -> None:
+    cupy, first, second = Cupy(), Allocating(0), Allocating(1)
+    malloc = function_of(cupy, [first, second])
+
+    cupy.device = 1
+    memory = malloc(100)
+    cupy.device = 0
+    del memory
+
+    assert (first.allocated, len(second.allocated), len(second.freed)) == ([], 1, 1)
+
+
+def test_a_device_without_an_allocator_is_refused() -> None:
+    cupy = Cupy()
+    cupy.device = 1
+
+    with pytest.raises(UsageError, match="memory of cuda:1"):
+        function_of(cupy, [Allocating(0)])(100)
+
+
+def test_no_bytes_ask_for_nothing() -> None:
+    allocator = Allocating()
+
+    assert function_of(Cupy(), [allocator])(0).ptr == 0
+    assert (allocator.allocated, allocator.freed) == ([], [])
+
+
+def test_a_free_finds_what_the_allocator_does_by_then() -> None:
+    allocator, ignored = Allocating(), []
+    memory = function_of(Cupy(), [allocator])(100)
+
+    allocator.free = lambda *given: ignored.append(given)  # type: ignore[method-assign]
+    ptr = memory.ptr
+    del memory
+
+    assert (allocator.freed, ignored) == ([], [(ptr,)])
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    with pytest.raises(MissingDependency) as caught:
+        allocator_function([Allocating()])
+    assert caught.value.hint == "pip install 'cupy-cuda13x'"

@@ -1,0 +1,55 @@
+"""The programs of examples/allocator, on a real device."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from gpu.plugs.viewers import opened_by_all
+
+pytestmark = pytest.mark.gpu
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "allocator"
+
+
+@pytest.mark.parametrize(
+    ("program", "needed", "written"),
+    [
+        ("use_cupy.py", "cupy", "allocator-cupy.pickle"),
+        ("use_numba.py", "numba", "allocator-numba.pickle"),
+        ("use_cuda_core.py", "cuda", "allocator-cuda-core.pickle"),
+    ],
+)
+def test_an_example_works_and_leaves_a_snapshot(
+    program: str, needed: str, written: str, tmp_path: Path
+) -> None:
+    if find_spec(needed) is None:
+        pytest.skip(f"needs {needed}")
+    done = subprocess.run(
+        [sys.executable, "-P", EXAMPLES / program],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("allocations: ")
+    assert second.endswith("MiB allocated")
+    assert third.endswith("MiB reserved")
+    opened_by_all(pickle.loads((tmp_path / written).read_bytes()), tmp_path)  # noqa: S301
+
+
+def test_every_example_is_run_here() -> None:
+    assert {place.name for place in EXAMPLES.glob("*.py")} == {
+        "use_cupy.py",
+        "use_numba.py",
+        "use_cuda_core.py",
+    }

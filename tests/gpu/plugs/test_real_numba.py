@@ -1,0 +1,65 @@
+"""Numba on a real device, in a process of its own: its memory manager is chosen once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from gpu.plugs.viewers import opened_by_all
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba"),
+]
+
+PROGRAM = """
+import pickle, sys
+import numpy as np
+from numba import cuda
+
+context = cuda.current_context()
+allocator = context.memory_manager.allocator
+allocator.record_history()
+
+@cuda.jit
+def add(total, numbers):
+    i = cuda.grid(1)
+    if i < numbers.size:
+        total[i] += numbers[i]
+
+streams = [cuda.stream() for _ in range(3)]
+totals = [cuda.to_device(np.zeros(1 << 18, "f4")) for _ in streams]
+for turn in range(60):
+    stream = streams[turn % 3]
+    numbers = cuda.to_device(np.full(1 << 18, turn, "f4"), stream=stream)
+    add[1024, 256, stream](totals[turn % 3], numbers)
+    del numbers
+cuda.synchronize()
+for first, total in enumerate(totals):
+    assert (total.copy_to_host() == sum(range(first, 60, 3))).all()
+assert context.get_memory_info().total > 0
+with open(sys.argv[1], "wb") as file:
+    pickle.dump((allocator.statistics(), allocator.snapshot()), file)
+"""
+
+
+def test_kernels_on_several_streams_are_right_and_counted(tmp_path: Path) -> None:
+    place = tmp_path / "seen.pickle"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, str(place)],
+        env=os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "cudakit.api.numba"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+    assert done.returncode == 0, done.stderr
+    statistics, snapshot = pickle.loads(place.read_bytes())  # noqa: S301  written by the program above
+    assert statistics["allocation.all.allocated"] >= 63
+    assert statistics["num_device_alloc"] < 30
+    assert opened_by_all(snapshot, tmp_path).peak.requested_bytes >= 3 << 20

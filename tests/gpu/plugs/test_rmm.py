@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu.plugs.allocating import Allocating
+
+from cudakit.errors import CudaError, MissingDependency
+from cudakit.gpu.plugs.rmm import resource, resource_of
+
+
+class Stream:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def callbacks(allocator: Allocating) -> Any:
+    """Make a resource of RMM's that shows its two functions."""
+
+    def make(allocate: Any, deallocate: Any) -> Any:
+        return SimpleNamespace(allocate=allocate, deallocate=deallocate)
+
+    return resource_of(SimpleNamespace(CallbackMemoryResource=make), allocator)
+
+
+def test_memory_is_allocated_and_freed_on_the_streams_that_are_given() -> None:
+    allocator = Allocating()
+    made = callbacks(allocator)
+
+    ptr = made.allocate(100, Stream(5))
+    made.deallocate(ptr, 100, Stream(6))
+
+    assert allocator.allocated == [(100, 5)]
+    assert allocator.freed == [(ptr, 6)]
+
+
+def test_out_of_memory_is_what_rmm_knows_as_such() -> None:
+    allocator = Allocating()
+    allocator.refuses = CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB asked")
+
+    with pytest.raises(MemoryError, match="1 GiB asked") as caught:
+        callbacks(allocator).allocate(1 << 30, Stream(0))
+    assert caught.value.__cause__ is allocator.refuses
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    allocator = Allocating()
+    allocator.refuses = CudaError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "lost")
+
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        callbacks(allocator).allocate(100, Stream(0))
+
+
+def test_without_rmm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rmm", None)
+    monkeypatch.setitem(sys.modules, "rmm.mr", None)
+
+    with pytest.raises(MissingDependency) as caught:
+        resource(Allocating())
+    assert caught.value.hint == "pip install 'rmm-cu13'"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu.plugs.allocating import Allocating
+
+from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
+from cudakit.gpu.plugs.torch import UPSTREAMS, checked, native_library, pool, pool_of
+
+
+def library() -> str:
+    try:
+        return native_library()
+    except EnvironmentUnusable:
+        pytest.skip("installed without a compiler")
+
+
+def fake_torch(**known: type) -> Any:
+    """Make the part of torch that has pools; ``known`` are the options of a pool."""
+
+    def mem_pool(allocator: object, **options: bool) -> object:
+        if unknown := options.keys() - known:
+            raise TypeError(f"MemPool got an unexpected argument {min(unknown)!r}")
+        return allocator, options
+
+    def pluggable(*given: str) -> Any:
+        return SimpleNamespace(allocator=lambda: given)
+
+    memory = SimpleNamespace(CUDAPluggableAllocator=pluggable)
+    return SimpleNamespace(__version__="2.7", cuda=SimpleNamespace(memory=memory, MemPool=mem_pool))
+
+
+def test_a_pool_is_made_of_two_functions_in_c() -> None:
+    made = pool_of(fake_torch(), "/lib.so", "managed", {"no_split": False})
+
+    assert made == (("/lib.so", "cudakit_managed_alloc", "cudakit_managed_free"), {})
+
+
+def test_options_that_are_on_are_passed_on() -> None:
+    _, options = pool_of(
+        fake_torch(no_split=bool), "/lib.so", "async", {"no_split": True, "use_on_oom": False}
+    )
+
+    assert options == {"no_split": True}
+
+
+def test_an_option_that_this_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"torch 2\.7 has no such pool: .*'no_split'"):
+        pool_of(fake_torch(), "/lib.so", "async", {"no_split": True})
+
+
+def test_an_allocator_of_python_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match=r"by Allocating: .* inside the lock") as caught:
+        checked(Allocating())
+    assert caught.value.hint.endswith("driver, managed, async")
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="no upstream is named 'pinned'") as caught:
+        checked("pinned")
+    assert caught.value.hint == "one of driver, managed, async"
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    library()
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    with pytest.raises(MissingDependency) as caught:
+        pool("managed", {})
+    assert caught.value.hint == "pip install 'torch'"
+
+
+@pytest.mark.parametrize("kind", UPSTREAMS)
+def test_the_functions_of_every_kind_are_there_for_whoever_opens_the_library(kind: str) -> None:
+    opened = ctypes.CDLL(library())
+
+    assert getattr(opened, f"cudakit_{kind}_alloc")
+    assert getattr(opened, f"cudakit_{kind}_free")
+
+
+# A process of its own, so that a crash is seen as what it is.
+WITHOUT_DEVICE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for kind in sys.argv[2:]:
+    alloc, free = (getattr(library, f"cudakit_{kind}_{name}") for name in ("alloc", "free"))
+    alloc.restype = ctypes.c_void_p
+    alloc.argtypes = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    free.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    free.restype = None
+    print([alloc(size, 999, None) for size in (100, 0, -1)])
+    free(4096, 100, 999, None)
+    free(None, 0, 0, None)
+"""
+
+
+def test_where_there_is_no_such_device_they_give_nothing_and_do_not_crash() -> None:
+    command = [sys.executable, "-P", "-c", WITHOUT_DEVICE, library(), *UPSTREAMS]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    assert done.stdout.splitlines() == ["[None, None, None]"] * len(UPSTREAMS)

@@ -1,0 +1,92 @@
+"""A real device whose streams are the driver's handles."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from cuda.bindings import driver as cu
+
+import cudakit
+from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.cuda.driver import check
+from cudakit.gpu.cuda.foreign import ForeignStreams
+from cudakit.units import Unavailable
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gpu() -> Iterator[ForeignStreams]:
+    made = ForeignStreams(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def handle() -> Iterator[int]:
+    with cudakit.device(0):
+        stream = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        yield int(stream)
+        check(cu.cuStreamDestroy(stream))
+
+
+def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: ForeignStreams, handle: int) -> None:
+    stream, event = Stream(handle), gpu.event()
+    ptr = gpu.malloc(MIB)
+
+    gpu.fill(ptr, 1, MIB, stream)
+    gpu.record(event, stream)
+    gpu.sync_event(event)
+
+    assert gpu.query_stream(stream)
+    assert gpu.borrowed(handle) == gpu.stream_address(stream) == handle
+    assert gpu.borrowed(0) == LEGACY
+
+
+def test_its_own_streams_are_handles_too_and_others_are_not_destroyed(
+    gpu: ForeignStreams, handle: int
+) -> None:
+    stream = gpu.stream()
+    gpu.sync_stream(stream)
+    assert stream > 2
+    gpu.destroy_stream(stream)
+
+    for other in (stream, Stream(handle)):
+        with pytest.raises(cudakit.CudaError, match="another library's, or was destroyed"):
+            gpu.destroy_stream(other)
+
+
+def test_who_uses_the_device_is_known_or_why_not(gpu: ForeignStreams) -> None:
+    found = gpu.processes()
+
+    assert found or isinstance(found, Unavailable)
+
+
+def test_memory_that_a_stream_uses_is_reused_when_it_is_done(handle: int) -> None:
+    allocator = cudakit.CachingAllocator(0)
+    ptr = allocator.alloc(256 * MIB)
+    with cudakit.device(0):
+        for value in range(100):
+            check(cu.cuMemsetD8Async(ptr, value, 256 * MIB, handle))
+        allocator.record_use(ptr, handle)
+        allocator.free(ptr)
+
+        assert allocator.statistics()["active.all.current"] == 1
+        check(cu.cuStreamSynchronize(handle))
+    assert allocator.alloc(256 * MIB) == ptr
+
+
+def test_an_allocator_that_nobody_has_gives_all_of_it_back() -> None:
+    before = cudakit.mem_get_info(0).free_bytes
+    allocator = cudakit.CachingAllocator(0)
+    allocator.alloc(512 * MIB)
+    assert cudakit.mem_get_info(0).free_bytes <= before - 512 * MIB
+
+    del allocator
+    gc.collect()
+
+    assert cudakit.mem_get_info(0).free_bytes > before - 64 * MIB
