@@ -1,0 +1,191 @@
+"""Our allocator as a subject, over any upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from allocator_scenarios.canonical import Addresses
+from allocator_scenarios.memory import InMemory
+from allocator_scenarios.ours_pools import OursPools
+from allocator_scenarios.placed import Placed
+from allocator_scenarios.subject import DEFAULT
+from allocator_scenarios.work import Work, WorkInMemory
+from cudakit.core.memory.allocator.caching import CachingAllocator
+from cudakit.core.memory.allocator.config import parse_config
+from cudakit.core.memory.allocator.invalid import InvalidPointer
+from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.core.memory.allocator.upstream import Upstream
+from cudakit.errors import InputError
+
+
+class Ours(OursPools):
+    """cudakit's allocator, as compatible as it is: what is free after waiting is not looked for again."""
+
+    def __init__(self, upstream: Upstream, work: Work, *, name: str = "cudakit") -> None:
+        self.name = name
+        self._upstream = upstream
+        self._work = work
+
+    # The scenario.
+
+    def begin(self, settings: str) -> None:
+        self.allocator = CachingAllocator(self._upstream, search_again=False)
+        self._live: set[int] = set()
+        self._used: dict[int, set[str]] = {}
+        self._busy: set[str] = set()
+        self.forget_pools()
+        if settings:
+            self.configure(settings)
+        self.record()
+
+    def end(self) -> None:
+        for stream in list(self._busy):
+            self.settle(stream)
+        for ptr in list(self._live):
+            self.free(ptr)
+        self.drop_all()
+        self.allocator.close()
+
+    # Memory.
+
+    def alloc(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:  # noqa: ARG002
+        ptr = int(self.allocator.alloc(size_bytes, self._number(stream)))
+        if ptr:
+            self._live.add(ptr)
+        return ptr
+
+    def attempt(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
+        try:
+            return self.alloc(size_bytes, stream, raw=raw)
+        except OutOfMemory:
+            return 0
+
+    def refusal(self, size_bytes: int, stream: str = DEFAULT) -> str:
+        try:
+            self.free(self.alloc(size_bytes, stream))
+        except OutOfMemory as error:
+            return str(error)
+        return ""
+
+    def free(self, ptr: int) -> None:
+        self._live.discard(ptr)
+        self.allocator.free(ptr)
+        used = self._used.pop(ptr, set())
+        if not self.capturing:
+            for stream in used - self._busy:
+                self._work.settle(stream)
+
+    def refuses_to_free(self, ptr: int) -> bool:
+        try:
+            self.allocator.free(ptr)
+        except InvalidPointer:
+            return True
+        return False
+
+    def use(self, ptr: int, stream: str) -> None:
+        self.allocator.record_use(ptr, self._number(stream))
+        self._used.setdefault(ptr, set()).add(stream)
+
+    def empty_cache(self) -> None:
+        self.allocator.empty_cache()
+
+    # Work.
+
+    def busy(self, stream: str) -> None:
+        self._busy.add(stream)
+        self._work.busy(stream)
+
+    def settle(self, stream: str) -> None:
+        self._busy.discard(stream)
+        self._work.settle(stream)
+
+    def join(self, stream: str, other: str) -> None:
+        self._work.join(stream, other)
+
+    def work(self, stream: str) -> None:
+        self._work.work(stream)
+
+    # Settings and limits.
+
+    @property
+    def total_bytes(self) -> int:
+        return self._upstream.memory_info().total_bytes
+
+    def configure(self, settings: str) -> None:
+        kept = self.allocator.settings.memory_fraction
+        self.allocator.configure(replace(parse_config(settings), memory_fraction=kept))
+
+    def refuses(self, settings: str) -> bool:
+        try:
+            parse_config(settings)
+        except InputError:
+            return True
+        return False
+
+    def limit(self, fraction: float) -> None:
+        self.allocator.set_memory_fraction(fraction)
+
+    def fraction(self) -> float:
+        return self.allocator.settings.memory_fraction
+
+    def limit_error(self, fraction: object) -> str:
+        try:
+            self.allocator.set_memory_fraction(fraction)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            return type(error).__name__
+        return ""
+
+    def caching(self, *, enabled: bool) -> None:
+        self.allocator.enable_caching(enabled=enabled)
+
+    def on_out_of_memory(self, observer: Callable[[], None]) -> None:
+        self.allocator.on_out_of_memory(lambda _: observer())
+
+    # What is known.
+
+    def statistics(self) -> dict[str, int]:
+        return self.allocator.statistics()
+
+    def snapshot(self) -> dict[str, Any]:
+        return self.allocator.snapshot()
+
+    def reset_peaks(self) -> None:
+        self.allocator.reset_peaks()
+
+    def reset_sums(self) -> None:
+        self.allocator.reset_sums()
+
+    def record(
+        self,
+        history: Any = "all",
+        *,
+        context: Any = None,
+        max_entries: int = 1 << 40,
+        skip: Collection[str] = (),
+        clear: bool = False,
+    ) -> None:
+        self.allocator.record_history(
+            history, context=context, max_entries=max_entries, skip_actions=skip, clear=clear
+        )
+
+    def metadata(self, text: str) -> None:
+        self.allocator.set_metadata(text)
+
+    def stream_names(self) -> dict[int, str]:
+        return {number: name for name, number in self._work.numbers.items()}
+
+    def adopt(self, live: Collection[int], stale: Collection[int]) -> None:
+        self._live.difference_update(stale)
+        self._live.update(live)
+
+    def _number(self, stream: str) -> int:
+        return self._work.numbers[stream] if stream else 0
+
+
+def in_memory(addresses: Addresses | None = None, *, rising: bool = True) -> Ours:
+    """Make our allocator on a device in memory; its segments have given, rising or falling addresses."""
+    device = InMemory(rising=rising)
+    upstream = Placed(device, addresses) if addresses else device
+    return Ours(upstream, WorkInMemory(device), name="in memory")

@@ -1,0 +1,264 @@
+"""Measure what an allocation and its free cost, cudakit's beside those of torch, CuPy and CUDA, in one run.
+
+    python scripts/bench_allocator.py [-o FILE.json] [--rounds N]
+
+A figure is the median of rounds, in nanoseconds per pair of an allocation and its free; in each round all
+take a turn, so that what else the machine does meets all alike. What is not installed is said and left out;
+without a GPU cudakit's own run on a simulated device. Exits with 1 where one of the limits is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cudakit
+
+MIB = 1 << 20
+PAIRS = 2000
+LIVE = 512
+FEW, MANY = 100, 100_000
+MOST_TRACE_ENTRIES = 100_000
+
+# Does so many pairs.
+Loop = Callable[[int], None]
+
+
+class Limit(NamedTuple):
+    """The most that one figure may be of another."""
+
+    figure: str
+    of: str
+    most: float
+
+
+OWN = "cudakit"
+FRONT = "cudakit, front cache"
+TRACE = "cudakit, trace"
+STACKS = "cudakit, trace and stacks"
+OWN_CORE = "cudakit in cuda.core"
+CHURN = f"cudakit, {LIVE} live"
+AMONG_FEW = f"cudakit, {FEW} free blocks"
+AMONG_MANY = f"cudakit, {MANY} free blocks"
+LIMITS = (
+    Limit(OWN, "torch.empty", 1),
+    Limit(FRONT, "CuPy MemoryPool", 1),
+    Limit(TRACE, OWN, 2),
+    Limit(OWN_CORE, "cuda.core DeviceMemoryResource", 1),
+    Limit(CHURN, OWN, 3),
+    Limit(AMONG_MANY, AMONG_FEW, 5),
+)
+
+
+def pairs_of(alloc: Callable[[int], Any], free: Callable[[Any], object], size: int = MIB) -> Loop:
+    def loop(count: int) -> None:
+        for _ in range(count):
+            free(alloc(size))
+
+    loop(1)
+    return loop
+
+
+def drops_of(make: Callable[[int], object]) -> Loop:
+    """Make a loop for who frees when nobody has the object any more."""
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            make(MIB)
+
+    loop(1)
+    return loop
+
+
+def own(device: int | str) -> Iterator[tuple[str, Loop]]:
+    def made(**options: Any) -> Any:
+        return cudakit.CachingAllocator(device, **options)
+
+    plain = made()
+    yield OWN, pairs_of(plain.alloc, plain.free)
+    front = made(front_cache=64)
+    yield FRONT, pairs_of(front.alloc, front.free)
+    for name, context in ((TRACE, None), (STACKS, "all")):
+        traced = made()
+        traced.record_history(context=context, max_entries=MOST_TRACE_ENTRIES)
+        yield name, pairs_of(traced.alloc, traced.free)
+    yield CHURN, churn(made())
+    yield f"{FRONT}, {LIVE} live", churn(made(front_cache=64))
+    for name, count in ((AMONG_FEW, FEW), (AMONG_MANY, MANY)):
+        among = made()
+        scatter(among, count)
+        yield name, pairs_of(among.alloc, among.free, 700)
+
+
+def churn(allocator: Any) -> Loop:
+    """Make a loop that replaces one of many live blocks each time, of sizes from 512 bytes to 16 MiB."""
+    rng = random.Random(1)
+    alloc, free = allocator.alloc, allocator.free
+    sizes = [int(512 * 2 ** rng.uniform(0, 15)) for _ in range(PAIRS)]
+    victims = [rng.randrange(LIVE) for _ in range(PAIRS)]
+    live = [alloc(rng.choice(sizes)) for _ in range(LIVE)]
+
+    def loop(count: int) -> None:
+        for victim, size in zip(victims[:count], sizes, strict=False):
+            free(live[victim])
+            live[victim] = alloc(size)
+
+    loop(PAIRS)
+    return loop
+
+
+def scatter(allocator: Any, count: int) -> None:
+    """Leave so many free blocks of some sizes, between live ones."""
+    held = [allocator.alloc(512 * (1 + number % 4)) for number in range(2 * count)]
+    for ptr in held[::2]:
+        allocator.free(ptr)
+
+
+def with_torch() -> Iterator[tuple[str, Loop]]:
+    import torch
+
+    yield (
+        "torch.empty",
+        drops_of(lambda size: torch.empty(size, dtype=torch.uint8, device="cuda")),
+    )
+    own_alloc, own_delete = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    yield "torch caching_allocator_alloc", pairs_of(own_alloc, own_delete)
+
+
+def with_cupy() -> Iterator[tuple[str, Loop]]:
+    import cupy
+
+    yield "CuPy MemoryPool", drops_of(cupy.cuda.MemoryPool().malloc)
+
+
+def with_bindings() -> Iterator[tuple[str, Loop]]:
+    from cuda.bindings import driver
+
+    def alloc(size: int) -> Any:
+        return driver.cuMemAllocAsync(size, 0)[1]
+
+    def free(ptr: Any) -> None:
+        driver.cuMemFreeAsync(ptr, 0)
+
+    keep_memory(driver)
+    yield "cuMemAllocAsync + cuMemFreeAsync", pairs_of(alloc, free)
+
+
+def keep_memory(driver: Any) -> None:
+    """Let the pool of the device give nothing back at a synchronization, as all the others do."""
+    _, device = driver.cuCtxGetDevice()
+    _, pool = driver.cuDeviceGetDefaultMemPool(device)
+    threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t((1 << 64) - 1))
+
+
+def with_cuda_core() -> Iterator[tuple[str, Loop]]:
+    from cuda.core import Device, DeviceMemoryResource
+
+    device = Device()
+    device.set_current()
+    stream = device.create_stream()
+    for name, resource in (
+        ("cuda.core DeviceMemoryResource", DeviceMemoryResource(device)),
+        (OWN_CORE, cudakit.CachingMemoryResource(0)),
+        (f"{OWN_CORE}, front cache", cudakit.CachingMemoryResource(0, front_cache=64)),
+    ):
+        yield name, buffers_of(resource, stream)
+
+
+def buffers_of(resource: Any, stream: Any) -> Loop:
+    allocate = resource.allocate
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            allocate(MIB, stream=stream).close()
+
+    loop(1)
+    return loop
+
+
+def contenders(device: int | str) -> Iterator[tuple[str, Loop]]:
+    """Make everybody ready to run; who cannot is named on the standard error."""
+    yield from own(device)
+    if isinstance(device, str):
+        return
+    for peer in (with_torch, with_cupy, with_bindings, with_cuda_core):
+        try:
+            yield from peer()
+        except (ImportError, cudakit.MissingDependency) as error:
+            print(f"left out, {peer.__name__.replace('_', ' ')}: {error}", file=sys.stderr)
+
+
+def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
+    """Return nanoseconds per pair, round by round."""
+    found: dict[str, list[float]] = {name: [] for name in loops}
+    gc.disable()
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            start = time.perf_counter_ns()
+            loop(PAIRS)
+            found[name].append((time.perf_counter_ns() - start) / PAIRS)
+    gc.enable()
+    return found
+
+
+def where() -> int | str:
+    """Return the number of the device, or a simulated one."""
+    try:
+        cudakit.CachingAllocator(0).close()
+    except cudakit.CudakitError as error:
+        print(f"no GPU, so on a simulated one ({error})", file=sys.stderr)
+        return "sim:h200"
+    return 0
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("cudakit", "torch", "cupy-cuda12x", "cupy-cuda13x", "cuda-core", "cuda-bindings"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--rounds", type=int, default=25)
+    options = parser.parse_args()
+    device = where()
+    rounds = measure(dict(contenders(device)), options.rounds)
+    medians = {name: statistics.median(times) for name, times in rounds.items()}
+    known = [limit for limit in LIMITS if limit.figure in medians and limit.of in medians]
+    ratios = {limit: medians[limit.figure] / medians[limit.of] for limit in known}
+    if options.output:
+        result = {
+            "device": device,
+            "versions": versions(),
+            "pair_ns": medians,
+            "rounds_ns": rounds,
+            "ratios": [{**limit._asdict(), "ratio": ratio} for limit, ratio in ratios.items()],
+        }
+        options.output.write_text(json.dumps(result) + "\n")
+    for name, median in medians.items():
+        print(f"{name:36} {median:8.0f} ns  {median / medians[OWN]:6.2f} of {OWN}")
+    for limit, ratio in ratios.items():
+        verdict = "kept" if ratio <= limit.most else "PASSED"
+        print(f"{limit.figure} / {limit.of}: {ratio:.2f}, at most {limit.most:g}: {verdict}")
+    return int(any(ratio > limit.most for limit, ratio in ratios.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
