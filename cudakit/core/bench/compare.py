@@ -144,7 +144,8 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     )
     if in_cycles is in_time:
         return in_time, ""
-    return Verdict.AMBIGUOUS, _clock_words(before, after, in_time, in_cycles)
+    other = "the same" if in_cycles is Verdict.SAME else in_cycles.value
+    return Verdict.AMBIGUOUS, f"{in_time.value} in time, {other} in cycles"
 
 
 def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
@@ -178,16 +179,6 @@ def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unav
     if not before or not after or not median(before):
         return Unavailable("the SM clock is not known of both runs")
     return median(after) / median(before) - 1
-
-
-def _clock_words(
-    before: CaseResult, after: CaseResult, in_time: Verdict, in_cycles: Verdict
-) -> str:
-    change = median(after.sm_clock_hz) / median(before.sm_clock_hz) - 1
-    clock = f"the clock was {abs(change) * 100:.1f} % {'lower' if change < 0 else 'higher'}"
-    if in_cycles is Verdict.SAME:
-        return f"{in_time.value} in time, the same in cycles: {clock}"
-    return f"{in_time.value} in time, {in_cycles.value} in cycles: {clock}"
 
 
 def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:

@@ -108,7 +108,7 @@ def test_a_lower_clock_alone_is_not_slower_and_is_said() -> None:
     found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9 / 1.1))
 
     assert found.verdict is Verdict.AMBIGUOUS
-    assert found.reason == "slower in time, the same in cycles: the clock was 9.1 % lower"
+    assert found.reason == "slower in time, the same in cycles"
     assert found.clock_change == pytest.approx(-1 / 11)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
 from cudakit.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
@@ -78,18 +78,36 @@ def _change(value: float | Unavailable) -> Value:
 def _remarks(comparison: Comparison) -> Iterator[Note]:
     for line in comparison.differences:
         yield Note("warn", f"The runs are not alike: {line}.")
-    reasons: dict[str, tuple[str, ...]] = {}
+    reasons: dict[tuple[str, str], list[CaseComparison]] = {}
     for case in comparison.cases:
         if case.reason:
-            reasons[case.reason] = (*reasons.get(case.reason, ()), label(case))
-    for reason, names in reasons.items():
-        yield Note("warn", f"{_some(names)}: {reason}.")
+            reasons.setdefault((case.reason, _clock_word(case)), []).append(case)
+    for (reason, clock), cases in reasons.items():
+        names = _some(tuple(label(case) for case in cases))
+        yield Note("warn", f"{names}: {reason}{_clock_words(clock, cases)}.")
     for which, names in (
         ("earlier", comparison.only_before),
         ("later", comparison.only_after),
     ):
         if names:
             yield Note("info", f"Only in the {which} run: {_some(names)}.")
+
+
+def _clock_word(case: CaseComparison) -> str:
+    """Name how the clock changed, where that is what a verdict is about."""
+    if "in cycles" not in case.reason or isinstance(case.clock_change, Unavailable):
+        return ""
+    return "lower" if case.clock_change < 0 else "higher"
+
+
+def _clock_words(word: str, cases: Sequence[CaseComparison]) -> str:
+    if not word:
+        return ""
+    known = [each.clock_change for each in cases]
+    changes = sorted(abs(each) for each in known if not isinstance(each, Unavailable))
+    least, most = (f"{each * 100:.1f}" for each in (changes[0], changes[-1]))
+    by = f"{most} %" if least == most else f"{least} to {most} %"
+    return f": the clock was {by} {word}"
 
 
 def _some(names: tuple[str, ...]) -> str:

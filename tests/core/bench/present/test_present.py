@@ -179,3 +179,25 @@ def test_slower_is_an_error_and_unlike_runs_are_said() -> None:
         "error: 1 slower.",
         "warn: The runs are not alike: the GPU is NVIDIA H200 and NVIDIA L4.",
     ]
+
+
+def test_what_a_clock_explains_is_said_once_with_how_much_it_was() -> None:
+    clocks = {1024: 0.95, 4096: 0.9}
+    slower = result(
+        *(
+            replace(
+                case,
+                samples_s=tuple(time_s / clocks[int(case.axes["m"])] for time_s in case.samples_s),
+                sm_clock_hz=tuple(hz * clocks[int(case.axes["m"])] for hz in case.sm_clock_hz),
+            )
+            for case in CUBES.results[:2]
+        )
+    )
+
+    said = notes(present_comparison(compare(CUBES, slower)))
+    (found,) = [note for note in said if "in cycles" in note]
+    assert "m=1024" in found
+    assert "m=4096" in found
+    assert found.endswith(
+        ": slower in time, the same in cycles: the clock was 5.0 to 10.0 % lower."
+    )
