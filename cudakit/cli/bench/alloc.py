@@ -10,7 +10,9 @@ from cudakit.cli.bench.measure import measuring
 from cudakit.cli.bench.options import Effort, given, names, sizes_option
 
 if TYPE_CHECKING:
+    from cudakit.core.bench.allocators import Allocator
     from cudakit.core.bench.spec import Spec
+    from cudakit.gpu.api import Gpu
 
 
 @click.command(short_help="Allocations by the driver, from its pool, pinned and mapped.")
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     "--allocators",
     type=names,
     metavar="NAME,...",
-    help="Some of driver, stream-ordered, pinned and virtual; all if not given.",
+    help="Some of driver, stream-ordered, pinned, virtual and caching; all if not given.",
 )
 @sizes_option("Bytes of each allocation")
 @measuring
@@ -26,7 +28,8 @@ def alloc(*, effort: Effort, **asked: Any) -> Spec:
     """Measure how long it takes to allocate memory and to free it again.
 
     driver is cuMemAlloc, stream-ordered cuMemAllocAsync, pinned is memory of the host, and virtual is
-    memory created and mapped with the driver's virtual memory management.
+    memory created and mapped with the driver's virtual memory management. caching is cudakit's own
+    allocator, which keeps what is freed: its allocations seldom ask the driver.
 
     \b
     cudakit bench alloc
@@ -34,4 +37,11 @@ def alloc(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(**given(**asked), **effort)
+    return AllocSpec(others={"caching": _caching}, **given(**asked), **effort)
+
+
+def _caching(gpu: Gpu) -> Allocator:
+    from cudakit.core.memory.allocator.caching import CachingAllocator
+    from cudakit.core.memory.allocator.upstream import OfGpu
+
+    return CachingAllocator(OfGpu(gpu))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from cudakit.gpu.api import Backing, Gpu, Ptr, Stream
 
@@ -14,13 +14,27 @@ class Allocator(Protocol):
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
     def free(self, ptr: Ptr, stream: Stream) -> None: ...
+    def close(self) -> None:
+        """Give back what is kept for later."""
+        ...
 
 
-class Driver:
-    """Memory of the device, at once (cuMemAlloc)."""
+# Opens an allocator on a device.
+Opener: TypeAlias = Callable[[Gpu], Allocator]
+
+
+class _OfGpu:
+    """An allocator that keeps nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class Driver(_OfGpu):
+    """Memory of the device, at once (cuMemAlloc)."""
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         return self._gpu.malloc(size_bytes)
@@ -29,15 +43,12 @@ class Driver:
         self._gpu.free(ptr)
 
 
-class StreamOrdered:
+class StreamOrdered(_OfGpu):
     """Memory of the device from the driver's pool (cuMemAllocAsync).
 
     The pool keeps nothing over a synchronization, unless told to (CUDA Driver API,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
     """
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:
         return self._gpu.malloc(size_bytes, stream)
@@ -46,11 +57,8 @@ class StreamOrdered:
         self._gpu.free(ptr, stream)
 
 
-class Pinned:
+class Pinned(_OfGpu):
     """Memory of the host that the device can reach (cuMemHostAlloc)."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         return self._gpu.host_malloc(size_bytes)
@@ -59,14 +67,14 @@ class Pinned:
         self._gpu.host_free(ptr)
 
 
-class Virtual:
+class Virtual(_OfGpu):
     """Addresses reserved, and memory of the device created and mapped there (cuMemCreate, cuMemMap).
 
     Sizes are rounded up to what can be mapped.
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+        super().__init__(gpu)
         self._granularity = gpu.granularity()
         self._live: dict[Ptr, tuple[Backing, int]] = {}
 
@@ -89,7 +97,7 @@ class Virtual:
         self._gpu.unreserve(ptr, whole)
 
 
-_OF_DRIVER: MappingProxyType[str, Callable[[Gpu], Allocator]] = MappingProxyType(
+_OF_DRIVER: MappingProxyType[str, Opener] = MappingProxyType(
     {"driver": Driver, "stream-ordered": StreamOrdered, "pinned": Pinned, "virtual": Virtual}
 )
 DRIVER_ALLOCATORS = tuple(_OF_DRIVER)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
-from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Allocator
+from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Opener
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.stopping import Rule
 from cudakit.errors import InputError
@@ -161,19 +161,19 @@ class LaunchSpec(Spec):
 class AllocSpec(Spec):
     """How long it takes to allocate memory and to free it again.
 
-    ``others`` are allocators of anyone, by name, measured after those of the driver.
+    ``others`` open allocators of anyone, by name.
     """
 
     bench: ClassVar[str] = "alloc"
 
-    allocators: tuple[str, ...] = DRIVER_ALLOCATORS
-    others: Mapping[str, Allocator] = field(default_factory=dict)
+    allocators: tuple[str, ...] | None = None  # the driver's and others', by name; None is all
+    others: Mapping[str, Opener] = field(default_factory=dict)
     sizes_bytes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        if self.allocators or not self.others:
-            _check_names("allocator", self.allocators, DRIVER_ALLOCATORS)
+        if self.allocators is not None:
+            _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.others))
         if taken := sorted(set(self.others) & set(DRIVER_ALLOCATORS)):
             raise InputError(f"{taken[0]!r} is the name of an allocator of the driver")
         _check_sizes(self.sizes_bytes, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from cudakit.core.bench.allocators import Allocator
+from cudakit.core.bench.allocators import Opener
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.session import run
 from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec
@@ -101,6 +101,7 @@ class Bump:
     place: Ptr
     live: list[Ptr] = field(default_factory=list)
     calls: int = 0
+    closed: int = 0
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         self.calls += 1
@@ -110,23 +111,34 @@ class Bump:
     def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
         self.live.remove(ptr)
 
+    def close(self) -> None:
+        self.closed += 1
+
 
 def test_any_allocator_can_be_measured_beside_them() -> None:
     with closing(Sim()) as gpu:
         bump = Bump(gpu, gpu.malloc(1 << 20))
-        others: Mapping[str, Allocator] = {"bump": bump}
-        spec = AllocSpec(allocators=("driver",), others=others, sizes_bytes=(4096,))
+        others: Mapping[str, Opener] = {"bump": lambda _: bump}
+        names = ("driver", "bump")
+        spec = AllocSpec(allocators=names, others=others, sizes_bytes=(4096,))
         result = run(spec, gpu)
 
     assert [case.axes["allocator"] for case in result.results] == ["driver", "bump"]
     assert all(case.verified for case in result.results)
     assert bump.calls > 10
     assert bump.live == []
+    assert bump.closed == 1
 
 
 def test_the_names_of_the_driver_are_taken() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is the name"):
-        AllocSpec(others={"pinned": Bump(gpu, Ptr(512))})
+        AllocSpec(others={"pinned": lambda _: Bump(gpu, Ptr(512))})
+
+
+def test_a_name_that_is_nobodys_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InputError) as refused:
+        AllocSpec(allocators=("mine",), others={"bump": lambda gpu: Bump(gpu, Ptr(512))})
+    assert "pinned, virtual, bump" in refused.value.hint
 
 
 def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:

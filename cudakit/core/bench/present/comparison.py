@@ -83,14 +83,11 @@ def _remarks(comparison: Comparison) -> Iterator[Note]:
         if case.reason:
             reasons.setdefault((case.reason, _clock_word(case)), []).append(case)
     for (reason, clock), cases in reasons.items():
-        names = _some(tuple(label(case) for case in cases))
-        yield Note("warn", f"{names}: {reason}{_clock_words(clock, cases)}.")
-    for which, names in (
-        ("earlier", comparison.only_before),
-        ("later", comparison.only_after),
-    ):
+        which = _some(tuple(label(case) for case in cases))
+        yield Note("warn", f"{which}: {reason}{_clock_words(clock, cases)}.")
+    for run, names in (("earlier", comparison.only_before), ("later", comparison.only_after)):
         if names:
-            yield Note("info", f"Only in the {which} run: {_some(names)}.")
+            yield Note("info", f"Only in the {run} run: {_some(names)}.")
 
 
 def _clock_word(case: CaseComparison) -> str:

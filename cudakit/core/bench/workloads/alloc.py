@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.core.bench.allocators import Allocator, driver_allocator
+from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Allocator, Opener, driver_allocator
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.spec import AllocSpec
 from cudakit.core.bench.verification import Verification
@@ -33,18 +33,12 @@ def alloc_cases(spec: AllocSpec, gpu: Gpu) -> tuple[Case, ...]:
     )
 
 
-def _openers(spec: AllocSpec) -> dict[str, Callable[[Gpu], Allocator]]:
+def _openers(spec: AllocSpec) -> dict[str, Opener]:
     """Say how to come by each allocator, by its name."""
-    openers: dict[str, Callable[[Gpu], Allocator]] = {}
-    for name in spec.allocators:
-        openers[name] = partial(driver_allocator, name)
-    for name, allocator in spec.others.items():
-        openers[name] = partial(_given, allocator)
-    return openers
-
-
-def _given(allocator: Allocator, gpu: Gpu) -> Allocator:  # noqa: ARG001
-    return allocator
+    known = {name: partial(driver_allocator, name) for name in DRIVER_ALLOCATORS} | dict(
+        spec.others
+    )
+    return {name: known[name] for name in spec.allocators or known}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
@@ -64,7 +58,7 @@ class Alloc:
 
     allocator: str
     size_bytes: int
-    open: Callable[[Gpu], Allocator]
+    open: Opener
     name: str = "alloc"
 
     @property
@@ -81,6 +75,7 @@ class PreparedAlloc(Latency):
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
         super().__init__()
         self._gpu, self._allocator, self._size_bytes = gpu, allocator, size_bytes
+        self.owned.callback(allocator.close)
         self._kernels = self.owned.enter_context(closing(Bandwidth(gpu)))
         self._compare = self.owned.enter_context(closing(Compare(gpu)))
 
