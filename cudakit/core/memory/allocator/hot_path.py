@@ -159,7 +159,7 @@ class HotPath(Entrance):
             if (
                 bin_ is not None
                 and len(bin_) < most
-                and stream is None
+                and (stream is None or stream == block.row.stream)
                 and not (block.other_streams or watchers)
                 and cache.recorder is None
             ):
@@ -175,7 +175,7 @@ class HotPath(Entrance):
             guard.busy = True
             try:
                 if (
-                    (stream is None or stream == block.stream)
+                    (stream is None or stream == block.row.stream)
                     and not block.other_streams
                     and cache.recorder is None
                     and block.size < cache.max_split_bytes

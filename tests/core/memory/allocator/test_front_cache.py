@@ -41,6 +41,19 @@ def compared(allocator: CachingAllocator) -> dict[str, int]:
     }
 
 
+@pytest.mark.parametrize("stream", STREAMS)
+def test_what_is_freed_on_its_own_stream_is_kept_as_well(
+    allocator: CachingAllocator, stream: int
+) -> None:
+    kept = allocator.alloc(512, stream)
+    allocator.free(kept, stream)
+
+    assert allocator.alloc(1024, stream) == kept + 512  # a block that went back would be merged
+    assert allocator.alloc(512, stream) == kept
+    for ptr in (kept, kept + 512):
+        allocator.free(ptr)
+
+
 class BesidePlain:
     """An allocator with a front cache, and one without."""
 
