@@ -1,0 +1,252 @@
+"""Take the waits out of correct programs, one at a time, and see whether each is missed.
+
+    python scripts/mutate_waits.py --list             # what would be taken out, and where
+    python scripts/mutate_waits.py --jobs 4           # all that can run here
+    python scripts/mutate_waits.py 'sim_*' 'cupy_*'   # the mutants of these programs
+
+The programs are those of examples/races and tests/sanitize_corpus in which nothing may be found. A mutant
+lacks one statement that makes a stream or the host wait, or an allocator know. What ``cudakit run
+--sanitize`` would say of it is held to what brute force finds in the events of the same run:
+
+    reported    a race was reported, and there is one
+    redundant   none was reported, and brute force leaves nothing unordered: the wait was not needed
+    MISSED      none was reported, and brute force finds one
+    ALARM       a race was reported that brute force does not find
+    unproven    none was found, but not all of the run is known exactly: the reasons stand behind
+    broken      the program does not run without the wait
+
+Exits with 1 where anything was missed, or alarmed of. --json FILE keeps what was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import judge_races
+import race_logs
+
+from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.trace.layout import unpack
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))  # brute force is a matter of tests
+
+from core.sanitize.recorded import Found, unordered  # noqa: E402 it is found by the line above
+
+# Calls that wait, in whatever framework; a wrapper around one of them is one as well.
+WAITS = frozenset({
+    *("wait", "wait_event", "wait_stream", "synchronize", "sync", "record_stream"),
+    *("cuStreamWaitEvent", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"),
+    *("cuStreamWaitValue32", "cuStreamWaitValue64", "block_until_ready"),
+})  # fmt: skip
+# Of these, those that return what they waited for.
+HANDING_ON = frozenset({"block_until_ready"})
+# What a loop asks until the answer is yes.
+QUERIES = frozenset({"query", "done", "is_done"})
+BAD = ("MISSED", "ALARM")
+# What the programs import from beside them.
+HELPERS = {"cuda_driver.py", "cuda_kernels.py"}
+MOST_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A statement that waits, or a call that hands on what it waits for, and what stands for it in a mutant.
+
+    Its place in the source is told in lines from 1 and columns in bytes from 0.
+    """
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    code: str
+    instead: str = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A program without one of its waits."""
+
+    program: Path
+    wait: Wait
+
+    def __str__(self) -> str:
+        return f"{self.program.stem}:{self.wait.line}  {self.wait.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a mutant."""
+
+    verdict: str
+    words: str
+
+
+def waits(source: str) -> list[Wait]:
+    """List the waits of a program."""
+    found: list[Wait] = []
+    _collect(ast.parse(source), source, found)
+    return sorted(found, key=lambda wait: (wait.line, wait.column))
+
+
+def _collect(node: ast.AST, source: str, found: list[Wait]) -> None:
+    if isinstance(node, ast.stmt) and is_wait(node):
+        found.append(_wait(node, source))
+        return
+    if isinstance(node, ast.Call) and _name(node) in HANDING_ON:
+        found.append(_wait(node, source, instead=_handed_on(node)))
+    for child in ast.iter_child_nodes(node):
+        _collect(child, source, found)
+
+
+def is_wait(node: ast.stmt) -> bool:
+    """Say whether a statement is there for the wait in it: what has a result that is kept is not."""
+    match node:
+        case ast.Expr(value=ast.Call() as call):
+            return any(_name(part) in WAITS for part in ast.walk(call))
+        case ast.While(test=test, body=[ast.Pass() | ast.Expr()], orelse=[]):
+            return any(_name(part) in QUERIES for part in ast.walk(test))
+    return False
+
+
+def without(source: str, wait: Wait) -> str:
+    """Return the source without a wait."""
+    lines = source.encode().splitlines(keepends=True)
+    before = [*lines[: wait.line - 1], lines[wait.line - 1][: wait.column]]
+    after = [lines[wait.end_line - 1][wait.end_column :], *lines[wait.end_line :]]
+    return b"".join([*before, wait.instead.encode(), *after]).decode()
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last part of what is called, or asked for."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name
+        case ast.Attribute(attr=name) if name in QUERIES:
+            return name
+    return ""
+
+
+def _handed_on(call: ast.Call) -> str:
+    """Return what a call waits for, which is also its result."""
+    return ast.unparse(call.args[0] if call.args else call.func.value)  # type: ignore[attr-defined]
+
+
+def _wait(node: ast.stmt | ast.Call, source: str, **instead: str) -> Wait:
+    code = " ".join((ast.get_source_segment(source, node) or "").split())
+    end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return Wait(node.lineno, node.col_offset, *end, code, **instead)
+
+
+def programs() -> Iterator[judge_races.Case]:
+    """Yield the correct programs that have a script of their own."""
+    for case in judge_races.cases():
+        if case.variant != "race" and not case.arguments:
+            yield case
+
+
+def mutants(case: judge_races.Case) -> list[Mutant]:
+    return [Mutant(case.script, wait) for wait in waits(case.script.read_text(encoding="utf-8"))]
+
+
+def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome:
+    """Run a mutant beside what its program imports."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for helper in HELPERS & {path.name for path in mutant.program.parent.iterdir()}:
+            shutil.copy(mutant.program.with_name(helper), folder)
+        script, output = folder / mutant.program.name, folder / "races.json"
+        source = mutant.program.read_text(encoding="utf-8")
+        script.write_text(without(source, mutant.wait), encoding="utf-8")
+        log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.npz"
+        command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
+        command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome("broken", f"it did not end in {MOST_SECONDS} s")
+        if not output.exists() or json.loads(output.read_text(encoding="utf-8"))["exit_status"]:
+            return Outcome("broken", judge_races.last_line(done.stderr))
+        return outcome(race_logs.load(log))
+
+
+def outcome(chains: list[race_logs.Chain]) -> Outcome:
+    """Hold what the engine says of a run to what brute force finds in it."""
+    found = Found([], Counter())
+    for chain in chains:
+        one = unordered(unpack(chain.records, chain.strings))
+        found.pairs.extend(one.pairs)
+        found.doubts.update(one.doubts)
+    return judged(race_logs.judged(chains), found)
+
+
+def judged(result: SanitizeResult, found: Found) -> Outcome:
+    reported = findings(result)
+    doubts = "; ".join(f"{count} x {reason}" for reason, count in found.doubts.items())
+    if reported:
+        sides = f"{reported[0].current.operation} after {reported[0].previous.operation}"
+        proven = found.pairs or found.doubts
+        return Outcome("reported" if proven else "ALARM", sides)
+    if found.pairs:
+        one, other = found.pairs[0]
+        return Outcome("MISSED", f"calls {one.event.seq} and {other.event.seq}; {doubts}")
+    return Outcome("unproven", doubts) if doubts else Outcome("redundant", "")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help="patterns of programs")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--accesses", choices=["exact", "arguments"])
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of the mutants")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = options()
+    cases = [case for case in programs() if _is_named(case, chosen.names)]
+    if not chosen.list:
+        cases = [case for case in cases if not case.missing()]
+    some = [mutant for case in cases for mutant in mutants(case)]
+    if chosen.list:
+        print(*some, f"{len(some)} mutants of {len(cases)} programs", sep="\n")
+        return 0
+    counts: Counter[str] = Counter()
+    said: dict[str, dict[str, str]] = {}
+    run = partial(tried, accesses=chosen.accesses, keep=chosen.keep)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for mutant, seen in zip(some, pool.map(run, some), strict=True):
+            print(f"{seen.verdict:9}  {mutant}  {seen.words}".rstrip(), flush=True)
+            counts[seen.verdict] += 1
+            said[str(mutant)] = asdict(seen)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    print(f"{len(some)} mutants of {len(cases)} programs: {words}")
+    return int(any(counts[verdict] for verdict in BAD))
+
+
+def _is_named(case: judge_races.Case, patterns: list[str]) -> bool:
+    return not patterns or any(judge_races.matches(case.script.stem, each) for each in patterns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Run a program as ``cudakit run --sanitize`` does, and keep what was recorded beside what was found.
+
+    python scripts/record_races.py -o races.json --log program.npz -- program.py ARGUMENT
+
+The races are those of the log (``race_logs``), so that both are of one run. Ends as ``cudakit run`` does:
+with the program's status, and where that is 0 with 1 for races.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import race_logs
+
+from cudakit.core.sanitize.message import findings
+from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.render import json
+from cudakit.run.child import shell_status
+from cudakit.run.command import resolve
+from cudakit.run.environment import Settings
+from cudakit.run.notices import Notice
+from cudakit.run.supervise import supervise
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the races as JSON")
+    parser.add_argument("--log", type=Path, required=True, help="what was recorded, as .npz")
+    parser.add_argument("--accesses", choices=["exact", "arguments"])
+    parser.add_argument("words", nargs="+")
+    return parser.parse_args()
+
+
+def settings(python: str, accesses: str | None) -> Settings:
+    """Return what the agent is told; without a GPU simulated devices are recorded all the same."""
+    found = preflight(python)
+    if not isinstance(found, Ready):
+        print(f"CUDA is not watched: {found.message}; {found.hint}", file=sys.stderr)
+        return Settings(sanitize=True)
+    chosen = {"accesses": accesses} if accesses else {}
+    return Settings(sanitize=True, **found.settings(), **chosen)
+
+
+def main() -> int:
+    chosen = options()
+    command = resolve(chosen.words, python=sys.executable)
+    recording = race_logs.Recording(Path(chosen.words[0]).name)
+    notices: list[Notice] = []
+    status = supervise(
+        command,
+        settings=settings(sys.executable, chosen.accesses),
+        consume=recording.add,
+        notify=notices.append,
+    )
+    code = shell_status(status)
+    chains = recording.chains()
+    race_logs.save(chosen.log, chains)
+    result = race_logs.judged(chains, exit_status=code, notes=[each.text for each in notices])
+    chosen.output.write_text(json.render(result), encoding="utf-8")
+    return code or int(bool(findings(result)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""What a recorded trace leaves unordered, by brute force.
+
+``gpu.happens_before`` knows the rules of order and nothing else; here a trace of a real program is told in
+its words: copies become accesses with the waits of the host around them, what is captured runs only as a
+graph, and words in memory, contexts and reused memory become events and waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gpu.happens_before import Operation, Order
+
+from cudakit.core.sanitize.rows import rows_of
+from cudakit.core.sanitize.transfers import fill_is_waited_for, host_side
+from cudakit.trace.events import (
+    Access,
+    Alloc,
+    CaptureBegin,
+    CaptureEnd,
+    ContextSync,
+    Copy,
+    Event,
+    EventQueryOk,
+    EventRecord,
+    EventSync,
+    Fact,
+    Fill,
+    Free,
+    Gap,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    HostCall,
+    Launch,
+    Memop,
+    StreamCreate,
+    StreamQueryOk,
+    StreamSync,
+    StreamWait,
+)
+from cudakit.trace.kinds import Flag, How, Known, Mode, StreamFlag
+
+# What the order knows as it is.
+_PLAIN = (
+    *(Launch, GraphNode, GraphEdge, GraphLaunch),
+    *(EventRecord, StreamWait, EventSync, EventQueryOk, StreamSync, StreamQueryOk),
+)
+# Numbers of events that the trace does not have.
+_FIRST_OWN_EVENT = 1 << 24
+_MOST_ROWS = 1 << 16
+
+
+class Pair(NamedTuple):
+    """Two operations that touch the same bytes, one of which writes, and which nothing orders."""
+
+    earlier: Operation
+    later: Operation
+
+
+@dataclass(slots=True)
+class Found:
+    """The unordered pairs, and why there may be more or fewer of them."""
+
+    pairs: list[Pair]
+    doubts: Counter[str]
+
+
+def unordered(trace: Iterable[Event]) -> Found:
+    """Find the pairs of a trace of one process."""
+    order, told = Order(), _Told()
+    nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
+    touching: set[tuple[int, int]] = set()  # the calls, and nodes, that accesses may be of
+    for event in (plain for one in trace for plain in told.plainly(one)):
+        match event.fact:
+            case Access(node=node) if (event.seq, node) not in touching:
+                told.doubts["an access without its launch"] += 1
+                continue
+            case GraphNode(graph, node):
+                nodes[graph].add(node)
+                touching.add((event.seq, node))
+            case GraphLaunch(graph=graph):
+                touching |= {(event.seq, node) for node in nodes[graph]}
+            case Launch():
+                touching.add((event.seq, 0))
+        order.feed(event)
+    return Found(_pairs(order.operations), told.doubts)
+
+
+@dataclass(slots=True)
+class _Told:
+    """Tells the events of a trace in the words that the order knows."""
+
+    doubts: Counter[str] = field(default_factory=Counter)
+    _flags: dict[int, StreamFlag] = field(default_factory=dict)
+    _streams: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _capturing: dict[int, int] = field(default_factory=dict)  # stream: graph
+    _captured: dict[int, int] = field(default_factory=dict)  # event: graph
+    _skipped: set[int] = field(default_factory=set)  # calls that are captured
+    _memory: dict[int, Alloc] = field(default_factory=dict)
+    _words: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _freed: list[tuple[int, int, int]] = field(default_factory=list)  # from, up to, event
+    _events: int = _FIRST_OWN_EVENT
+
+    def plainly(self, event: Event) -> Iterator[Event]:
+        """Yield an event in plain words."""
+        fact = event.fact
+        stream = int(getattr(fact, "stream", 0))
+        if isinstance(fact, StreamCreate):
+            yield from self._create(event, stream, fact.flag)
+            return
+        if stream and stream not in self._flags:
+            self.doubts["a stream that was not seen to be made"] += 1
+            yield from self._create(event, stream, StreamFlag.BLOCKING)
+        facts = self._captures(event, stream)
+        for plain in self._facts(event) if facts is None else facts:
+            yield replace(event, fact=plain)
+
+    def _create(self, event: Event, stream: int, flag: StreamFlag) -> Iterator[Event]:
+        if stream not in self._flags:
+            self._flags[stream] = flag
+            self._streams[event.context].append(stream)
+            blocking = [one for one in self._flags.values() if one is not StreamFlag.NON_BLOCKING]
+            if len(self._streams) > 1 and len(blocking) > 1:
+                self.doubts["default streams of several contexts"] += 1
+            yield replace(event, fact=StreamCreate(stream, flag))
+
+    def _captures(self, event: Event, stream: int) -> Sequence[Fact] | None:
+        """Take what is about a capture; None for what is not."""
+        match event.fact:
+            case CaptureBegin(graph):
+                self._capturing[stream] = graph
+            case CaptureEnd(graph):
+                for kept in (self._capturing, self._captured):
+                    for number in [key for key, value in kept.items() if value == graph]:
+                        del kept[number]
+            case StreamWait(event=waited) if waited in self._captured:
+                self._capturing[stream] = self._captured[waited]
+            case EventRecord(recorded) if stream in self._capturing:
+                self._captured[recorded] = self._capturing[stream]
+            case Access() if event.seq in self._skipped:
+                pass
+            case _ if stream in self._capturing:
+                self._skipped.add(event.seq)
+            case _:
+                return None
+        return ()
+
+    def _facts(self, event: Event) -> Iterator[Fact]:
+        match event.fact:
+            case Access() as access:
+                yield from self._access(access)
+            case Copy() as copy:
+                yield from self._copy(copy)
+            case Fill() as fill:
+                yield from self._fill(fill)
+            case Alloc() | Free() as memory:
+                yield from self._reuse(memory)
+            case Memop() as memop:
+                yield from self._memop(memop)
+            case Gap(what, count):
+                self.doubts[what] += count
+            case ContextSync():
+                yield from (StreamSync(stream) for stream in self._streams[event.context])
+            case HostCall(stream):
+                self.doubts["a function of the host in a stream"] += 1
+                yield StreamSync(stream)
+            case fact if isinstance(fact, _PLAIN):
+                yield fact
+
+    def _access(self, access: Access) -> Iterator[Fact]:
+        if access.known is not Known.EXACT:
+            self.doubts["an access that is not known exactly"] += 1
+        elif access.count > _MOST_ROWS:
+            self.doubts["an access with more rows than brute force has time for"] += 1
+        else:
+            yield access
+
+    def _copy(self, copy: Copy) -> Iterator[Fact]:
+        side = host_side(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
+        if side.waits_before:
+            yield StreamSync(copy.stream)
+        yield Launch(copy.stream, "copy")
+        size, rows = copy.size_bytes, copy.rows
+        if not side.reads_source:
+            yield _rows(copy.source, size, rows, copy.source_pitch_bytes, Mode.READ)
+        if not side.writes_destination:
+            yield _rows(copy.destination, size, rows, copy.destination_pitch_bytes, Mode.WRITE)
+        if side.waits_after:
+            yield StreamSync(copy.stream)
+
+    def _fill(self, fill: Fill) -> Iterator[Fact]:
+        yield Launch(fill.stream, "fill")
+        yield _rows(fill.address, fill.size_bytes, fill.rows, fill.pitch_bytes, Mode.WRITE)
+        owner = next(
+            (a for a in self._memory.values() if 0 <= fill.address - a.address < a.size_bytes), None
+        )
+        if fill_is_waited_for(owner.how if owner else None, asynchronous=fill.asynchronous):
+            yield StreamSync(fill.stream)
+
+    def _reuse(self, memory: Alloc | Free) -> Iterator[Fact]:
+        """Order memory that the driver hands out again behind its free."""
+        lo = memory.address
+        if isinstance(memory, Alloc):
+            self._memory[lo] = memory
+            if memory.how is How.STREAM_ORDERED:
+                for begin, end, event in self._freed:
+                    if begin < lo + memory.size_bytes and lo < end:
+                        yield StreamWait(memory.stream, event)
+                yield memory
+            return
+        known = self._memory.pop(lo, None)
+        size = memory.size_bytes or (known.size_bytes if known else 0)
+        if memory.how is How.STREAM_ORDERED:
+            self._events += 1
+            self._freed.append((lo, lo + size, self._events))
+            yield replace(memory, size_bytes=size)
+            yield EventRecord(self._events, memory.stream)
+        elif memory.how in (How.SYNC, How.PINNED, How.MANAGED):
+            yield Free(lo, size)
+        else:
+            self.doubts["memory that is mapped anew"] += 1
+
+    def _memop(self, memop: Memop) -> Iterator[Fact]:
+        if memop.flag is Flag.WRITE:
+            self._events += 1
+            self._words[memop.address].append(self._events)
+            yield EventRecord(self._events, memop.stream)
+        elif memop.address in self._words:
+            yield from (StreamWait(memop.stream, e) for e in self._words[memop.address])
+        else:
+            self.doubts["a wait for a word that nothing in the trace wrote"] += 1
+
+
+def _rows(lo: int, width: int, rows: int, pitch: int, mode: Mode) -> Access:
+    return Access(lo, lo + (rows - 1) * pitch + width, mode, stride_bytes=pitch, count=rows)
+
+
+def _pairs(operations: Sequence[Operation]) -> list[Pair]:
+    """Find what shares bytes and is not ordered: by a sweep along the addresses."""
+    found: dict[tuple[int, int], Pair] = {}
+    active: list[tuple[int, int, Mode, Operation]] = []
+    for lo, hi, mode, new in sorted(_touches(operations), key=lambda touch: touch[:2]):
+        active = [touch for touch in active if touch[1] > lo]
+        for _, _, other, old in active:
+            one, two = sorted((old, new), key=lambda operation: operation.number)
+            numbers = one.number, two.number
+            if numbers not in found and _conflict(mode, other) and _is_unordered(one, two):
+                found[numbers] = Pair(one, two)
+        active.append((lo, hi, mode, new))
+    return list(found.values())
+
+
+def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, Mode, Operation]]:
+    for operation in operations:
+        for access in operation.accesses:
+            rows = rows_of(access.lo, access.hi, access.stride_bytes, max(access.count, 1))
+            for lo, hi in rows.ranges():
+                yield lo, hi, access.mode, operation
+
+
+def _conflict(one: Mode, other: Mode) -> bool:
+    return bool((one | other) & Mode.WRITE) and not one & other & Mode.ATOMIC
+
+
+def _is_unordered(one: Operation, two: Operation) -> bool:
+    return one is not two and one.number not in two.past and two.number not in one.past

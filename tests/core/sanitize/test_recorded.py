@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.sanitize.random_traces import Step, steps, trace
+from core.sanitize.recorded import unordered
+from gpu.happens_before import races
+from gpu.programs import Program, Run, programs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudakit.core.sanitize.engine import Engine
+from cudakit.trace.events import (
+    Access,
+    CaptureBegin,
+    CaptureEnd,
+    Copy,
+    Event,
+    EventRecord,
+    Fact,
+    Fill,
+    Free,
+    Gap,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    HostCall,
+    Launch,
+    Memop,
+    StreamCreate,
+    StreamWait,
+)
+from cudakit.trace.events import Alloc as Allocated
+from cudakit.trace.kinds import Direction, Flag, HostMemory, How, Known, Mode, Phase, StreamFlag
+from cudakit.trace.kinds import Work as Does
+from cudakit.trace.layout import pack
+
+READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.READ | Mode.WRITE | Mode.ATOMIC
+STREAMS = (StreamCreate(1, StreamFlag.NON_BLOCKING), StreamCreate(2, StreamFlag.NON_BLOCKING))
+
+
+def calls(*facts: Fact) -> list[Event]:
+    """Make a trace of two streams; an access is of the call before it."""
+    events: list[Event] = []
+    for fact in (*STREAMS, *facts):
+        seq = len({event.seq for event in events}) + (not isinstance(fact, Access))
+        events.append(Event(fact, seq=seq, context=1))
+    return events
+
+
+def pairs(*facts: Fact) -> list[tuple[int, int]]:
+    """Return the calls of each pair, counted from those that make the streams."""
+    found = unordered(calls(*facts)).pairs
+    return [(one.event.seq - 2, other.event.seq - 2) for one, other in found]
+
+
+def are_silent(events: Sequence[Event]) -> bool:
+    strings = {"": 0}
+    records = pack(events, lambda text: strings.setdefault(text, len(strings)))
+    return not Engine().feed(records, list(strings))
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps())
+def test_what_is_recorded_is_as_ordered_as_it_is_in_plain_words(steps: list[Step]) -> None:
+    events = trace(steps)
+
+    expected = [(race.first.seq, race.second.seq) for race in races(events)]
+    found = [(one.event.seq, two.event.seq) for one, two in unordered(events).pairs]
+    assert sorted(found) == sorted(expected)
+    assert are_silent(events) == (not found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs(), st.sampled_from([None, 1]))
+def test_the_engine_is_silent_just_where_a_simulated_program_leaves_nothing_unordered(
+    program: Program, seed: int | None
+) -> None:
+    events = Run(program, seed=seed).trace
+
+    assert are_silent(events) == (not unordered(events).pairs)
+
+
+def test_atomics_conflict_with_all_but_atomics() -> None:
+    added = (Launch(1, "add"), Access(0, 8, ATOMIC))
+
+    assert pairs(*added, Launch(2, "add"), Access(4, 12, ATOMIC)) == []
+    assert pairs(*added, Launch(2, "copy"), Access(4, 12, READ)) == [(1, 2)]
+
+
+def test_rows_share_bytes_where_they_meet_and_not_between() -> None:
+    column = (Launch(1, "column"), Access(0, 68, WRITE, stride_bytes=16, count=5))
+
+    assert pairs(*column, Launch(2, "next"), Access(4, 72, WRITE, stride_bytes=16, count=5)) == []
+    assert pairs(*column, Fill(2, 6, 8, rows=2, pitch_bytes=16)) == []
+    assert pairs(*column, Fill(2, 6, 11, rows=2, pitch_bytes=16)) == [(1, 2)]
+
+
+def test_what_is_captured_runs_when_its_graph_is_launched() -> None:
+    captured = (
+        CaptureBegin(1, 1),
+        Fill(1, 0, 8),
+        EventRecord(1, 1),
+        StreamWait(2, 1),
+        Fill(2, 0, 8),
+        CaptureEnd(1, 1),
+    )
+    nodes = (
+        GraphNode(1, 1, Does.FILL),
+        Access(0, 8, WRITE, node=1),
+        GraphNode(1, 2, Does.FILL),
+        Access(0, 8, WRITE, node=2),
+    )
+
+    assert pairs(*captured, Fill(2, 0, 8)) == []
+    assert pairs(*captured, *nodes, GraphLaunch(1, 1, 1)) == [(9, 9)]
+    assert pairs(*captured, *nodes, GraphEdge(1, 1, 2), GraphLaunch(1, 1, 1)) == []
+
+
+def test_a_synchronous_copy_is_waited_for_and_the_host_s_side_of_one_is_left_alone() -> None:
+    down = Direction.DEVICE_TO_HOST
+    back = Copy(1, 900, 0, 8, direction=down, host=HostMemory.PAGEABLE, asynchronous=False)
+    up = Copy(1, 0, 900, 8, direction=Direction.HOST_TO_DEVICE, host=HostMemory.PAGEABLE)
+
+    assert pairs(back, Fill(2, 0, 8)) == []
+    assert pairs(up, Fill(2, 0, 8)) == [(1, 2)]
+    assert pairs(up, Fill(2, 900, 8)) == []
+
+
+def test_memory_of_a_stream_is_handed_out_again_after_its_free() -> None:
+    ordered = How.STREAM_ORDERED
+    first = (Allocated(0, 8, ordered, 1), Fill(1, 0, 8), Free(0, 0, ordered, 1))
+
+    assert pairs(*first, Allocated(0, 8, ordered, 2), Fill(2, 0, 8)) == []
+    assert pairs(*first[:2], Fill(2, 0, 8)) == [(1, 3), (2, 3)]
+
+
+def test_a_word_in_memory_orders_what_is_before_its_write() -> None:
+    waits = (Memop(2, 900, Flag.WAIT), Fill(2, 0, 8))
+
+    assert pairs(Fill(1, 0, 8), Memop(1, 900, Flag.WRITE), *waits) == []
+    assert pairs(Memop(1, 900, Flag.WRITE), Fill(1, 0, 8), *waits) == [(2, 4)]
+
+
+def test_what_is_not_known_exactly_is_a_doubt() -> None:
+    assumed = (Launch(1, "k"), Access(0, 8, READ, Known.ASSUMED))
+    rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
+    others = (Gap("lost", 3), HostCall(1, Phase.BEGIN), Launch(7, "k"))
+    found = unordered(calls(*assumed, *rows, *others))
+
+    assert found.pairs == []
+    assert found.doubts == {
+        "an access that is not known exactly": 1,
+        "an access with more rows than brute force has time for": 1,
+        "lost": 3,
+        "a function of the host in a stream": 1,
+        "a stream that was not seen to be made": 1,
+    }

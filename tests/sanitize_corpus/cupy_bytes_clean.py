@@ -1,0 +1,23 @@
+"""Two kernels write the even and the odd bytes of the same words: four bytes are never one unit."""
+
+import cupy
+
+fill = cupy.RawKernel(
+    r"""
+extern "C" __global__ void fill_every_other(unsigned char *bytes, long long begin, long long count)
+{
+    if (threadIdx.x < count)
+        bytes[begin + 2 * threadIdx.x] = threadIdx.x;
+}
+""",
+    "fill_every_other",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.zeros(1024, "u1")
+cupy.cuda.Device().synchronize()
+
+with first:
+    fill((1,), (512,), (numbers, 0, 256))
+with second:
+    fill((1,), (512,), (numbers, 1, 256))
+cupy.cuda.Device().synchronize()

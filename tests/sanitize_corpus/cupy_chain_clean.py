@@ -1,0 +1,17 @@
+"""A third stream waits for the second, and by that for the first, which the second waited for."""
+
+import cupy
+
+first, second, third = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+numbers, others = cupy.ones(10_000, "f4"), cupy.ones(10_000, "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    numbers += 1
+second.wait_event(first.record())
+with second:
+    others += 1
+third.wait_event(second.record())
+with third:
+    numbers += others
+cupy.cuda.Device().synchronize()

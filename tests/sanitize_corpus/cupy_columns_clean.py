@@ -1,0 +1,22 @@
+"""Two kernels write neighbouring columns of one matrix: their bytes alternate and are never the same."""
+
+import cupy
+
+fill = cupy.RawKernel(
+    r"""
+extern "C" __global__ void fill_column(float *matrix, long long columns, long long column)
+{
+    matrix[threadIdx.x * columns + column] = column;
+}
+""",
+    "fill_column",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+matrix = cupy.zeros((257, 8), "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    fill((1,), (256,), (matrix, 8, 0))
+with second:
+    fill((1,), (256,), (matrix, 8, 1))
+cupy.cuda.Device().synchronize()

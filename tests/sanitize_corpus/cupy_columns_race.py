@@ -1,0 +1,23 @@
+"""Two kernels write a column of one matrix each, and the second counts from one: its last is the first's."""
+
+import cupy
+
+fill = cupy.RawKernel(
+    r"""
+extern "C" __global__ void fill_column(float *matrix, long long columns, long long column)
+{
+    matrix[threadIdx.x * columns + column] = column;
+}
+""",
+    "fill_column",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+matrix = cupy.zeros((257, 8), "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    fill((1,), (256,), (matrix, 8, 0))
+with second:
+    # WRONG: column 8 of eight is column 0 of the row below.
+    fill((1,), (256,), (matrix, 8, 8))
+cupy.cuda.Device().synchronize()

@@ -1,0 +1,21 @@
+"""A kernel finds its array by a pointer in constant memory; another stream writes to another array."""
+
+import cupy
+
+module = cupy.RawModule(
+    code=r"""
+extern "C" { __constant__ float *target; }
+extern "C" __global__ void fill_target() { target[threadIdx.x] = threadIdx.x; }
+"""
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers, others = cupy.zeros(256, "f4"), cupy.zeros(256, "f4")
+pointer = cupy.array([numbers.data.ptr], dtype="u8")
+module.get_global("target").copy_from_device(pointer.data, 8)
+cupy.cuda.Device().synchronize()
+
+with first:
+    module.get_function("fill_target")((1,), (256,), ())
+with second:
+    others += 1
+cupy.cuda.Device().synchronize()

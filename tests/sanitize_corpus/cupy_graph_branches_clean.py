@@ -1,0 +1,24 @@
+"""Two branches of a captured graph change the two halves of one array."""
+
+import cupy
+
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.ones(10_000, "f4")
+low = numbers[:5000]
+high = numbers[5000:]
+with first:
+    low += 1
+    high *= 2
+cupy.cuda.Device().synchronize()
+
+first.begin_capture()
+second.wait_event(first.record())
+with first:
+    low += 1
+with second:
+    high *= 2
+first.wait_event(second.record())
+graph = first.end_capture()
+for _ in range(3):
+    graph.launch(first)
+cupy.cuda.Device().synchronize()

@@ -1,0 +1,24 @@
+"""Two kernels are given the same array and write one half of it each: no byte is shared."""
+
+import cupy
+
+fill = cupy.RawKernel(
+    r"""
+extern "C" __global__ void fill(float *numbers, long long begin, long long end, float value)
+{
+    long long i = begin + blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < end)
+        numbers[i] = value;
+}
+""",
+    "fill",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.zeros(2000, "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    fill((8,), (128,), (numbers, 0, 1000, cupy.float32(1)))
+with second:
+    fill((8,), (128,), (numbers, 1000, 2000, cupy.float32(2)))
+cupy.cuda.Device().synchronize()

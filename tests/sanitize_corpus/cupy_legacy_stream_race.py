@@ -1,0 +1,15 @@
+"""A kernel of a non-blocking stream runs beside one of the legacy default stream."""
+
+import cupy
+
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers, others = cupy.ones(10_000, "f4"), cupy.ones(10_000, "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    numbers += 1
+# WRONG: the default stream waits for ordinary streams only.
+others *= 2
+with second:
+    numbers += others
+cupy.cuda.Device().synchronize()

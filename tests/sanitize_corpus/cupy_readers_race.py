@@ -1,0 +1,15 @@
+"""Two kernels read one array; a third one changes it on the stream of one of them, beside the other."""
+
+import cupy
+
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.arange(5000, dtype="f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    roots = cupy.sqrt(numbers)
+with second:
+    squares = cupy.square(numbers)
+    # WRONG: the first stream may still read.
+    numbers *= 2
+cupy.cuda.Device().synchronize()

@@ -1,0 +1,23 @@
+"""Two kernels scatter into one array through the two halves of a permutation: no place is in both."""
+
+import cupy
+
+scatter = cupy.RawKernel(
+    r"""
+extern "C" __global__ void scatter(const int *index, float *to, float value)
+{
+    to[index[threadIdx.x]] = value;
+}
+""",
+    "scatter",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.zeros(512, "f4")
+places = cupy.arange(512, dtype="i4") * 77 % 512
+cupy.cuda.Device().synchronize()
+
+with first:
+    scatter((1,), (256,), (places[:256], numbers, cupy.float32(1)))
+with second:
+    scatter((1,), (256,), (places[256:], numbers, cupy.float32(2)))
+cupy.cuda.Device().synchronize()

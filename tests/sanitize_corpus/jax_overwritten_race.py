@@ -1,0 +1,20 @@
+"""Memory of JAX is changed by PyTorch while JAX still computes with it."""
+
+import os
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import torch
+
+side = torch.cuda.Stream()
+numbers = jnp.arange(1 << 20, dtype=jnp.float32).block_until_ready()
+shared = torch.from_dlpack(numbers)
+torch.cuda.synchronize()
+
+wave = jax.jit(lambda x: jnp.sin(x) * 2)(numbers)
+with torch.cuda.stream(side):
+    shared.mul_(2)  # WRONG: JAX was not waited for
+torch.cuda.synchronize()
+wave.block_until_ready()

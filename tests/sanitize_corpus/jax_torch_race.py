@@ -1,0 +1,17 @@
+"""A result of JAX is handed to PyTorch on one stream, and read by a kernel on another one."""
+
+import os
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import torch
+
+side = torch.cuda.Stream()
+wave = jax.jit(lambda: jnp.sin(jnp.arange(1 << 20, dtype=jnp.float32)))()
+result = torch.from_dlpack(wave)  # WRONG: for the current stream, which is not the side stream
+with torch.cuda.stream(side):
+    doubled = result * 2
+torch.cuda.synchronize()
+wave.block_until_ready()

@@ -1,0 +1,21 @@
+"""Two kernels change the even and the odd elements of one array, through slices with a step."""
+
+import numpy as np
+from numba import cuda
+
+
+@cuda.jit
+def add(numbers):
+    i = cuda.grid(1)
+    if i < numbers.size:
+        numbers[i] += 1
+
+
+first, second = cuda.stream(), cuda.stream()
+numbers = cuda.to_device(np.zeros(2048, np.float32))
+some, others = numbers[::2], numbers[1::2]
+cuda.synchronize()
+
+add[8, 128, first](some)
+add[8, 128, second](others)
+cuda.synchronize()

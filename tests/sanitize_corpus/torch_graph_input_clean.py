@@ -1,0 +1,16 @@
+"""A kernel on a side stream changes the input of a graph between two replays, in order with both."""
+
+import torch
+
+side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+numbers = torch.ones(10_000, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    doubled = numbers * 2
+graph.replay()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    numbers.add_(1)
+main.wait_stream(side)
+graph.replay()
+torch.cuda.synchronize()

@@ -1,0 +1,13 @@
+"""A product is computed of the left half of a matrix while another stream rewrites the right half."""
+
+import torch
+
+side = torch.cuda.Stream()
+left = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+right = torch.ones(4096, 8192, device="cuda", dtype=torch.bfloat16)
+torch.cuda.synchronize()
+
+product = left @ right[:, :4096]
+with torch.cuda.stream(side):
+    right[:, 4096:].fill_(2)
+torch.cuda.synchronize()

@@ -1,0 +1,14 @@
+"""A product is computed while another stream rewrites part of an operand."""
+
+import torch
+
+side = torch.cuda.Stream()
+left = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+right = torch.ones(4096, 8192, device="cuda", dtype=torch.bfloat16)
+torch.cuda.synchronize()
+
+product = left @ right[:, :4096]
+with torch.cuda.stream(side):
+    # WRONG: the first two of these columns are of the left half.
+    right[:, 4094:].fill_(2)
+torch.cuda.synchronize()

@@ -1,0 +1,15 @@
+"""A tensor of one stream is dropped while a kernel of another one reads it, and the allocator is told."""
+
+import torch
+
+side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+with torch.cuda.stream(side):
+    first = torch.full((1 << 20,), 1.0, device="cuda")
+main.wait_stream(side)
+doubled = first * 2
+
+first.record_stream(main)
+del first
+with torch.cuda.stream(side):
+    second = torch.full((1 << 20,), 2.0, device="cuda")
+torch.cuda.synchronize()

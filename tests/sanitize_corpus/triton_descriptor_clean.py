@@ -1,0 +1,23 @@
+"""Two kernels load and store boxes of one matrix by its tensor map, beside one another."""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@triton.jit
+def double(boxes, column, ROWS: tl.constexpr):
+    row = tl.program_id(0) * ROWS
+    boxes.store([row, column], boxes.load([row, column]) * 2)
+
+
+side = torch.cuda.Stream()
+matrix = torch.ones(256, 128, device="cuda")
+boxes = TensorDescriptor.from_tensor(matrix, [32, 32])
+torch.cuda.synchronize()
+
+double[(8,)](boxes, 32, ROWS=32)
+with torch.cuda.stream(side):
+    double[(8,)](boxes, 64, ROWS=32)
+torch.cuda.synchronize()

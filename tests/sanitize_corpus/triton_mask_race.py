@@ -1,0 +1,22 @@
+"""A kernel fills a slice in whole blocks, and beyond its end into that of another stream."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fill(numbers, begin, end, value, BLOCK: tl.constexpr):
+    places = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    end += BLOCK - (end - begin) % BLOCK  # WRONG: the last block is whole
+    tl.store(numbers + places, value, mask=places < end)
+
+
+side = torch.cuda.Stream()
+numbers = torch.zeros(4096, device="cuda")
+torch.cuda.synchronize()
+
+fill[(4,)](numbers, 0, 1000, 1.0, BLOCK=256)
+with torch.cuda.stream(side):
+    fill[(4,)](numbers, 1000, 2000, 2.0, BLOCK=256)
+torch.cuda.synchronize()

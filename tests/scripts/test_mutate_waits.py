@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import mutate_waits
+import pytest
+import race_logs
+from core.sanitize.recorded import Found, unordered
+from judge_races import Case
+from mutate_waits import Outcome, judged, mutants, outcome, programs, waits, without
+from race_logs import Chain
+
+from cudakit.trace.events import Event, Fact, Fill, Gap, StreamCreate, StreamSync
+from cudakit.trace.kinds import StreamFlag
+from cudakit.trace.layout import pack, unpack
+
+CASES = list(programs())
+
+
+def codes(source: str) -> list[str]:
+    return [wait.code for wait in waits(source)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "side.wait_stream(main)",
+        "side.wait_event(main.record())",
+        "torch.cuda.synchronize()",
+        "event.synchronize()",
+        "gpu.sync()",
+        "event.wait(stream)",
+        "wait(second, first)",
+        "batch.record_stream(torch.cuda.current_stream())",
+        "call(driver.cuStreamWaitEvent(stream, event, 0))",
+        "call(driver.cuCtxSynchronize())",
+        "wave.block_until_ready()",
+        "while not event.query(): pass",
+        "while not event.done: time.sleep(0)",
+    ],
+)
+def test_a_statement_that_waits_is_found(statement: str) -> None:
+    assert codes(f"if ordered:\n    {statement}\nprint(1)") == [statement]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "done = stream.record()",
+        "waits = 3",
+        "total = (batch * 2).sum()",
+        "with torch.cuda.stream(side): batch.add_(1)",
+        "while not done: work()",
+        "wait = synchronize",
+    ],
+)
+def test_what_does_not_wait_is_left_alone(statement: str) -> None:
+    assert codes(statement) == []
+
+
+def test_a_wait_goes_and_all_else_stays() -> None:
+    source = "ä = 1; side.wait_stream(\n    main\n)  # why\nrest()\n"
+
+    (wait,) = waits(source)
+    assert without(source, wait) == "ä = 1; pass  # why\nrest()\n"
+
+
+def test_what_hands_on_what_it_waits_for_hands_it_on() -> None:
+    source = "x = (f(1).block_until_ready(), 2)\ny = jax.block_until_ready(g(x, x))\n"
+
+    first, second = waits(source)
+    assert without(source, first) == "x = (f(1), 2)\ny = jax.block_until_ready(g(x, x))\n"
+    assert without(source, second) == "x = (f(1).block_until_ready(), 2)\ny = g(x, x)\n"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.script.stem for case in CASES])
+def test_a_mutant_of_a_program_differs_in_one_statement(case: Case) -> None:
+    source = case.script.read_text(encoding="utf-8")
+    found = mutants(case)
+
+    for mutant in found:
+        changed = without(source, mutant.wait)
+        pairs = zip(ast.parse(source).body, ast.parse(changed).body, strict=True)
+        assert sum(ast.dump(one) != ast.dump(other) for one, other in pairs) == 1
+        assert len(waits(changed)) == len(found) - 1
+
+
+def test_there_are_mutants_of_twenty_programs_at_least() -> None:
+    assert sum(bool(mutants(case)) for case in CASES) > 60
+    assert all(case.variant != "race" for case in CASES)
+
+
+def chain(*facts: Fact) -> Chain:
+    strings = {"": 0}
+    streams = (StreamCreate(number, StreamFlag.NON_BLOCKING) for number in (1, 2))
+    events = [Event(fact, seq=seq, context=1) for seq, fact in enumerate((*streams, *facts), 1)]
+    records = pack(events, lambda text: strings.setdefault(text, len(strings)))
+    return Chain(records, list(strings), [()], simulated=True)
+
+
+RACE = chain(Fill(1, 0, 8), Fill(2, 0, 8))
+CLEAN = chain(Fill(1, 0, 8), StreamSync(1), Fill(2, 0, 8))
+
+
+def test_a_race_that_is_one_is_reported_and_what_is_in_order_anyway_redundant() -> None:
+    assert outcome([RACE]) == Outcome("reported", "fill after fill")
+    assert outcome([CLEAN]) == Outcome("redundant", "")
+    assert outcome([CLEAN, RACE]).verdict == "reported"
+
+
+def test_what_is_not_known_exactly_proves_nothing() -> None:
+    lost = chain(Fill(1, 0, 8), Gap("accesses are lost", 2))
+
+    assert outcome([lost]) == Outcome("unproven", "2 x accesses are lost")
+
+
+def test_a_disagreement_is_a_miss_or_an_alarm() -> None:
+    (pair,) = unordered(unpack(RACE.records, RACE.strings)).pairs
+
+    assert judged(race_logs.judged([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
+    assert judged(race_logs.judged([RACE]), Found([], Counter())).verdict == "ALARM"
+
+
+def test_the_mutants_of_a_simulated_program_are_reported_or_redundant(tmp_path: Path) -> None:
+    script = [sys.executable, mutate_waits.__file__, "sim_kernels*", "--keep", str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+
+    verdicts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert verdicts == ["reported", "redundant", "2"], done.stdout + done.stderr
+    assert done.returncode == 0
+    assert len(list(tmp_path.glob("sim_kernels_fixed-*.npz"))) == 2
