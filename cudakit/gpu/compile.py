@@ -1,12 +1,12 @@
-"""CUDA C++ to machine code with NVRTC, which is looked for where torch, CuPy and the toolkit put it."""
+"""CUDA C++ to machine code, by NVRTC."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from cudakit.errors import CudaError, MissingDependency
+from cudakit.errors import CudaError
 from cudakit.gpu.compile_cache import CompileCache, cache_key
+from cudakit.gpu.nvrtc import Nvrtc
 
 
 def compile_cuda(
@@ -22,28 +22,16 @@ def compile_cuda(
     ``options`` are nvcc's, as NVRTC takes them. What is in the ``cache`` is not compiled. Raises CudaError
     with the compiler's log for a source that does not compile, MissingDependency without NVRTC.
     """
-    nvrtc = _nvrtc()
-    known = _check(nvrtc.nvrtcGetSupportedArchs())
-    target, kind = choose_target(capability, known)
+    nvrtc = Nvrtc()
+    target, kind = choose_target(capability, nvrtc.architectures())
+    whole = [f"--gpu-architecture={target}", *options]
     if cache is None:
-        return _image(nvrtc, source, target, kind, options)
-    key = cache_key(f"NVRTC {_check(nvrtc.nvrtcVersion())}", target, options, source)
+        return nvrtc.compile(source, kind, whole)
+    key = cache_key(f"NVRTC {nvrtc.version}", target, options, source)
     image = cache.get(key)
     if image is None:
-        image = _image(nvrtc, source, target, kind, options)
+        image = nvrtc.compile(source, kind, whole)
         cache.keep(key, image)
-    return image
-
-
-def _image(nvrtc: Any, source: str, target: str, kind: str, options: Sequence[str]) -> bytes:
-    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
-    try:
-        _compile(nvrtc, program, [f"--gpu-architecture={target}", *options])
-        size = _check(getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
-        image = bytes(size)
-        _check(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
     return image
 
 
@@ -64,45 +52,3 @@ def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[st
             hint="install an older nvidia-cuda-nvrtc",
         )
     return f"compute_{max(older)}", "PTX"
-
-
-def _compile(nvrtc: Any, program: Any, options: Sequence[str]) -> None:
-    result = nvrtc.nvrtcCompileProgram(
-        program, len(options), [option.encode() for option in options]
-    )
-    _check(result, lambda: f"with {' '.join(options)}\n{_log(nvrtc, program)}")
-
-
-def _log(nvrtc: Any, program: Any) -> str:
-    log = bytes(_check(nvrtc.nvrtcGetProgramLogSize(program)))
-    _check(nvrtc.nvrtcGetProgramLog(program, log))
-    return log.rstrip(b"\0").decode(errors="replace").rstrip()
-
-
-def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> Any:
-    status, *values = result
-    if status:
-        explanation = "CUDA C++ does not compile" if seen else "the compiler refused a call"
-        text = f"{explanation} {seen()}" if seen else explanation
-        raise CudaError(int(status), status.name, text)
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def _nvrtc() -> Any:
-    """Load NVRTC. Raises MissingDependency."""
-    from cuda.bindings import nvrtc  # type: ignore[import-untyped]
-
-    try:
-        nvrtc.nvrtcVersion()
-    except RuntimeError as error:
-        raise MissingDependency(
-            "NVRTC", purpose="compiling kernels", requirement=_requirement()
-        ) from error
-    return nvrtc
-
-
-def _requirement() -> str:
-    from importlib.metadata import version
-
-    old = version("cuda-bindings").startswith("12.")
-    return "nvidia-cuda-nvrtc-cu12" if old else "nvidia-cuda-nvrtc"

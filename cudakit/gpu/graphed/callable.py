@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from cudakit.errors import UsageError
+from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.buffers import Buffer, buffer_of, check_contents
 from cudakit.gpu.graphed.captured import DriverGraph
-from cudakit.gpu.external_streams import StreamHandle
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
+from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.capturing import captured
 from cudakit.gpu.graphed.refusals import EMPTY, EMPTY_HINT
-from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.streams import Surroundings
 
 _T = TypeVar("_T")

@@ -1,0 +1,397 @@
+/* The patch: what an instrumented kernel calls before each access to global memory.
+ *
+ * Every thread of every kernel comes through here, so the rule is: test before set. An access whose bits are
+ * set already costs two loads, of the entry of its page and of the word of bits. Only what fails that test
+ * goes on to record(), where the threads of a warp that want bits of the same word send one of them. That is
+ * a function of its own, because what it saves and restores would be paid by every access.
+ * Nothing here waits for a thread that may not be there, and nothing uses shared memory: kernels stay as
+ * they were.
+ *
+ * The signatures are those of sanitizer_patching.h of the Sanitizer API, 13.5, section "Sanitizer Patching
+ * API"; each function below names its callback type. A patch returns SANITIZER_PATCH_SUCCESS, 0.
+ */
+#include "arena.h"
+
+/* offsetof, which NVRTC 13.0 does not have without headers. */
+#define AT(type, field) ((ck_u64) & ((type *)0)->field)
+
+#ifdef __CUDACC__
+#include "primitives.h"
+#endif /* else: from who includes this file */
+
+/* --- what is missing is said ---------------------------------------------------------------------- */
+
+CK_INLINE ck_u64 lost_word(ck_u64 userdata)
+{
+    return CK_BASE_OF(userdata) + CK_LOST_AT + CK_LAUNCH_OF(userdata) / 32 * 4;
+}
+
+CK_INLINE bool is_lost(ck_u64 userdata)
+{
+    return load(lost_word(userdata)) >> (CK_LAUNCH_OF(userdata) & 31) & 1;
+}
+
+CK_INLINE void lose(ck_u64 userdata)
+{
+    const ck_u32 bit = 1u << (CK_LAUNCH_OF(userdata) & 31);
+    if (load_shared_truth(lost_word(userdata)) & bit)
+        return;
+    if (!(atomic_or(lost_word(userdata), bit) & bit))
+        atomic_add(CK_BASE_OF(userdata) + AT(ck_header, lost), 1);
+}
+
+/* --- pages ----------------------------------------------------------------------------------------- */
+
+#define MAX_PROBES 64u
+#define MAX_POLLS (1u << 20) /* of an entry that another thread is filling: some instructions, in truth */
+
+/* Eight neighbours share a line of the cache, and a stream of pages its entries. The next try is in another
+ * line and in another place of it, so that no stride of addresses leaves room unused. */
+CK_INLINE ck_u32 first_probe(ck_u64 key)
+{
+    const ck_u32 mixed = ((ck_u32)key >> 3) + (ck_u32)(key >> 32) * 0x85EBCA6Bu;
+    return mixed * 0x9E3779B1u >> 8 << 3 | ((ck_u32)key & 7);
+}
+
+CK_INLINE ck_u32 next_probe(ck_u32 probe)
+{
+    return probe + 9;
+}
+
+CK_INLINE ck_u64 entry_at(ck_u64 userdata, ck_u32 probe)
+{
+    const ck_u32 index = probe & ((1u << CK_ENTRIES_LOG2_OF(userdata)) - 1);
+    return CK_BASE_OF(userdata) + CK_ENTRIES_AT + (ck_u64)index * sizeof(ck_entry);
+}
+
+/* Find the bitmap of a key by what the cache of this multiprocessor knows: 0 or CK_NO_PAGE for none. */
+CK_INLINE ck_u64 find(ck_u64 userdata, ck_u64 key)
+{
+    ck_u32 probe = first_probe(key);
+#pragma unroll 1
+    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++) {
+        const ck_entry entry = load_entry(entry_at(userdata, probe));
+        if (entry.key == key)
+            return entry.bitmap;
+        if (!entry.key)
+            break;
+        probe = next_probe(probe);
+    }
+    return 0;
+}
+
+CK_INLINE ck_u64 bitmaps_of(ck_u64 userdata)
+{
+    return CK_BASE_OF(userdata) + CK_BITMAPS_AT(CK_ENTRIES_LOG2_OF(userdata));
+}
+
+CK_INLINE ck_u64 page_of(ck_u64 userdata, ck_u64 bitmap)
+{
+    return CK_BASE_OF(userdata) + CK_PAGES_AT(CK_ENTRIES_LOG2_OF(userdata)) +
+           (bitmap - bitmaps_of(userdata)) / CK_BITMAP_BYTES * sizeof(ck_page);
+}
+
+CK_INLINE ck_u64 next_page(ck_u64 userdata, ck_u64 key)
+{
+    const ck_u64 header = CK_BASE_OF(userdata);
+    const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
+    if (number >= load(header + AT(ck_header, pages)))
+        return CK_NO_PAGE;
+    const ck_u64 bitmap = bitmaps_of(userdata) + (ck_u64)number * CK_BITMAP_BYTES;
+    store64(page_of(userdata, bitmap) + AT(ck_page, key), key);
+    return bitmap;
+}
+
+/* A thread of another warp is taking the page, and waits for nothing meanwhile. */
+CK_INLINE ck_u64 taken_by_other(ck_u64 entry)
+{
+#pragma unroll 1
+    for (ck_u32 polls = 0; polls < MAX_POLLS; polls++) {
+        const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
+        if (bitmap)
+            return bitmap;
+    }
+    return CK_NO_PAGE;
+}
+
+/* Find the bitmap of a key, or take a page for it; CK_NO_PAGE where there is none. */
+CK_INLINE ck_u64 find_or_take(ck_u64 userdata, ck_u64 key)
+{
+    const ck_u64 header = CK_BASE_OF(userdata);
+    ck_u32 probe = first_probe(key);
+#pragma unroll 1
+    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++) {
+        const ck_u64 entry = entry_at(userdata, probe);
+        ck_u64 there = load_shared_truth64(entry);
+        if (!there) {
+            /* Without a page, an entry would only make the searches of others longer. */
+            if (load_shared_truth(header + AT(ck_header, cursor)) >=
+                load(header + AT(ck_header, pages)))
+                return CK_NO_PAGE;
+            there = atomic_swap_free(entry, key);
+            if (!there) {
+                const ck_u64 bitmap = next_page(userdata, key);
+                store64(entry + AT(ck_entry, bitmap), bitmap);
+                return bitmap;
+            }
+        }
+        if (there == key)
+            return taken_by_other(entry);
+        probe = next_probe(probe);
+    }
+    return CK_NO_PAGE;
+}
+
+/* --- bits ------------------------------------------------------------------------------------------ */
+
+CK_INLINE bool all_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
+{
+    const ck_u64 bitmap = find(userdata, key);
+    return bitmap > CK_NO_PAGE && (load(bitmap + word * 4) & bits) == bits;
+}
+
+CK_INLINE void set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
+{
+    const ck_u32 of_word = companions(key << 9 | word); /* the launch is shifted out: the same for all */
+    bits = joined(of_word, bits);
+    if (!leads(of_word))
+        return;
+    const ck_u32 of_page = companions(key); /* so that no thread waits for one of its own warp */
+    ck_u64 bitmap = leads(of_page) ? find_or_take(userdata, key) : 0;
+    bitmap = of_leader(of_page, bitmap);
+    if (bitmap == CK_NO_PAGE) {
+        lose(userdata);
+        return;
+    }
+    const ck_u64 at = bitmap + word * 4;
+    if ((load_shared_truth(at) & bits) == bits)
+        return;
+    const ck_u32 old = atomic_or(at, bits);
+    if (old != ~0u && (old | bits) == ~0u)
+        atomic_add(page_of(userdata, bitmap) + AT(ck_page, full), 1);
+}
+
+/* Whole granules of 4 bytes, or each byte for itself. */
+CK_INLINE ck_u32 level_of(ck_u64 address, ck_u32 bytes)
+{
+    return (((ck_u32)address | bytes) & 3) != 0;
+}
+
+CK_INLINE ck_u64 key_of(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 granule)
+{
+    return CK_KEY(CK_LAUNCH_OF(userdata), mode, level, granule >> 14);
+}
+
+CK_INLINE ck_u32 word_of(ck_u64 granule)
+{
+    return (ck_u32)(granule >> 5) & (CK_BITMAP_WORDS - 1);
+}
+
+#define ALL (~0u)
+
+/* The bytes from address on of which ``pattern`` (of 32 bytes, from an address that is a multiple of 32) lets
+ * all or some through. */
+CK_ASIDE void record(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 address, ck_u32 bytes)
+{
+    if (!userdata || !bytes)
+        return;
+    if ((address + bytes - 1) >> CK_ADDRESS_BITS) {
+        lose(userdata);
+        return;
+    }
+    const ck_u32 level = level_of(address, bytes) || pattern != ALL;
+    const ck_u64 end = (address + bytes) >> CK_GRANULE_SHIFT(level);
+#pragma unroll 1
+    for (ck_u64 granule = address >> CK_GRANULE_SHIFT(level); granule < end;
+         granule = (granule | 31) + 1) {
+        const ck_u64 rest = end - (granule & ~31ull);
+        const ck_u32 below = rest < 32 ? (1u << rest) - 1 : ~0u;
+        const ck_u32 bits = below & ~0u << (granule & 31) & pattern;
+        const ck_u64 key = key_of(userdata, mode, level, granule);
+        /* A kernel for which there is no room shall not search for it at every access. */
+        if (!all_set(userdata, key, word_of(granule), bits) && !is_lost(userdata))
+            set(userdata, key, word_of(granule), bits);
+    }
+}
+
+/* --- accesses of threads ---------------------------------------------------------------------------- */
+
+enum { /* Sanitizer_DeviceMemoryFlags */
+    FLAG_READ = 1 << 0,
+    FLAG_WRITE = 1 << 1,
+    FLAG_ATOMIC_SYSTEM = 1 << 2,
+    FLAG_PREFETCH = 1 << 3,
+    FLAG_SCOPE_SYSTEM = 1 << 7,
+    FLAG_ATOMIC_WRITE_ONLY = 1 << 8,
+};
+
+CK_INLINE ck_u32 mode_of(ck_u32 flags)
+{
+    if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses are of the system's scope */
+        return CK_SYNC;
+    if (flags & FLAG_ATOMIC_WRITE_ONLY || (flags & (FLAG_READ | FLAG_WRITE)) == (FLAG_READ | FLAG_WRITE))
+        return CK_ATOMIC;
+    return flags & FLAG_WRITE ? CK_WRITE : CK_READ;
+}
+
+/* SanitizerCallbackMemoryAccess, of SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS. */
+CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 bytes, ck_u32 flags,
+                          const void *data)
+{
+    (void)pc, (void)data;
+    if (!userdata || flags & FLAG_PREFETCH)
+        return 0;
+    const ck_u32 mode = mode_of(flags), level = level_of(address, bytes);
+    const ck_u64 granule = address >> CK_GRANULE_SHIFT(level);
+    const ck_u32 first = (ck_u32)granule & 31, count = bytes >> CK_GRANULE_SHIFT(level);
+    const ck_u32 bits = ((1u << count) - 1) << first;
+    const ck_u64 key = key_of(userdata, mode, level, granule);
+    if (first + count <= 32 && all_set(userdata, key, word_of(granule), bits))
+        return 0;
+    record(userdata, mode, ALL, address, bytes);
+    return 0;
+}
+
+/* SanitizerCallbackMemcpyAsync, of SANITIZER_INSTRUCTION_MEMCPY_ASYNC: what is filled with zeros is not
+ * read. */
+CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destination, ck_u32 bytes,
+                       ck_u32 zeros)
+{
+    (void)pc, (void)destination;
+    record(userdata, CK_READ, ALL, source, bytes - zeros);
+    return 0;
+}
+
+/* --- bulk copies: all threads that come together say the same ---------------------------------------- */
+
+#define BLOCK_BYTES 16u
+#define BLOCKS_OF(mask_and_size) ((mask_and_size) & 0xffff)
+
+/* SanitizerCallbackBulkCopyGlobalToShared, of SANITIZER_INSTRUCTION_BULK_COPY_GLOBAL_TO_SHARED. */
+CK_PATCH ck_bulk_load(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destination, ck_u32 barrier,
+                      ck_u32 mask_and_size, ck_u32 is_multicast)
+{
+    (void)pc, (void)destination, (void)barrier, (void)is_multicast;
+    if (leads(all_here()))
+        record(userdata, CK_READ, ALL, source, BLOCKS_OF(mask_and_size) * BLOCK_BYTES);
+    return 0;
+}
+
+/* SanitizerCallbackBulkCopySharedToGlobal, of SANITIZER_INSTRUCTION_BULK_COPY_SHARED_TO_GLOBAL: the mask has
+ * a bit for each byte of a block. */
+CK_PATCH ck_bulk_store(ck_u64 userdata, ck_u64 pc, ck_u64 destination, ck_u32 source, ck_u32 mask_and_size,
+                       ck_u32 has_mask)
+{
+    (void)pc, (void)source;
+    const ck_u32 mask = mask_and_size >> 16;
+    if (leads(all_here()))
+        record(userdata, CK_WRITE, has_mask ? mask | mask << 16 : ALL, destination,
+               BLOCKS_OF(mask_and_size) * BLOCK_BYTES);
+    return 0;
+}
+
+/* SanitizerCallbackBulkReductionSharedToGlobal, of SANITIZER_INSTRUCTION_BULK_REDUCTION_SHARED_TO_GLOBAL. */
+CK_PATCH ck_bulk_reduction(ck_u64 userdata, ck_u64 pc, ck_u64 destination, ck_u32 source, ck_u32 blocks)
+{
+    (void)pc, (void)source;
+    if (leads(all_here()))
+        record(userdata, CK_ATOMIC, ALL, destination, blocks * BLOCK_BYTES);
+    return 0;
+}
+
+/* --- tensor maps -------------------------------------------------------------------------------------- */
+
+CK_INLINE ck_u64 mixed(ck_u64 hash, ck_u64 value)
+{
+    hash = (hash ^ value) * 0xD6E8FEB86659FD93ull;
+    return hash ^ hash >> 32;
+}
+
+/* Find a key in a table of 2^n places of the same size, or put it into a free one: its place, or the number
+ * of places if all that were tried are taken. ``is_new``: the caller has to write down the rest. */
+CK_INLINE ck_u32 place_of(ck_u64 table, ck_u32 places, ck_u32 place_bytes, ck_u64 key, bool *is_new)
+{
+    *is_new = false;
+    for (ck_u32 probe = 0; probe < MAX_PROBES; probe++) {
+        const ck_u32 place = ((ck_u32)(key >> 20) + probe) & (places - 1);
+        const ck_u64 at = table + (ck_u64)place * place_bytes;
+        ck_u64 there = load64(at);
+        if (!there) {
+            there = atomic_swap_free(at, key);
+            *is_new = !there;
+        }
+        if (!there || there == key)
+            return place;
+    }
+    return places;
+}
+
+CK_INLINE ck_u32 map_number(ck_u64 userdata, ck_u64 map)
+{
+    ck_u64 hash = mixed(CK_LAUNCH_OF(userdata) + 1, map);
+    for (int i = 0; i < 16; i++)
+        hash = mixed(hash, load64(map + i * 8));
+    bool is_new;
+    const ck_u64 maps = CK_BASE_OF(userdata) + CK_MAPS_AT;
+    const ck_u32 number = place_of(maps, CK_MAX_MAPS, sizeof(ck_map), hash | 1, &is_new);
+    if (is_new) {
+        const ck_u64 at = maps + number * sizeof(ck_map);
+        store64(at + AT(ck_map, address), map);
+        store(at + AT(ck_map, launch), CK_LAUNCH_OF(userdata));
+        for (int i = 0; i < 16; i++)
+            store64(at + AT(ck_map, content) + i * 8, load64(map + i * 8));
+        atomic_add(CK_BASE_OF(userdata) + AT(ck_header, maps), 1);
+    }
+    return number;
+}
+
+/* Write a use of a map down once: the words from ``first`` on tell uses apart, those before say where in
+ * shared memory the box is. */
+CK_INLINE void record_box(ck_u64 userdata, ck_u32 mode, ck_u64 map, const ck_u32 *word, ck_u32 words,
+                          ck_u32 first)
+{
+    if (!userdata)
+        return;
+    const ck_u32 number = map_number(userdata, map);
+    ck_u64 hash = mixed((ck_u64)CK_LAUNCH_OF(userdata) << 32 | mode << 16 | number, words);
+    for (ck_u32 i = first; i < words; i++)
+        hash = mixed(hash, word[i]);
+    bool is_new;
+    const ck_u64 boxes = CK_BASE_OF(userdata) + CK_BOXES_AT;
+    const ck_u32 place = place_of(boxes, CK_MAX_BOXES, sizeof(ck_box), hash | 1, &is_new);
+    if (number == CK_MAX_MAPS || place == CK_MAX_BOXES)
+        lose(userdata);
+    if (!is_new)
+        return;
+    const ck_u64 at = boxes + (ck_u64)place * sizeof(ck_box);
+    store(at + AT(ck_box, launch), CK_LAUNCH_OF(userdata));
+    store(at + AT(ck_box, map), number | mode << 16); /* and the mode behind it */
+    for (ck_u32 i = 0; i < words; i++)
+        store(at + AT(ck_box, word) + i * 4, word[i]);
+    atomic_add(CK_BASE_OF(userdata) + AT(ck_header, boxes), 1);
+}
+
+/* SanitizerCallbackTensorMemoryLoad, of SANITIZER_INSTRUCTION_TMA_LOAD. */
+CK_PATCH ck_tensor_load(ck_u64 userdata, ck_u64 pc, ck_u64 map, ck_u32 destination, ck_u32 barrier,
+                        ck_u32 coord0, ck_u32 coord1, ck_u32 coord2, ck_u32 coord3, ck_u32 coord4, ck_u32 dim,
+                        ck_u32 is_multicast, ck_u32 mask_and_offsets, ck_u32 load_mode)
+{
+    (void)pc;
+    const ck_u32 word[] = {destination, barrier, coord0,       coord1,           coord2,   coord3,
+                           coord4,      dim,     is_multicast, mask_and_offsets, load_mode};
+    if (leads(all_here()))
+        record_box(userdata, CK_READ, map, word, 11, 2);
+    return 0;
+}
+
+/* SANITIZER_INSTRUCTION_TMA_STORE. Its type, SanitizerCallbackTensorMemoryStore, is named by the header but
+ * not declared (13.5.25), so the words behind the map are written down as they come. */
+CK_PATCH ck_tensor_store(ck_u64 userdata, ck_u64 pc, ck_u64 map, ck_u32 w0, ck_u32 w1, ck_u32 w2, ck_u32 w3,
+                         ck_u32 w4, ck_u32 w5, ck_u32 w6, ck_u32 w7)
+{
+    (void)pc;
+    const ck_u32 word[] = {w0, w1, w2, w3, w4, w5, w6, w7};
+    if (leads(all_here()))
+        record_box(userdata, CK_WRITE, map, word, 8, 1);
+    return 0;
+}

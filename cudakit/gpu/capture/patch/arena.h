@@ -1,0 +1,130 @@
+/* An arena: device memory in which launches leave which bytes they read and wrote.
+ *
+ * Read by both sides: by NVRTC as part of the patch, and by the C compiler as part of the recorder.
+ *
+ *     header | launches of which something is missing | tensor maps | boxes | entries | pages | bitmaps
+ *
+ * A *page* is what one launch did, in one mode, to 64 KiB of memory in granules of 4 bytes (level 0), or to
+ * 16 KiB in granules of 1 byte (level 1): a bitmap of 2 KiB and a counter of its words that are full. Pages
+ * are taken in the order of first touch; the entries are a hash table that finds the page of a key.
+ *
+ * The begin of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data say which launch it is
+ * and how many entries the arena has, so that all offsets follow from the user data, without a load.
+ */
+#ifndef CK_ARENA_H
+#define CK_ARENA_H
+
+typedef unsigned int ck_u32;
+typedef unsigned long long ck_u64;
+
+enum ck_mode { /* of an access, and of a page */
+    CK_READ = 0,
+    CK_WRITE = 1,
+    CK_ATOMIC = 2,
+    CK_SYNC = 3, /* of the whole system: how processors signal each other, not data */
+    CK_MODES = 4,
+};
+
+/* --- user data ----------------------------------------------------------------------------------- */
+
+#define CK_ALIGNMENT (1ull << 24)
+#define CK_LAUNCH_BITS 17
+#define CK_MAX_LAUNCHES (1u << CK_LAUNCH_BITS)
+#define CK_MIN_ENTRIES_LOG2 4
+#define CK_USERDATA(base, entries_log2, launch) \
+    ((ck_u64)(base) | (ck_u64)(entries_log2) << CK_LAUNCH_BITS | (ck_u64)(launch))
+#define CK_BASE_OF(userdata) ((userdata) & ~(CK_ALIGNMENT - 1))
+#define CK_LAUNCH_OF(userdata) ((ck_u32)(userdata) & (CK_MAX_LAUNCHES - 1))
+#define CK_ENTRIES_LOG2_OF(userdata) ((ck_u32)((userdata) >> CK_LAUNCH_BITS) & 31)
+
+/* --- keys ---------------------------------------------------------------------------------------- */
+
+/* From the top: 1 (so that no key is 0), 17 bits of launch, 2 of mode, 1 of level, 43 of address. */
+#define CK_PAGE_BITS 43
+#define CK_KEY(launch, mode, level, page) \
+    (1ull << 63 | (ck_u64)(launch) << 46 | (ck_u64)(mode) << 44 | (ck_u64)(level) << CK_PAGE_BITS | (page))
+#define CK_KEY_LAUNCH(key) ((ck_u32)((key) >> 46) & (CK_MAX_LAUNCHES - 1))
+#define CK_KEY_MODE(key) ((ck_u32)((key) >> 44) & 3)
+#define CK_KEY_LEVEL(key) ((ck_u32)((key) >> CK_PAGE_BITS) & 1)
+#define CK_KEY_PAGE(key) ((key) & ((1ull << CK_PAGE_BITS) - 1))
+#define CK_ADDRESS_BITS 57 /* what a page number of level 1 has room for; x86-64 and Blackwell have no more */
+
+#define CK_BITMAP_BITS 16384u
+#define CK_BITMAP_BYTES (CK_BITMAP_BITS / 8)
+#define CK_BITMAP_WORDS (CK_BITMAP_BITS / 32) /* words of 32 bits, as the device counts them */
+#define CK_PAGE_SHIFT(level) ((level) ? 14 : 16)    /* bytes of memory, log 2 */
+#define CK_GRANULE_SHIFT(level) ((level) ? 0 : 2)
+
+/* --- parts --------------------------------------------------------------------------------------- */
+
+#define CK_FORM 1u /* of all that this file says */
+
+typedef struct {
+    ck_u32 form;
+    ck_u32 pages;  /* that there is room for */
+    ck_u32 cursor; /* pages that were asked for: may be more than there are */
+    ck_u32 lost;   /* launches of which something is missing */
+    ck_u32 maps;
+    ck_u32 boxes;
+    ck_u32 reserved[26];
+} ck_header;
+
+typedef struct { /* of the hash table; read by one load of 16 bytes */
+    ck_u64 key;    /* 0: free */
+    ck_u64 bitmap; /* the address of the page's bitmap; 0: being taken; CK_NO_PAGE: there was none */
+} ck_entry;
+
+#define CK_NO_PAGE 1ull
+
+typedef struct {
+    ck_u64 key;
+    ck_u32 full; /* words of 32 bits of which every bit is set */
+    ck_u32 reserved;
+} ck_page;
+
+typedef struct { /* what a tensor map held when a launch used it */
+    ck_u64 key;  /* hash of the rest; 0: free */
+    ck_u64 address;
+    ck_u32 launch;
+    ck_u32 reserved[3];
+    ck_u64 content[16];
+} ck_map;
+
+typedef struct { /* one use of a tensor map */
+    ck_u64 key;  /* hash of the rest; 0: free */
+    ck_u32 launch;
+    unsigned short map; /* number of the map, or CK_MAX_MAPS for one that is missing */
+    unsigned short mode;
+    ck_u32 word[12]; /* the arguments of the callback behind the map, see accesses.cu */
+} ck_box;
+
+#define CK_MAX_MAPS 1024u
+#define CK_MAX_BOXES 16384u
+
+#define CK_LOST_AT 4096ull
+#define CK_MAPS_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
+#define CK_BOXES_AT (CK_MAPS_AT + CK_MAX_MAPS * sizeof(ck_map))
+#define CK_ENTRIES_AT (CK_BOXES_AT + CK_MAX_BOXES * sizeof(ck_box))
+/* At most half of the entries are ever taken: a search in a fuller table is long. */
+#define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 1))
+#define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
+#define CK_BITMAPS_AT(entries_log2) \
+    (CK_PAGES_AT(entries_log2) + CK_MAX_PAGES(entries_log2) * sizeof(ck_page))
+#define CK_ARENA_BYTES(entries_log2, pages) \
+    (CK_BITMAPS_AT(entries_log2) + (ck_u64)(pages) * CK_BITMAP_BYTES)
+
+#ifdef __cplusplus
+#define CK_STATIC_ASSERT static_assert
+#else
+#define CK_STATIC_ASSERT _Static_assert
+#endif
+CK_STATIC_ASSERT(sizeof(ck_u32) == 4 && sizeof(ck_u64) == 8, "sizes of integers");
+CK_STATIC_ASSERT(sizeof(ck_header) == 128 && sizeof(ck_header) <= CK_LOST_AT, "header");
+CK_STATIC_ASSERT(sizeof(ck_entry) == 16 && sizeof(ck_page) == 16, "entries and pages");
+CK_STATIC_ASSERT(sizeof(ck_map) == 160 && sizeof(ck_box) == 64, "maps and boxes");
+CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache");
+CK_STATIC_ASSERT(CK_LAUNCH_BITS + 5 <= 24, "user data in the bits of the alignment");
+CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");
+CK_STATIC_ASSERT(CK_ADDRESS_BITS - CK_PAGE_SHIFT(1) == CK_PAGE_BITS, "addresses in a key");
+
+#endif

@@ -1,0 +1,75 @@
+"""The patch and the reader of arenas, built for the host."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
+BITMAP_BYTES = 2048
+
+
+class Range(ctypes.Structure):
+    """access_range of ranges.h."""
+
+    _fields_ = (
+        ("lo", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("stride", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("launch", ctypes.c_uint32),
+        ("mode", ctypes.c_uint32),
+    )
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield the begin and the end of each piece."""
+        for i in range(self.count):
+            begin = self.lo + i * self.stride
+            yield begin, begin + self.bytes
+
+
+class Page(ctypes.Structure):
+    """ck_page of arena.h."""
+
+    _fields_ = (
+        ("key", ctypes.c_uint64),
+        ("full", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+def build_patch(directory: Path) -> ctypes.CDLL:
+    """Build the patch and the reader for the host; skip the test where there is no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("there is no C compiler")
+    library = directory / "libpatch_on_host.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
+         "-Wno-unknown-pragmas", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
+         str(HERE / "patch_on_host.c"), str(CAPTURE / "recorder/ranges.c"), "-lpthread", "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    built = ctypes.CDLL(str(library))
+    for name in ("new_arena", "pages_of", "bitmaps_in"):
+        getattr(built, name).restype = ctypes.c_void_p
+    for name in ("userdata_of", "read_ranges"):
+        getattr(built, name).restype = ctypes.c_uint64
+    built.atomics_so_far.restype = ctypes.c_long
+    built.drop_arena.argtypes = [ctypes.c_void_p]
+    return built
+
+
+def read_ranges(library: ctypes.CDLL, pages: object, bitmaps: object, count: int) -> list[Range]:
+    """Return the ranges of pages, which are given by their addresses or as arrays."""
+    arguments = (pages, bitmaps, ctypes.c_size_t(count))
+    number = library.read_ranges(*arguments, None, ctypes.c_size_t(0))
+    room = (Range * number)()
+    assert library.read_ranges(*arguments, room, ctypes.c_size_t(number)) == number
+    return list(room)

@@ -1,0 +1,250 @@
+"""The patch writes down exactly the bytes that are accessed: tried on the host, a thread at a time."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from gpu.capture.on_host import build_patch, read_ranges
+from hypothesis import given
+from hypothesis import strategies as st
+
+READ, WRITE, ATOMIC, SYNC = range(4)
+# Sanitizer_DeviceMemoryFlags, and what an access with them is.
+FLAGS = {
+    1: READ,
+    2: WRITE,
+    3: ATOMIC,
+    1 | 1 << 6: READ,  # strong, of the GPU's scope
+    2 | 1 << 8: ATOMIC,
+    3 | 1 << 8: ATOMIC,
+    3 | 1 << 2: SYNC,
+    1 | 1 << 7: SYNC,
+    2 | 1 << 7: SYNC,
+}
+PREFETCH = 1 | 1 << 3
+ADDRESSES = (0x7F12_3400_0000, 0x7F12_3400_0000 + 65536, 0x200_0000, (1 << 57) - 65536)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_patch(tmp_path_factory.mktemp("patch"))
+
+
+@dataclass
+class Arena:
+    """One arena, its size, and what was done to it."""
+
+    library: ctypes.CDLL
+    at: int
+    log2: int
+
+    def userdata(self, launch: int) -> ctypes.c_uint64:
+        return ctypes.c_uint64(
+            self.library.userdata_of(ctypes.c_void_p(self.at), self.log2, launch)
+        )
+
+    def access(self, launch: int, address: int, size: int, flags: int) -> None:
+        self.library.ck_memory_access(
+            self.userdata(launch), ctypes.c_uint64(7), ctypes.c_uint64(address), size, flags, None
+        )
+
+    def header(self) -> tuple[int, ...]:
+        return tuple((ctypes.c_uint32 * 6).from_address(self.at))
+
+    @property
+    def lost(self) -> int:
+        return self.header()[3]
+
+    def lost_launches(self) -> set[int]:
+        bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
+        return {launch for launch in range(bits.bit_length()) if bits >> launch & 1}
+
+    def bytes(self) -> dict[tuple[int, int], set[int]]:
+        """Return what was touched, by launch and mode."""
+        at = ctypes.c_void_p(self.at)
+        pages = ctypes.c_void_p(self.library.pages_of(at, self.log2))
+        bitmaps = ctypes.c_void_p(self.library.bitmaps_in(at, self.log2))
+        found: dict[tuple[int, int], set[int]] = {}
+        for each in read_ranges(self.library, pages, bitmaps, self.library.pages_taken(at)):
+            for begin, end in each.pieces():
+                found.setdefault((each.launch, each.mode), set()).update(range(begin, end))
+        return found
+
+
+@contextmanager
+def arena(library: ctypes.CDLL, log2: int = 7, pages: int = 64) -> Iterator[Arena]:
+    at = library.new_arena(log2, pages)
+    try:
+        yield Arena(library, at, log2)
+    finally:
+        library.drop_arena(ctypes.c_void_p(at))
+
+
+ACCESSES = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 2, 131071]),
+        st.sampled_from(ADDRESSES),
+        st.integers(0, 65535 - 16) | st.integers(0, 64),
+        st.integers(1, 16),
+        st.sampled_from(sorted(FLAGS)),
+        st.integers(1, 30),  # neighbours after it, as in a warp that streams
+    ),
+    max_size=15,
+)
+
+
+@given(accesses=ACCESSES, log2=st.integers(4, 8), share=st.floats(0.05, 1))
+def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
+    library: ctypes.CDLL,
+    accesses: list[tuple[int, int, int, int, int, int]],
+    log2: int,
+    share: float,
+) -> None:
+    expected: dict[tuple[int, int], set[int]] = {}
+    with arena(library, log2, max(1, int(share * 2 ** (log2 - 1)))) as made:
+        for launch, base, offset, size, flags, times in accesses:
+            for i in range(times):
+                address = base + (offset + i * size) % (65536 - 16)
+                made.access(launch, address, size, flags)
+                touched = expected.setdefault((launch, FLAGS[flags]), set())
+                touched.update(range(address, address + size))
+        found, lost = made.bytes(), made.lost_launches()
+        assert made.lost == len(lost)
+    for name, touched in expected.items():
+        if name[0] in lost:
+            assert found.get(name, set()) <= touched
+        else:
+            assert found[name] == touched
+    assert found.keys() <= expected.keys()
+
+
+def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        made.access(3, 0x10000, 16, 1)
+        before = library.atomics_so_far()
+        for _ in range(10):
+            made.access(3, 0x10000, 16, 1)
+            made.access(3, 0x10004, 4, 1)
+        assert library.atomics_so_far() == before
+
+
+def test_a_kernel_without_room_costs_no_atomics_either(library: ctypes.CDLL) -> None:
+    with arena(library, 4, 1) as made:
+        made.access(3, 0x10000, 4, 1)
+        made.access(3, 0x90000, 4, 1)
+        before = library.atomics_so_far()
+        for i in range(100):
+            made.access(3, 0x100000 * i, 4, 1)
+        assert library.atomics_so_far() == before
+        assert made.lost_launches() == {3}
+        made.access(4, 0x90000, 4, 1)
+        assert made.lost_launches() == {3, 4}
+        assert made.lost == 2
+
+
+def test_full_pages_say_so(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        for address in range(0x10000, 0x30000, 16):
+            made.access(0, address, 16, 2)
+        assert made.header()[2] == 2
+        pages = made.library.pages_of(ctypes.c_void_p(made.at), made.log2)
+        assert list((ctypes.c_uint32 * 8).from_address(pages))[2::4] == [512, 512]
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_threads_that_come_at_once_take_each_page_once(library: ctypes.CDLL, size: int) -> None:
+    begin, span = 0x10000, 0x28000
+    for _ in range(5):
+        with arena(library) as made:
+            library.touch_together(
+                made.userdata(9), ctypes.c_uint64(begin), span // size, size, 1 | 2
+            )
+            assert made.bytes() == {(9, ATOMIC): set(range(begin, begin + span))}
+            assert made.header()[2] == (3 if size == 8 else 10)
+            pages = library.pages_of(ctypes.c_void_p(made.at), made.log2)
+            full = list((ctypes.c_uint32 * (4 * made.header()[2])).from_address(pages))[2::4]
+            assert sum(full) == span // (128 if size == 8 else 32)
+
+
+def test_prefetches_and_launches_without_user_data_are_nothing(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        made.access(0, 0x10000, 4, PREFETCH)
+        library.ck_memory_access(
+            ctypes.c_uint64(0), ctypes.c_uint64(7), ctypes.c_uint64(0x10000), 4, 1, None
+        )
+        assert made.header()[2:] == (0, 0, 0, 0)
+
+
+def test_asynchronous_copies_read_what_is_not_filled_with_zeros(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        pc = ctypes.c_uint64(7)
+        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0x10000), 64, 16, 0)
+        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0x10010), 64, 16, 13)
+        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0), 64, 16, 16)
+        assert made.bytes() == {(0, READ): set(range(0x10000, 0x10013))}
+
+
+def test_bulk_copies_touch_every_block_that_their_mask_lets_through(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        pc = ctypes.c_uint64(7)
+        source = 0x1FFF0
+        library.ck_bulk_load(made.userdata(0), pc, ctypes.c_uint64(source), 0, 0, 5000, 0)
+        library.ck_bulk_load(made.userdata(1), pc, ctypes.c_uint64(source), 0, 0, 9 << 16 | 7, 1)
+        library.ck_bulk_store(made.userdata(2), pc, ctypes.c_uint64(source), 0, 0x8001 << 16 | 3, 1)
+        library.ck_bulk_store(made.userdata(3), pc, ctypes.c_uint64(source), 0, 3, 0)
+        library.ck_bulk_reduction(made.userdata(4), pc, ctypes.c_uint64(source), 0, 3)
+        assert made.bytes() == {
+            (0, READ): set(range(source, source + 80000)),
+            (1, READ): set(range(source, source + 112)),
+            (2, WRITE): {source + i * 16 + each for i in range(3) for each in (0, 15)},
+            (3, WRITE): set(range(source, source + 48)),
+            (4, ATOMIC): set(range(source, source + 48)),
+        }
+
+
+def test_a_box_of_a_tensor_map_is_written_down_once(library: ctypes.CDLL) -> None:
+    tensor_map = (ctypes.c_uint64 * 16)(*range(100, 116))
+    at = ctypes.c_uint64(ctypes.addressof(tensor_map))
+    with arena(library) as made:
+        for stage in range(3):
+            for x in (0, 64, -64):
+                library.ck_tensor_load(
+                    made.userdata(5),
+                    ctypes.c_uint64(7),
+                    at,
+                    stage,
+                    stage,
+                    x,
+                    1,
+                    2,
+                    3,
+                    4,
+                    2,
+                    0,
+                    0,
+                    0,
+                )
+        library.ck_tensor_store(made.userdata(5), ctypes.c_uint64(7), at, 9, *range(7))
+        assert made.header()[2:] == (0, 0, 1, 4)
+        tensor_map[0] = 99  # a map that the kernel changes is another
+        library.ck_tensor_store(made.userdata(5), ctypes.c_uint64(7), at, 9, *range(7))
+        assert made.header()[2:] == (0, 0, 2, 5)
+        maps = (ctypes.c_uint64 * (20 * 1024)).from_address(made.at + 4096 + 16384)
+        contents = {tuple(maps[i + 4 : i + 20]) for i in range(0, len(maps), 20) if maps[i]}
+        assert contents == {tuple(range(100, 116)), (99, *range(101, 116))}
+
+
+def test_more_boxes_than_there_is_room_for_are_said(library: ctypes.CDLL) -> None:
+    tensor_map = (ctypes.c_uint64 * 16)()
+    at = ctypes.c_uint64(ctypes.addressof(tensor_map))
+    with arena(library) as made:
+        for x in range(20000):
+            library.ck_tensor_load(
+                made.userdata(5), ctypes.c_uint64(7), at, 0, 0, x, 0, 0, 0, 0, 2, 0, 0, 0
+            )
+        assert made.lost_launches() == {5}
+        assert 14000 < made.header()[5] <= 16384

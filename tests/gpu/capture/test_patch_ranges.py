@@ -1,0 +1,150 @@
+"""Pages become ranges: against a decoder that looks at every bit."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from itertools import pairwise
+
+import pytest
+from gpu.capture.on_host import BITMAP_BYTES, Page, Range, build_patch, read_ranges
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+READ, WRITE = 0, 1
+FULL_WORDS = 512
+WINDOW = 1 << 16
+BASE = 0x7F12_3400_0000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_patch(tmp_path_factory.mktemp("patch"))
+
+
+def key(launch: int, mode: int, level: int, address: int) -> int:
+    return 1 << 63 | launch << 46 | mode << 44 | level << 43 | address >> (14 if level else 16)
+
+
+def bitmap(kind: str, seed: int) -> bytes:
+    """Return bits as kernels leave them: all, none, runs, each second one, or any."""
+    chance = random.Random(seed)  # noqa: S311
+    if kind == "full":
+        return b"\xff" * BITMAP_BYTES
+    if kind == "strided":
+        return b"\x55" * BITMAP_BYTES
+    if kind == "noise":
+        return chance.randbytes(BITMAP_BYTES)
+    bits = 0
+    for _ in range(chance.randrange(4)):
+        first = chance.randrange(16384)
+        bits |= ((1 << chance.randrange(1, 3000)) - 1) << first
+    return (bits & ((1 << 16384) - 1)).to_bytes(BITMAP_BYTES, "little")
+
+
+Content = tuple[
+    int, int, int, int, str, int
+]  # launch, mode, level, quarter of the memory, kind, seed
+CONTENTS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 65536, 131071]),
+        st.sampled_from([READ, WRITE]),
+        st.integers(0, 1),
+        st.integers(0, 11),
+        st.sampled_from(["full", "strided", "noise", "runs", "runs"]),
+        st.integers(0, 1 << 30),
+    ),
+    max_size=6,
+)
+
+
+def brute_force(contents: list[Content]) -> dict[tuple[int, int], set[int]]:
+    touched: dict[tuple[int, int], set[int]] = {}
+    for launch, mode, level, quarter, kind, seed in contents:
+        size = 1 if level else 4
+        base = BASE + (quarter << 14 if level else quarter // 4 << 16)
+        bits = int.from_bytes(bitmap(kind, seed), "little")
+        here = touched.setdefault((launch, mode), set())
+        for granule, bit in enumerate(reversed(f"{bits:b}")):
+            if bit == "1":
+                here.update(range(base + granule * size, base + (granule + 1) * size))
+    return {name: here for name, here in touched.items() if here}
+
+
+def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:
+    pages = (Page * len(contents))()
+    bitmaps = b""
+    for page, (launch, mode, level, quarter, kind, seed) in zip(pages, contents, strict=True):
+        base = BASE + (quarter << 14 if level else quarter // 4 << 16)
+        page.key = key(launch, mode, level, base)
+        page.full = FULL_WORDS if kind == "full" else 0
+        # The bitmap of a page that is full is not copied to the host.
+        bitmaps += b"\xa7" * BITMAP_BYTES if kind == "full" else bitmap(kind, seed)
+    return pages, bitmaps
+
+
+def one_page_each(contents: list[Content]) -> list[Content]:
+    places = {}
+    for content in contents:
+        launch, mode, level, quarter = content[:4]
+        places[launch, mode, level, quarter if level else quarter // 4] = content
+    return list(places.values())
+
+
+@settings(max_examples=50)
+@given(contents=CONTENTS)
+def test_ranges_are_the_bytes_of_the_bits_in_order(
+    library: ctypes.CDLL, contents: list[Content]
+) -> None:
+    contents = one_page_each(contents)
+    ranges = read_ranges(library, *pages_of(contents), len(contents))
+    found: dict[tuple[int, int], set[int]] = {}
+    for each in ranges:
+        here = found.setdefault((each.launch, each.mode), set())
+        for begin, end in each.pieces():
+            assert here.isdisjoint((begin, end - 1)), "no byte twice"
+            here.update(range(begin, end))
+    assert found == brute_force(contents)
+    order = [(each.launch, each.mode, each.lo) for each in ranges]
+    assert order == sorted(order)
+
+
+def test_neighbours_are_joined_across_pages_and_levels(library: ctypes.CDLL) -> None:
+    contents = [
+        (5, WRITE, 0, 4, "full", 0),
+        (5, WRITE, 1, 8, "full", 0),
+        (5, WRITE, 0, 0, "full", 0),
+    ]
+    (one,) = read_ranges(library, *pages_of(contents), 3)
+    assert (one.lo, one.bytes, one.count) == (BASE, 2 * WINDOW + WINDOW // 4, 1)
+
+
+def test_a_column_is_one_range_across_pages(library: ctypes.CDLL) -> None:
+    contents = [(5, WRITE, 0, 4 * i, "strided", 0) for i in range(2)]
+    (one,) = read_ranges(library, *pages_of(contents), 2)
+    assert (one.lo, one.bytes, one.stride, one.count) == (BASE, 4, 8, 2 * WINDOW // 8)
+
+
+def test_two_pieces_are_no_row_and_the_second_may_begin_one(library: ctypes.CDLL) -> None:
+    bits = sum(1 << granule for granule in (0, 100, 110, 120, 130, 500, 900))
+    pages = (Page * 1)(Page(key(0, READ, 1, BASE), 0))
+    ranges = read_ranges(library, pages, bits.to_bytes(BITMAP_BYTES, "little"), 1)
+    assert [(each.lo - BASE, each.stride, each.count) for each in ranges] == [
+        (0, 0, 1),
+        (100, 10, 4),
+        (500, 0, 1),
+        (900, 0, 1),
+    ]
+
+
+def test_pieces_of_one_range_never_touch(library: ctypes.CDLL) -> None:
+    contents: list[Content] = [(0, READ, 1, i, "noise", i) for i in range(4)]
+    ranges = read_ranges(library, *pages_of(contents), 4)
+    pieces = sorted(piece for each in ranges for piece in each.pieces())
+    assert all(end < begin for (_, end), (begin, _) in pairwise(pieces))
+
+
+def test_a_page_that_was_never_named_is_passed_over(library: ctypes.CDLL) -> None:
+    pages = (Page * 1)()
+    empty: list[Range] = read_ranges(library, pages, b"\xff" * BITMAP_BYTES, 1)
+    assert empty == []
