@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudakit.api import profiler
-    from cudakit.api.allocator import CachingAllocator, CachingMemoryResource, MemPool
+    from cudakit.api.allocator import (
+        CachingAllocator,
+        CachingMemoryResource,
+        GraphMemory,
+        MemPool,
+        OutOfMemory,
+        PoolError,
+    )
     from cudakit.api.device import (
         can_access_peer,
         capability,
@@ -27,7 +34,13 @@ if TYPE_CHECKING:
     )
     from cudakit.api.devices import devices
     from cudakit.api.graph import graph
-    from cudakit.api.memory import load_snapshot, memviz, memviz_diff, record_memory
+    from cudakit.api.memory import (
+        load_snapshot,
+        memviz,
+        memviz_diff,
+        memviz_what_if,
+        record_memory,
+    )
     from cudakit.api.nvtx import (
         mark,
         pop_range,
@@ -60,9 +73,12 @@ _HOMES = {
     "CudaError": "cudakit.errors",
     "CudakitError": "cudakit.errors",
     "EnvironmentUnusable": "cudakit.errors",
+    "GraphMemory": "cudakit.api.allocator",
     "InputError": "cudakit.errors",
     "MemPool": "cudakit.api.allocator",
     "MissingDependency": "cudakit.errors",
+    "OutOfMemory": "cudakit.api.allocator",
+    "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "SnapshotError": "cudakit.errors",
     "UsageError": "cudakit.errors",
@@ -83,6 +99,7 @@ _HOMES = {
     "mem_get_info": "cudakit.api.device",
     "memviz": "cudakit.api.memory",
     "memviz_diff": "cudakit.api.memory",
+    "memviz_what_if": "cudakit.api.memory",
     "numba_memory_manager": "cudakit.api.plugs",
     "pop_range": "cudakit.api.nvtx",
     "profiler": "cudakit.api",
@@ -103,9 +120,12 @@ __all__ = [
     "CudaError",
     "CudakitError",
     "EnvironmentUnusable",
+    "GraphMemory",
     "InputError",
     "MemPool",
     "MissingDependency",
+    "OutOfMemory",
+    "PoolError",
     "RaceError",
     "SnapshotError",
     "UsageError",
@@ -127,6 +147,7 @@ __all__ = [
     "mem_get_info",
     "memviz",
     "memviz_diff",
+    "memviz_what_if",
     "numba_memory_manager",
     "pop_range",
     "profiler",

@@ -11,6 +11,9 @@ CudakitError                     4   something inside cudakit is wrong
     └── CudaError                3   the driver refused a call: its code, its name, what to do
 
 A message says what happened and the value seen; ``hint`` says what to do.
+
+The caching allocator has errors of its own: ``cudakit.OutOfMemory``, a CudaError that is a MemoryError too
+and says where the memory is, and ``cudakit.PoolError``, a UsageError of private pools.
 """
 
 from __future__ import annotations

@@ -69,6 +69,10 @@ RESULTS = {
         "memviz AFTER --diff BEFORE --json",
         "cudakit.core.memory.result:DiffResult",
     ),
+    "memviz-what-if-json.md": (
+        "memviz --what-if SETTINGS --json",
+        "cudakit.core.memory.whatif.result:WhatIfResult",
+    ),
 }
 
 WORDS = {

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudakit.allocator_config.settings import Settings
+    from cudakit.core.memory.allocator.mempool import GraphMemory as GraphMemory
     from cudakit.core.memory.allocator.mempool import MemPool as MemPool
+    from cudakit.core.memory.allocator.oom import OutOfMemory as OutOfMemory
     from cudakit.core.memory.allocator.opened import OpenedAllocator
-    from cudakit.core.memory.allocator.settings import Settings
+    from cudakit.core.memory.allocator.private import PoolError as PoolError
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.allocator import Allocator
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
@@ -109,10 +112,28 @@ def _caching_memory_resource() -> type:
     return CachingMemoryResource
 
 
+def _graph_memory() -> type:
+    from cudakit.core.memory.allocator.mempool import GraphMemory
+
+    return GraphMemory
+
+
 def _mem_pool() -> type:
     from cudakit.core.memory.allocator.mempool import MemPool
 
     return MemPool
+
+
+def _out_of_memory() -> type:
+    from cudakit.core.memory.allocator.oom import OutOfMemory
+
+    return OutOfMemory
+
+
+def _pool_error() -> type:
+    from cudakit.core.memory.allocator.private import PoolError
+
+    return PoolError
 
 
 def _unusable(error: Exception) -> type:
@@ -127,7 +148,10 @@ def _unusable(error: Exception) -> type:
 _CLASSES: dict[str, Callable[[], type]] = {
     "CachingAllocator": _caching_allocator,
     "CachingMemoryResource": _caching_memory_resource,
+    "GraphMemory": _graph_memory,
     "MemPool": _mem_pool,
+    "OutOfMemory": _out_of_memory,
+    "PoolError": _pool_error,
 }
 
 
@@ -154,7 +178,7 @@ def _new_allocator(
 def _settings(text: str | None) -> Settings:
     import os
 
-    from cudakit.core.memory.allocator.config import effective, parse_config
+    from cudakit.allocator_config.parser import effective, parse_config
 
     return effective(os.environ) if text is None else parse_config(text, variable="settings")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
     from cudakit.core.memory.snapshot import Snapshot
+    from cudakit.core.memory.whatif.result import WhatIfResult
 
     Path = str | PathLike[str]
 
@@ -60,6 +61,25 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
     from cudakit.core.memory.analyze.diff import diff
 
     return diff(load_snapshot(before), load_snapshot(after), MemorySpec())
+
+
+def memviz_what_if(
+    path: Path, *settings: str, limit_bytes: int | None = None, device: int | None = None
+) -> WhatIfResult:
+    """Replay a trace under other settings: what ``cudakit memviz --what-if SETTINGS --json`` prints.
+
+    Settings are strings as of PYTORCH_CUDA_ALLOC_CONF; "" are the defaults. ``limit_bytes`` is the memory
+    that the device has; None: the limit that the program met, if it did. Raises InputError for settings
+    that cannot be, SnapshotError for a bad file and for one without a trace, UsageError for what a file
+    does not have.
+
+    >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
+    >>> result.devices[0].headline
+    'expandable_segments:True would have reserved 20.0 MiB (3%) less at the peak'
+    """
+    from cudakit.core.memory.whatif import WhatIfSpec, what_if
+
+    return what_if([load_snapshot(path)], WhatIfSpec(settings, limit_bytes, device))
 
 
 def record_memory(

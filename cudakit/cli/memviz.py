@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, output_options, percent
+from cudakit.cli.options import OutputOptions, byte_size, output_options, percent
 from cudakit.cli.output import Output, open_output
 from cudakit.cli.progress import progress_line
 
@@ -106,6 +106,21 @@ def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="RATIO",
     help="With --diff: exit with 1 if more than this was added at peak or end, for example 5%.",
 )
+@click.option(
+    "--what-if",
+    "settings",
+    multiple=True,
+    metavar="SETTINGS",
+    help="Replay the trace under other settings, as of PYTORCH_CUDA_ALLOC_CONF; '' are the defaults."
+    " Repeatable.",
+)
+@click.option(
+    "--what-if-limit",
+    "memory",
+    type=byte_size,
+    metavar="SIZE",
+    help="With --what-if: the memory that the device has, for example 80GiB.",
+)
 @_export_options
 @output_options
 def memviz(
@@ -114,6 +129,8 @@ def memviz(
     top: int,
     before: str | None,
     limit: float | None,
+    settings: tuple[str, ...],
+    memory: int | None,
     output: OutputOptions,
     at: str | int,
     device: int | None,
@@ -130,10 +147,17 @@ def memviz(
     cudakit memviz snapshot.pkl
     cudakit memviz snapshot.pkl --at oom --html report.html
     cudakit memviz after.pkl --diff before.pkl --fail-on-growth 5%
+    cudakit memviz snapshot.pkl --what-if expandable_segments:True --what-if max_split_size_mb:128
     """
     from cudakit.core.memory.analyze import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
+    if settings:
+        if before is not None:
+            raise click.UsageError("--what-if and --diff are two questions: ask one at a time")
+        return _try_settings(files, spec, settings, memory, output, exports)
+    if memory is not None:
+        raise click.UsageError("--what-if-limit is a limit for replays: it needs --what-if")
     if before is None:
         if limit is not None:
             raise click.UsageError("--fail-on-growth compares two snapshots: it needs --diff")
@@ -173,9 +197,7 @@ def _compare(
         raise click.UsageError("--diff compares one snapshot with one other")
     if spec.at != "peak":
         raise click.UsageError("--diff compares the peaks and the ends: --at has no place in it")
-    unfit = [name for name, path in exports.items() if path is not None and name != "html"]
-    if unfit:
-        raise click.UsageError(f"--{unfit[0]} writes one snapshot, not a difference")
+    _refuse_all_but_html(exports, "a difference")
     with ExitStack() as stack:
         main, opened = _open(stack, options, exports)
         from cudakit.core.memory.analyze.diff import diff
@@ -188,6 +210,40 @@ def _compare(
             target.write(_page(report(result, top=top)))
     grew = limit is not None and result.grew_beyond(limit)
     return ExitCode.FINDINGS if grew else ExitCode.OK
+
+
+def _try_settings(
+    files: tuple[str, ...],
+    spec: MemorySpec,
+    settings: tuple[str, ...],
+    memory: int | None,
+    options: OutputOptions,
+    exports: Mapping[str, str | None],
+) -> int:
+    if spec.at != "peak" or spec.stream is not None or spec.pool is not None:
+        raise click.UsageError(
+            "--what-if replays all of a device: --at, --stream and --pool have no place in it"
+        )
+    _refuse_all_but_html(exports, "a replay")
+    with ExitStack() as stack:
+        main, opened = _open(stack, options, exports)
+        from cudakit.core.memory.present.what_if import report
+        from cudakit.core.memory.whatif import WhatIfSpec, what_if
+
+        asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
+        snapshots = _load(files, quiet=options.quiet)
+        with progress_line(quiet=options.quiet) as progress:
+            result = what_if(snapshots, asked, progress)
+        main.answer(result, lambda: report(result), as_json=options.json)
+        for target in opened.values():
+            target.write(_page(report(result)))
+    return ExitCode.OK
+
+
+def _refuse_all_but_html(exports: Mapping[str, str | None], what: str) -> None:
+    unfit = [name for name, path in exports.items() if path is not None and name != "html"]
+    if unfit:
+        raise click.UsageError(f"--{unfit[0]} writes one snapshot, not {what}")
 
 
 def _open(

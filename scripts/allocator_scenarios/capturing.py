@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CapturedByDriver:
-    """Begins and ends captures, and knows the graph so far. Streams are the driver's handles."""
+    """Begins and ends captures. Streams are the driver's handles."""
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -24,46 +24,11 @@ class CapturedByDriver:
         (graph,) = self._call(self._driver.cuStreamEndCapture, handle)
         self._call(self._driver.cuGraphDestroy, graph)
 
-    def info(self, handle: Any) -> tuple[int | None, list[Any]]:
-        """Return the number of the capture that a stream is in, and the nodes it has come to."""
-        active = self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-        status, number, _, nodes, *_ = self._call(self._driver.cuStreamGetCaptureInfo, handle)
-        return (int(number), list(nodes)) if status == active else (None, [])
-
-    def predecessors(self, node: Any) -> list[Any]:
-        """Return what a node depends on."""
-        ask = self._driver.cuGraphNodeGetDependencies
-        count = self._call(ask, node, 0)[-1]
-        return list(self._call(ask, node, count)[0])[:count] if count else []
-
     def _call(self, function: Callable[..., tuple[Any, ...]], *args: object) -> list[Any]:
         status, *values = function(*args)
         if status:
             raise RuntimeError(f"{function.__name__}: {status!r}")
         return values
-
-
-class GraphOnGpu:
-    """The graph of a capture, as the allocator asks for it; ``handle`` gives that of a stream's number."""
-
-    def __init__(self, captured: CapturedByDriver, handle: Callable[[int], Any]) -> None:
-        self._captured = captured
-        self._handle = handle
-        self._nodes: dict[int, Any] = {}
-
-    def capture(self, stream: int) -> int | None:
-        return self._captured.info(self._handle(stream))[0]
-
-    def terminals(self, stream: int) -> Collection[int]:
-        return self._numbers(self._captured.info(self._handle(stream))[1])
-
-    def predecessors(self, node: int) -> Collection[int]:
-        return self._numbers(self._captured.predecessors(self._nodes[node]))
-
-    def _numbers(self, nodes: Collection[Any]) -> list[int]:
-        found = {int(node): node for node in nodes}
-        self._nodes |= found
-        return list(found)
 
 
 class GraphInMemory:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from allocator_scenarios.capturing import CapturedByDriver, GraphInMemory, GraphOnGpu
+from allocator_scenarios.capturing import CapturedByDriver, GraphInMemory
 from allocator_scenarios.gate import Gate
 from allocator_scenarios.memory import InMemory
 from allocator_scenarios.subject import STREAMS
 from cudakit.core.memory.allocator.reuse import CaptureGraph
+from cudakit.core.memory.allocator.upstream import GraphOfGpu
 from cudakit.gpu.api import Stream
 
 
@@ -81,7 +82,7 @@ class WorkOnGpu:
 
     def begin_capture(self, stream: str) -> CaptureGraph:
         self._captured.begin(self._gpu.handle(self._stream(stream)))
-        return GraphOnGpu(self._captured, lambda number: self._gpu.handle(Stream(number or 1)))
+        return GraphOfGpu(self._gpu)
 
     def end_capture(self, stream: str) -> None:
         self._captured.end(self._gpu.handle(self._stream(stream)))

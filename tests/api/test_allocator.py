@@ -128,6 +128,28 @@ def test_a_pool_has_segments_of_its_own(allocator: cudakit.CachingAllocator) -> 
         allocator.free(ptr)
 
 
+def test_whoever_looks_for_a_memory_error_finds_that_there_is_no_memory(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    for caching in (True, False):
+        allocator.enable_caching(enabled=caching)
+        with pytest.raises(MemoryError) as caught:
+            allocator.alloc(1 << 50)
+        assert isinstance(caught.value, cudakit.OutOfMemory)
+        assert isinstance(caught.value, cudakit.CudaError)
+    with pytest.raises(MemoryError, match="pinned"):
+        allocator.pinned.alloc(1 << 55)
+
+
+def test_what_is_done_to_a_pool_against_the_rules_is_a_pool_error(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    with allocator.capture() as memory:
+        assert isinstance(memory, cudakit.GraphMemory)
+        with pytest.raises(cudakit.PoolError, match="still go to"):
+            memory.close()
+
+
 def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) -> None:
     ptr = allocator.pinned.alloc(MIB)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from contract.workbench import Workbench
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cuda.bindings import driver as cu
@@ -64,6 +65,36 @@ def test_who_uses_the_device_is_known_or_why_not(gpu: ForeignStreams) -> None:
     found = gpu.processes()
 
     assert found or isinstance(found, Unavailable)
+
+
+MODES = [
+    cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+    cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+def test_memory_is_allocated_while_somebody_captures(
+    handle: int, mode: object, settings: str
+) -> None:
+    allocator, size = cudakit.CachingAllocator(0, settings=settings), 30 * MIB
+    with cudakit.device(0), allocator.capture(stream=handle) as memory:
+        check(cu.cuStreamBeginCapture(handle, mode))
+        ptr = allocator.alloc(size, handle)
+        check(cu.cuMemsetD8Async(ptr, 1, size, handle))
+        allocator.pinned.alloc(MIB)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(allocator.alloc, 2 * size).result()
+        graph = check(cu.cuStreamEndCapture(handle))
+    executable = check(cu.cuGraphInstantiate(graph, 0))
+    check(cu.cuGraphLaunch(executable, handle))
+    check(cu.cuStreamSynchronize(handle))
+
+    (usage,) = allocator.private_pools()
+    assert (usage.id, usage.allocated_bytes) == (memory.id, size)
+    check(cu.cuGraphExecDestroy(executable))
+    check(cu.cuGraphDestroy(graph))
 
 
 def test_memory_that_a_stream_uses_is_reused_when_it_is_done(handle: int) -> None:

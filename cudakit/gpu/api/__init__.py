@@ -9,6 +9,7 @@ CudaError, which names the driver's own error.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -20,6 +21,7 @@ from cudakit.gpu.api.ids import (
     Event,
     Graph,
     GraphExec,
+    GraphNode,
     Kernel,
     Module,
     Ptr,
@@ -41,6 +43,7 @@ __all__ = [
     "Gpu",
     "Graph",
     "GraphExec",
+    "GraphNode",
     "Kernel",
     "MemoryInfo",
     "Module",
@@ -144,6 +147,14 @@ class Gpu(Protocol):
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
     def destroy_graph(self, graph: Graph) -> None: ...
     def destroy_graph_exec(self, graph: GraphExec) -> None: ...
+
+    # --- a capture while it goes on: the id of the one that a stream is in, which no other has, None for none
+    # and for one that was spoiled; the nodes that the stream's next one will depend on; those that a node
+    # depends on, of a graph that still is. Within relaxed() this thread may allocate whatever is captured
+    def capture_id(self, stream: Stream) -> int | None: ...
+    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]: ...
+    def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]: ...
+    def relaxed(self) -> AbstractContextManager[None]: ...
 
     # --- products of matrices, and the end
     def blas(self, library: Library = "cublaslt") -> Blas: ...

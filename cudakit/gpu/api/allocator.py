@@ -11,6 +11,7 @@ class Allocator(Protocol):
     """Memory in the order of streams, which are the driver's handles; 0 is the default stream.
 
     A free on another stream than the allocation's is a use by it until then. No bytes are the address 0.
+    Where there is no memory, what ``alloc`` raises is both a CudaError and a MemoryError.
     """
 
     @property

@@ -12,6 +12,7 @@ Module = NewType("Module", int)
 Kernel = NewType("Kernel", int)
 Graph = NewType("Graph", int)
 GraphExec = NewType("GraphExec", int)
+GraphNode = NewType("GraphNode", int)
 
 # CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types).
 LEGACY = Stream(1)

@@ -13,8 +13,8 @@ from cudakit.gpu.api import Stream
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.cuda.captures import Captures
 from cudakit.gpu.cuda.driver import cu
-from cudakit.gpu.cuda.graphs import Graphs
 from cudakit.gpu.cuda.kernels import Kernels
 from cudakit.gpu.cuda.virtual import VirtualMemory
 from cudakit.gpu.nvml import open_nvml
@@ -23,7 +23,7 @@ from cudakit.gpu.probe.answer import cuda_view
 from cudakit.units import Unavailable
 
 
-class Cuda(VirtualMemory, Kernels, Graphs):
+class Cuda(VirtualMemory, Kernels, Captures):
     """The device with a number of CUDA's, on its primary context; may be used from any thread.
 
     Raises EnvironmentUnusable without a driver, CudaError where the driver refuses.

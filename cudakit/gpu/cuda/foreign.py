@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from cudakit.gpu.api import LEGACY, PER_THREAD, Backing, Ptr, Stream
+from cudakit.gpu.api import LEGACY, PER_THREAD, Stream
 from cudakit.gpu.api.facts import Process
 from cudakit.gpu.cuda.device import Cuda
 from cudakit.gpu.cuda.driver import cu
@@ -43,36 +40,6 @@ class ForeignStreams(Cuda):
             if device.uuid == uuid:
                 return library.processes(device)
         return Unavailable("NVML does not list the device")
-
-    def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
-        """Allocate as any device does, and also while a stream is captured: it is no part of the graph.
-
-        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
-        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
-        """
-        with self._relaxed():
-            return super().malloc(size_bytes, stream)
-
-    def create(self, size_bytes: int) -> Backing:
-        """Create memory to be mapped, also while a stream is captured, as ``malloc`` does."""
-        with self._relaxed():
-            return super().create(size_bytes)
-
-    def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        """Map memory, also while a stream is captured, as ``malloc`` does."""
-        with self._relaxed():
-            super().map(ptr, backing, size_bytes)
-
-    @contextmanager
-    def _relaxed(self) -> Iterator[None]:
-        mode = self.call(
-            cu.cuThreadExchangeStreamCaptureMode,
-            cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
-        )
-        try:
-            yield
-        finally:
-            self.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         own = super().stream(blocking=blocking, priority=priority)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudakit.errors import CudaError, MissingDependency
+from cudakit.errors import MissingDependency
 from cudakit.gpu.api.allocator import Allocator
-from cudakit.gpu.explain import Status
 
 
 def resource(allocator: Allocator) -> Any:
@@ -24,13 +23,8 @@ def resource_of(mr: Any, allocator: Allocator) -> Any:
     """Make the resource from what ``rmm.mr`` has."""
 
     def allocate(size_bytes: int, stream: Any) -> int:
-        try:
-            return allocator.alloc(size_bytes, stream.__cuda_stream__()[1])
-        except CudaError as error:
-            if error.code == Status.OUT_OF_MEMORY:
-                # What RMM makes a std::bad_alloc of, which its adaptors and libcudf look for.
-                raise MemoryError(str(error)) from error
-            raise
+        # Of its MemoryError RMM makes a std::bad_alloc, which its adaptors and libcudf look for.
+        return allocator.alloc(size_bytes, stream.__cuda_stream__()[1])
 
     def deallocate(ptr: int, size_bytes: int, stream: Any) -> None:  # noqa: ARG001
         allocator.free(ptr, stream.__cuda_stream__()[1])

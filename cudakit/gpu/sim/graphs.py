@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cudakit.gpu.api import LEGACY, Graph, GraphExec, Stream
+from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.gpu.sim.capture import Capture, Node, Nodes, difference
 from cudakit.gpu.sim.context import driver_call
@@ -15,6 +15,9 @@ from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.tasks import Job, Task
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
+
+# Of one graph: the numbers of two never meet.
+_MOST_NODES = 1 << 32
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +118,22 @@ class Graphs(Events):
     def destroy_graph_exec(self, graph: GraphExec) -> None:
         self._executables.remove(graph)
 
+    @driver_call
+    def capture_id(self, stream: Stream) -> int | None:
+        capture = _active(self._lane(stream))
+        return capture.graph if capture else None
+
+    @driver_call
+    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+        lane = self._lane(stream)
+        capture = _active(lane)
+        return _known(capture.graph, lane.nodes) if capture else ()
+
+    @driver_call
+    def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
+        graph, number = divmod(node, _MOST_NODES)
+        return _known(graph, self._graphs[graph].nodes[number - 1].before)
+
     def close(self) -> None:
         super().close()
         self._graphs.clear()
@@ -164,6 +183,15 @@ class Graphs(Events):
         waited_for = {each for node in executable.nodes for each in node.before}
         ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
         lane.nodes = ends or begin
+
+
+def _active(lane: Lane) -> Capture | None:
+    return lane.capture if lane.capture and not lane.capture.spoiled else None
+
+
+def _known(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
+    """Number nodes among those of all graphs."""
+    return tuple(GraphNode(graph * _MOST_NODES + node.number) for node in nodes)
 
 
 def _is_kernel(node: Node) -> bool:

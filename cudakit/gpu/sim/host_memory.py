@@ -12,6 +12,7 @@ from cudakit.gpu.sim.space import Region
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import HostMemory as Host
 from cudakit.trace.kinds import How
+from cudakit.units import format_bytes
 
 
 class HostMemory(Memory):
@@ -25,7 +26,11 @@ class HostMemory(Memory):
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
         check_size(size_bytes)
         self.refuse_in_capture()
-        region = self.allocate(size_bytes, host=Host.PINNED if pinned else Host.PAGEABLE)
+        try:
+            region = self.allocate(size_bytes, host=Host.PINNED if pinned else Host.PAGEABLE)
+        except (OSError, OverflowError):
+            seen = f"{format_bytes(size_bytes)} asked of the host, which has not as much"
+            raise cuda_error(Status.OUT_OF_MEMORY, seen=seen) from None
         self._of_host[region.begin] = region
         if pinned:
             self.emit(Alloc(region.begin, size_bytes, How.PINNED))

@@ -113,8 +113,9 @@ class Memory(Events):
         peer: int | None = None,
     ) -> Region:
         """Make memory of any kind, and give it addresses."""
+        data = memory(size_bytes)
         begin = self.space.take(size_bytes, _ALIGNMENT_BYTES)
-        region = Region(begin, memory(size_bytes), live, host, peer)
+        region = Region(begin, data, live, host, peer)
         self.space.add(region)
         return region
 

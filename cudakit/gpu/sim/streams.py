@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,7 @@ class Streams(Context):
         self._of_threads: dict[int, Lane] = {}
         self.lanes = Lanes(Lane(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # that are under way
+        self._relaxed: set[int] = set()  # threads
         self.emit(facts.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
@@ -66,9 +69,23 @@ class Streams(Context):
 
     @driver_call
     def sync(self) -> None:
-        self.refuse_in_capture()
+        self._refuse_during(self._own_captures())
         self.wait_for_all()
         self.emit(facts.ContextSync())
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread do what its captures do not permit, unless it conflicts with them by itself.
+
+        CUDA Driver API, CU_STREAM_CAPTURE_MODE_RELAXED.
+        """
+        nested = self.thread in self._relaxed
+        self._relaxed.add(self.thread)
+        try:
+            yield
+        finally:
+            if not nested:
+                self._relaxed.discard(self.thread)
 
     def lane(self, stream: Stream) -> Lane:
         """Return a stream that something is to be done in."""
@@ -116,14 +133,20 @@ class Streams(Context):
         self.check()
 
     def refuse_in_capture(self) -> None:
-        """Refuse what a thread must not do while it captures, and spoil its captures."""
-        own = [capture for capture in self.captures if capture.thread == self.thread]
-        if own:
-            raise _spoiled(own, Status.STREAM_CAPTURE_UNSUPPORTED)
+        """Refuse what a thread must not do while it captures unless relaxed, and spoil its captures."""
+        if self.thread not in self._relaxed:
+            self._refuse_during(self._own_captures())
 
     def close(self) -> None:
         super().close()
         self._streams.clear()
+
+    def _own_captures(self) -> list[Capture]:
+        return [capture for capture in self.captures if capture.thread == self.thread]
+
+    def _refuse_during(self, captures: list[Capture]) -> None:
+        if captures:
+            raise _spoiled(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
 
     def _new_lane(self, flag: StreamFlag, priority: int = 0) -> Lane:
         lane = self._streams.add(lambda number: Lane(number, flag, priority))

@@ -53,6 +53,32 @@ def test_products_and_sums_on_several_streams_are_right_and_counted(
     assert any("test_real_cupy" in frame.filename for row in seen.holders for frame in row.stack)
 
 
+def test_a_graph_computes_in_memory_that_nobody_else_has(cupy: Any) -> None:
+    allocator = cudakit.CachingAllocator(0, settings="graph_capture_record_stream_reuse:True")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)), stream:
+        numbers = cupy.arange(MIB)
+        numbers * 2 + 1  # compiled before the capture
+        with allocator.capture(stream=stream.ptr) as memory:
+            stream.begin_capture()
+            result = numbers * 2 + 1
+            graph = stream.end_capture()
+        address = result.data.ptr
+        numbers += 5
+        graph.launch(stream)
+        others = [cupy.zeros(MIB) for _ in range(8)]
+        stream.synchronize()
+
+        assert int(result[3]) == (3 + 5) * 2 + 1
+        assert address not in {other.data.ptr for other in others}
+        (usage,) = allocator.private_pools()
+        assert (usage.id, usage.uses) == (memory.id, 1)
+        del graph, result
+        memory.close()
+        allocator.empty_cache()
+        assert allocator.private_pools() == ()
+
+
 def test_what_is_dropped_is_there_for_the_next(cupy: Any) -> None:
     allocator = cudakit.CachingAllocator(0)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)):

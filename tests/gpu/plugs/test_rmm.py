@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from gpu.plugs.allocating import Allocating
 
+import cudakit
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.plugs.rmm import resource, resource_of
 
@@ -41,11 +42,10 @@ def test_memory_is_allocated_and_freed_on_the_streams_that_are_given() -> None:
 
 def test_out_of_memory_is_what_rmm_knows_as_such() -> None:
     allocator = Allocating()
-    allocator.refuses = CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB asked")
+    allocator.refuses = cudakit.OutOfMemory("1 GiB asked")
 
-    with pytest.raises(MemoryError, match="1 GiB asked") as caught:
+    with pytest.raises(MemoryError, match="1 GiB asked"):
         callbacks(allocator).allocate(1 << 30, Stream(0))
-    assert caught.value.__cause__ is allocator.refuses
 
 
 def test_other_errors_stay_what_they_are() -> None:

@@ -102,6 +102,10 @@ class Segment:
         """
         return self.first.origin
 
+    def releasable_bytes(self, block: Block) -> int:
+        """Return how much of a free block of it can be given back: all, where that is the whole segment."""
+        return 0 if block.split else block.size
+
     def blocks(self) -> list[Block]:
         """List its blocks by address."""
         found = [self.first]

@@ -11,13 +11,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator import sizes
 from cudakit.core.memory.allocator.block import Block, Segment, Trail
 from cudakit.core.memory.allocator.expandable import Expandable, virtual_memory
 from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL, MOST_IN_PART, Pool, Pools
 from cudakit.core.memory.allocator.private import PrivatePools
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.statistics import Statistics
 from cudakit.core.memory.allocator.tracing import (
     ALLOC,

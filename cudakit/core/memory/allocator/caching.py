@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from cudakit.allocator_config.settings import Recorded, Settings
 from cudakit.core.memory.allocator import oom, release
 from cudakit.core.memory.allocator.block import Block, Trail
-from cudakit.core.memory.allocator.cache import Request
+from cudakit.core.memory.allocator.cache import OUT_OF_MEMORY, Request
 from cudakit.core.memory.allocator.checkpointed import Checkpointed
 from cudakit.core.memory.allocator.front_cache import FrontCache
 from cudakit.core.memory.allocator.hot_path import Alloc, Free, HotPath
-from cudakit.core.memory.allocator.invalid import InvalidPointer, reason_for
+from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import HeldPool
 from cudakit.core.memory.allocator.oom_report import OomReport, report_of
 from cudakit.core.memory.allocator.pooled import id_of
 from cudakit.core.memory.allocator.pools import Pool, PoolId
-from cudakit.core.memory.allocator.settings import Recorded, Settings
 from cudakit.core.memory.allocator.sizes import (
     UNLIMITED,
     segment_size,
@@ -24,6 +24,7 @@ from cudakit.core.memory.allocator.sizes import (
 from cudakit.core.memory.allocator.tracing import OOM, Level, gather
 from cudakit.core.memory.allocator.trimmed import Trimmed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
+from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 
 
@@ -72,9 +73,7 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
         with self._inside(flushes=False):
             block = self._live.get(ptr)
             if block is None:
-                raise InvalidPointer(
-                    f"nothing is allocated at {ptr:#x}: {reason_for(self._cache, ptr)}"
-                )
+                raise InvalidPointer(f"nothing is allocated at {ptr:#x}: {self._reason_for(ptr)}")
             self._uses.add(block, stream_number(stream))
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
@@ -210,7 +209,12 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
             self._guard.enter()
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
-        ptr = self._upstream.malloc(size_bytes, stream)
+        try:
+            ptr = self._upstream.malloc(size_bytes, stream)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise oom.OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
         self._uncached[ptr] = size_bytes
         return Ptr(ptr)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.entrance import Entrance
 from cudakit.core.memory.allocator.fragmentation import Fragmentation, fragmentation_of
 from cudakit.core.memory.allocator.invalid import InvalidFree, InvalidPointer, reason_for
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.upstream import Upstream
 
 _MOST_INVALID_FREES = 1000
@@ -58,11 +58,16 @@ class Counted(Entrance):
         with self._inside():
             self._cache.statistics.reset_sums()
 
+    def _reason_for(self, ptr: int) -> str:
+        """Say what is known of an address at which no live allocation begins. The guard is held."""
+        self._front.flush()  # for the pools, what is kept there is still allocated
+        return reason_for(self._cache, ptr)
+
     def _refuse_free(self, ptr: int, stack: Trail | None) -> InvalidPointer:
         reason = "it was freed from within the allocator"
         if self._guard.try_enter():
             try:
-                reason = reason_for(self._cache, ptr)
+                reason = self._reason_for(ptr)
             finally:
                 self._guard.leave()
         self._invalid.append(InvalidFree(ptr, reason, stack))

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.events import Uses
 from cudakit.core.memory.allocator.front_cache import FrontCache
 from cudakit.core.memory.allocator.guard import Guard
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.tracing import FREE_REQUESTED, Level, Recorder
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
 from cudakit.errors import CudaError

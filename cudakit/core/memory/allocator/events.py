@@ -57,10 +57,12 @@ class Uses:
     def postpone(self, block: Block) -> None:
         """Let a block wait for the streams that use it.
 
-        Raises CudaError where an event cannot be recorded; the block waits nevertheless.
+        Raises CudaError where an event cannot be recorded, or the graph not be asked; the block waits
+        nevertheless.
         """
         self.waiting += 1
         if self.captures:
+            self._deferred[block] = None
             found = (proofs.last_uses(block) for proofs in self.proofs)
             self._deferred[block] = next(filter(None, found), None)
             return

@@ -24,7 +24,9 @@ class Silo:
     reserved_bytes: int
     free_bytes: int
     largest_free_bytes: int
-    releasable_bytes: int = 0  # whole segments of the default pool, which empty_cache gives back
+    releasable_bytes: int = (
+        0  # whole segments and pages of the default pool, which empty_cache gives back
+    )
     pending_bytes: int = 0  # freed, but used by other streams
 
 
@@ -34,7 +36,7 @@ class StreamMemory:
 
     stream: int
     stranded_bytes: int  # free, and reused by this stream only
-    releasable_bytes: int  # of these: whole segments, which empty_cache gives back
+    releasable_bytes: int  # of these: whole segments and pages, which empty_cache gives back
     largest_hole_bytes: int
     pending_bytes: int  # allocated on this stream, freed, and still used by others
     awaited_bytes: int  # allocated on others, freed, and waiting for this stream
@@ -50,7 +52,7 @@ class Fragmentation:
     requested_bytes: int  # of what is allocated or pending, before rounding
     free_bytes: int
     largest_hole_bytes: int
-    releasable_bytes: int  # free in whole segments, which empty_cache gives back
+    releasable_bytes: int  # free in whole segments and pages, which empty_cache gives back
     silos: tuple[Silo, ...]  # the one with most free bytes first
     streams: tuple[StreamMemory, ...]  # the one that holds back most first
 
@@ -103,11 +105,12 @@ def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[Silo, ...]:
     found: dict[tuple[PoolId, bool, int], list[Silo]] = {}
     for segment, blocks in held:
         key = segment.pool.id, segment.pool.small, segment.stream
-        free = [block.size for block in blocks if block.free]
-        whole = segment.size if free == [segment.size] and key[0] == DEFAULT_POOL else 0
+        free = [block for block in blocks if block.free]
+        sizes = [block.size for block in free]
+        whole = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
         pending = sum(b.size for b in blocks if not b.free and not b.allocated)
         found.setdefault(key, []).append(
-            Silo(*key, segment.size, sum(free), max(free, default=0), whole, pending)
+            Silo(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
         )
     summed = [_summed(parts) for parts in found.values()]
     return tuple(sorted(summed, key=lambda silo: -silo.free_bytes))

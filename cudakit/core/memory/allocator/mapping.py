@@ -37,6 +37,11 @@ class Range(Segment):
         """The first address beyond it."""
         return self.ptr + self.size
 
+    def releasable_bytes(self, block: Block) -> int:
+        """Return how much of a free block of it can be given back: the whole pages that lie in it."""
+        begin, end = cast("Growing", block.row).reservation_of(block).pages_within(block)
+        return end - begin
+
     def blocks(self) -> list[Block]:
         """List its blocks by address."""
         found = [self.first]

@@ -18,11 +18,12 @@ from cudakit.errors import CudaError
 _NAME = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
-class OutOfMemory(CudaError):
+class OutOfMemory(CudaError, MemoryError):
     """No memory for a request. ``report`` is None where it was refused before anything was looked at.
 
-    ``message`` is one line, which begins as PyTorch's does; as a string it is followed by where the memory
-    is, and by what would have helped.
+    Also a MemoryError, which is what programs of CuPy, Numba and RMM look for. ``message`` is one line,
+    which begins as PyTorch's does; as a string it is followed by where the memory is, and by what would have
+    helped.
     """
 
     def __init__(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.hot_path import Alloc, Free
+from cudakit.core.memory.allocator.mempool import GraphMemory, HeldPool
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.upstream import PinnedOfGpu
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.core.memory.allocator.pools import PoolId
+from cudakit.core.memory.allocator.reuse import CaptureGraph
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
@@ -66,7 +71,28 @@ class OpenedAllocator(CachingAllocator):
         """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
         pool = CachingHostAllocator(PinnedOfGpu(self._gpu), self.settings)
         self.include_pinned(pool)
+        for _ in range(self._uses.captures):
+            pool.begin_capture()
         return pool
+
+    @contextmanager
+    def capture(
+        self,
+        pool: HeldPool | PoolId | None = None,
+        stream: int | None = None,
+        *,
+        graph: CaptureGraph | None = None,
+    ) -> Iterator[GraphMemory]:
+        """Let what is captured within have memory of a pool, and return what holds it for the graph.
+
+        As of any allocator; besides, no event of the pinned pool is asked meanwhile.
+        """
+        self._tell_pinned(CachingHostAllocator.begin_capture)
+        try:
+            with super().capture(pool, stream, graph=graph) as memory:
+                yield memory
+        finally:
+            self._tell_pinned(CachingHostAllocator.end_capture)
 
     def memory_info(self) -> MemoryInfo:
         """Return the bytes of the device that are free, and all that it has."""
@@ -83,6 +109,12 @@ class OpenedAllocator(CachingAllocator):
         finally:
             self._retire(_closed)
             self._finalizer()
+
+    def _tell_pinned(self, what: Callable[[CachingHostAllocator], None]) -> None:
+        """Tell something to the pinned pool, unless nobody has asked for it yet."""
+        pool = self.__dict__.get("pinned")
+        if pool is not None:
+            what(pool)
 
     def _retire(self, alloc: object) -> None:
         """Allocate as said from now on, and do nothing else."""

@@ -27,7 +27,7 @@ class VirtualMemory(Protocol):
 
 
 class PagesOfGpu:
-    """Virtual memory of a Gpu.
+    """Virtual memory of a Gpu, to be had whatever is captured.
 
     The physical memory of a page is released as soon as it is mapped: it lives as long as the mapping
     (cuMemRelease, CUDA Driver API, Virtual Memory Management).
@@ -39,23 +39,15 @@ class PagesOfGpu:
         self._unreleased: list[Backing] = []  # which the driver refused to release
 
     def reserve(self, size_bytes: int) -> int:
-        return self._gpu.reserve(size_bytes)
+        with self._gpu.relaxed():
+            return self._gpu.reserve(size_bytes)
 
     def unreserve(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unreserve(Ptr(ptr), size_bytes)
 
     def map(self, ptr: int, page_bytes: int, count: int) -> None:
-        mapped, backings = 0, self._create(page_bytes, count)
-        try:
-            for backing in backings:
-                self._gpu.map(Ptr(ptr + mapped), backing, page_bytes)
-                mapped += page_bytes
-        except BaseException:
-            if mapped:
-                self._gpu.unmap(Ptr(ptr), mapped)
-            raise
-        finally:
-            self._release(backings)
+        with self._gpu.relaxed():
+            self._map(ptr, page_bytes, count)
 
     def unmap(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unmap(Ptr(ptr), size_bytes)
@@ -69,6 +61,19 @@ class PagesOfGpu:
             if error.code != _INVALID_HANDLE:
                 raise
             self._gpu.sync()  # the stream is gone, what was enqueued on it may still run
+
+    def _map(self, ptr: int, page_bytes: int, count: int) -> None:
+        mapped, backings = 0, self._create(page_bytes, count)
+        try:
+            for backing in backings:
+                self._gpu.map(Ptr(ptr + mapped), backing, page_bytes)
+                mapped += page_bytes
+        except BaseException:
+            if mapped:
+                self._gpu.unmap(Ptr(ptr), mapped)
+            raise
+        finally:
+            self._release(backings)
 
     def _create(self, page_bytes: int, count: int) -> list[Backing]:
         backings: list[Backing] = []

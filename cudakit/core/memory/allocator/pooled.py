@@ -13,7 +13,7 @@ from cudakit.core.memory.allocator.observed import Observed
 from cudakit.core.memory.allocator.pools import PoolId
 from cudakit.core.memory.allocator.private import PoolError, PrivatePools, SegmentSource, Takes
 from cudakit.core.memory.allocator.reuse import CaptureGraph, Proofs
-from cudakit.core.memory.allocator.upstream import stream_number
+from cudakit.core.memory.allocator.upstream import Captured, stream_number
 from cudakit.errors import CudaError
 
 
@@ -60,11 +60,15 @@ class Pooled(Observed):
         To be left when the capture has ended: until then no event is asked, and nothing given back. Where it
         fails, the pool is let go of too; else it is held until the GraphMemory is closed, which is to be done
         when the graph is no more. ``pool`` is shared with the graphs that have it already; None is a new
-        one. Which requests are meant: see ``of_capture``. ``graph`` tells besides what is free again within
-        the capture, with the setting graph_capture_record_stream_reuse. Raises PoolError where requests go to
-        that pool already.
+        one. ``stream`` is one that is captured, and what is meant are the requests on all streams of the same
+        capture while it goes on; None is all of this thread. With the setting
+        graph_capture_record_stream_reuse the graph so far tells what is free again within the capture. It is
+        asked of the device, unless there is another ``graph``. Raises PoolError where requests go to that
+        pool already.
         """
         number = None if stream is None else stream_number(stream)
+        if graph is None and isinstance(self._upstream, Captured):
+            graph = self._upstream.graph
         reuses = self._cache.settings.graph_capture_record_stream_reuse
         proofs = Proofs(graph) if graph and reuses else None
         with self._with_pools() as pools:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from cudakit.allocator_config.settings import Recorded as Setting
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator import saving, snapshot
 from cudakit.core.memory.allocator.counted import Counted
 from cudakit.core.memory.allocator.invalid import InvalidPointer, reason_for
-from cudakit.core.memory.allocator.settings import Recorded as Setting
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.tracing import Context, History, Stage, gather
 from cudakit.core.memory.allocator.upstream import Upstream
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from cudakit.allocator_config.settings import Recorded
 from cudakit.core.memory.allocator.block import Segment
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.observed import Observed
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL
-from cudakit.core.memory.allocator.settings import Recorded
 from cudakit.errors import CudaError, UsageError
 
 

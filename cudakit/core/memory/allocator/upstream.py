@@ -10,7 +10,8 @@ import threading
 from typing import Protocol, runtime_checkable
 
 from cudakit.core.memory.allocator.pages import PagesOfGpu, VirtualMemory
-from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, MemoryInfo, Ptr, Stream
+from cudakit.core.memory.allocator.reuse import CaptureGraph
+from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, GraphNode, MemoryInfo, Ptr, Stream
 
 DEFAULT_STREAM = 0
 
@@ -37,12 +38,21 @@ class Paged(Protocol):
     def pages(self) -> VirtualMemory: ...
 
 
+@runtime_checkable
+class Captured(Protocol):
+    """An upstream whose streams may be captured, and that knows the graph."""
+
+    @property
+    def graph(self) -> CaptureGraph: ...
+
+
 class OfGpu:
-    """Memory of a Gpu, at once (cuMemAlloc)."""
+    """Memory of a Gpu, at once (cuMemAlloc), whatever is captured."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self.pages = PagesOfGpu(gpu)
+        self.graph = GraphOfGpu(gpu)
         self.memory_info = gpu.memory_info
         self.destroy_event = gpu.destroy_event
         self.query_event = gpu.query_event
@@ -50,7 +60,8 @@ class OfGpu:
         self.sync = gpu.sync
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
-        return self._gpu.malloc(size_bytes)
+        with self._gpu.relaxed():
+            return self._gpu.malloc(size_bytes)
 
     def free(self, ptr: int) -> None:
         self._gpu.free(Ptr(ptr))
@@ -62,6 +73,31 @@ class OfGpu:
         # The default stream of a thread can be named by that thread alone; the legacy one waits for it, as
         # for every blocking stream (CUDA Driver API, "Stream synchronization behavior").
         self._gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
+
+
+class GraphOfGpu:
+    """What a Gpu tells of the captures that its streams are in."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def capture(self, stream: int) -> int | None:
+        known = _captured(stream)
+        return None if known is None else self._gpu.capture_id(known)
+
+    def terminals(self, stream: int) -> tuple[int, ...]:
+        known = _captured(stream)
+        return () if known is None else self._gpu.capture_ends(known)
+
+    def predecessors(self, node: int) -> tuple[int, ...]:
+        return self._gpu.dependencies(GraphNode(node))
+
+
+def _captured(stream: int) -> Stream | None:
+    """Return a stream that may be captured: not the legacy one, nor that of a thread to any other."""
+    if stream < 0:
+        return PER_THREAD if stream == stream_number(PER_THREAD) else None
+    return Stream(stream) if stream else None
 
 
 def stream_number(stream: int) -> int:

@@ -8,11 +8,12 @@ from core.memory.allocator.captured import Graph
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import changes, current
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import GraphMemory, MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.private import PoolError
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.errors import CudaError
 
 SIZE = 30 * MIB
 REUSE = Settings(graph_capture_record_stream_reuse=True)
@@ -222,6 +223,28 @@ def test_34_what_no_graph_proves_waits_for_the_end(device: Device, settings: Set
 
     assert during != ptr
     assert current(allocator, "active") == 2
+    law.check(allocator)
+
+
+class Unasked(Graph):
+    """A graph of which the driver says nothing."""
+
+    def terminals(self, stream: int) -> tuple[int, ...]:
+        raise CudaError(999, "CUDA_ERROR_UNKNOWN", f"stream {stream}")
+
+
+def test_34_what_a_graph_does_not_tell_waits_for_the_end(device: Device) -> None:
+    allocator, graph = CachingAllocator(device, REUSE), Unasked(11)
+    with allocator.capture(stream=11, graph=graph):
+        ptr = allocator.alloc(SIZE, 11)
+        allocator.record_use(ptr, 12)
+        graph.wait(12, 11)
+        with pytest.raises(CudaError, match="UNKNOWN"):
+            allocator.free(ptr)
+        graph.end()
+    allocator.alloc(SIZE, 11)
+
+    assert current(allocator, "active") == 1
     law.check(allocator)
 
 

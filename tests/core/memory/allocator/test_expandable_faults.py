@@ -9,8 +9,8 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB
 from core.memory.allocator.virtual_device import VirtualDevice
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import CudaError
 
 CAPACITY = 160 * MIB

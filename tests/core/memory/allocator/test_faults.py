@@ -8,8 +8,8 @@ import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import CudaError
 
 CAPACITY = 128 * MIB

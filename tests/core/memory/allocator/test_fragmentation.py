@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import random
+
+import pytest
 from core.memory.allocator.device import MIB, Device
+from core.memory.allocator.expanding import PAGE, expanding, switch
 
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.fragmentation import StreamMemory
@@ -94,3 +98,35 @@ def test_the_sums_are_those_of_the_statistics(allocator: CachingAllocator) -> No
     assert found.requested_bytes == statistics["requested_bytes.all.current"]
     assert found.free_bytes == found.reserved_bytes - found.allocated_bytes
     assert sum(m.stranded_bytes for m in found.streams) == found.free_bytes
+
+
+def test_whole_pages_of_a_segment_that_grows_can_be_given_back_beside_what_is_used() -> None:
+    allocator = expanding()
+    held = [allocator.alloc(15 * MIB) for _ in range(4)]
+    for ptr in held[1:3]:
+        allocator.free(ptr)
+
+    found = allocator.fragmentation()
+
+    assert (found.free_bytes, found.largest_hole_bytes) == (30 * MIB, 30 * MIB)
+    assert found.releasable_bytes == PAGE
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_what_is_said_to_be_releasable_is_what_is_given_back(expands: bool) -> None:
+    allocator, rng = expanding(), random.Random(3)  # noqa: S311
+    switch(allocator, on=expands)
+    live: list[int] = []
+    for _ in range(20):
+        for _ in range(40):
+            if live and rng.random() < 0.6:
+                allocator.free(live.pop(rng.randrange(len(live))))
+            else:
+                live.append(
+                    allocator.alloc(rng.choice([512, MIB, 9 * MIB, 33 * MIB]), rng.randrange(2))
+                )
+        before = allocator.fragmentation()
+        allocator.empty_cache()
+        after = allocator.fragmentation()
+        assert before.reserved_bytes - after.reserved_bytes == before.releasable_bytes
+        assert after.releasable_bytes == 0

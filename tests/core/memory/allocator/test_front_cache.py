@@ -13,10 +13,10 @@ from core.memory.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import MemPool
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import InputError
 
 STREAMS = (0, 11, 12)
@@ -256,6 +256,17 @@ def test_a_second_free_is_refused(allocator: CachingAllocator) -> None:
         allocator.record_use(ptr, 11)
 
 
+@pytest.mark.parametrize("operation", ["free", "record_use"])
+def test_of_an_address_within_what_is_kept_it_says_that_it_was_freed(
+    allocator: CachingAllocator, operation: str
+) -> None:
+    ptr = allocator.alloc(700)
+    allocator.free(ptr)
+
+    with pytest.raises(InvalidPointer, match="freed before"):
+        getattr(allocator, operation)(ptr + 8, 11)
+
+
 def test_a_size_that_is_equal_to_a_kept_one_must_still_be_a_number_of_bytes(
     allocator: CachingAllocator,
 ) -> None:
@@ -310,6 +321,27 @@ def test_a_private_pool_has_no_part_in_it(allocator: CachingAllocator) -> None:
         assert inside != outside
         assert allocator.alloc(700) == outside
         assert allocator.alloc(700) != inside
+
+
+def test_what_a_pool_is_restored_to_has_no_part_in_it_whatever_blocks_it_is_made_of(
+    allocator: CachingAllocator,
+) -> None:
+    with MemPool(allocator) as pool:
+        with allocator.use_pool(pool):
+            pieces = [allocator.alloc(700) for _ in range(2)]
+        state = allocator.checkpoint(pool)
+        for ptr in pieces:
+            allocator.free(ptr)
+        outside = [allocator.alloc(700) for _ in range(2)]
+        for ptr in outside:
+            allocator.free(ptr)
+        allocator.statistics()  # which merges what is kept, and lets a block be used anew
+
+        allocator.restore(state)
+        for ptr in pieces:
+            allocator.free(ptr)
+
+        assert [allocator.alloc(700) for _ in range(2)] == outside
 
 
 def test_without_caching_nothing_is_kept(allocator: CachingAllocator, device: Device) -> None:

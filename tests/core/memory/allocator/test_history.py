@@ -12,9 +12,9 @@ from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import actions
 from core.memory.allocator.work import Work
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, replay
 from cudakit.core.memory.snapshot import Action, BlockState, Snapshot

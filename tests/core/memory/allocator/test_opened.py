@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.opened import OpenedAllocator
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.sim import Sim
 
@@ -76,7 +76,7 @@ def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
 HEAD = """
 import os
 from cudakit.core.memory.allocator.opened import OpenedAllocator
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.allocator_config.settings import Settings
 from cudakit.gpu.sim import Sim
 allocator = OpenedAllocator(Sim(), Settings())
 ptr = allocator.alloc(1000)

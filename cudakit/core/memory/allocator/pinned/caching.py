@@ -6,6 +6,7 @@ import weakref
 from contextlib import suppress
 from operator import index
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.background import Background
@@ -14,7 +15,6 @@ from cudakit.core.memory.allocator.pinned.buckets import bucket_of
 from cudakit.core.memory.allocator.pinned.observed import HostObserved
 from cudakit.core.memory.allocator.pinned.refused import out_of_pinned_memory, refuse_missing
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tracing import ALLOC, Level, Recorder, gather
 from cudakit.core.memory.allocator.upstream import stream_number

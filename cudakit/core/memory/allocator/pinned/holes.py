@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.core.memory.allocator.sizes import (
     MIB,
     MOST_SMALL,

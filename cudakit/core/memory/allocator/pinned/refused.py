@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.supply import OUT_OF_MEMORY
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import CudaError, Unsupported
 from cudakit.units import format_bytes
 
 
-class OutOfPinnedMemory(CudaError):
+class OutOfPinnedMemory(CudaError, MemoryError):
     """The driver has no pinned memory for a request, even after all that was cached was given back."""
 
 

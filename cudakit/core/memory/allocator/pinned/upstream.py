@@ -21,7 +21,7 @@ class HostUpstream(Protocol):
 
 
 class PinnedOfGpu:
-    """Memory of the host that a Gpu reaches (cuMemHostAlloc)."""
+    """Memory of the host that a Gpu reaches (cuMemHostAlloc), whatever is captured."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -31,7 +31,8 @@ class PinnedOfGpu:
         self.sync = gpu.sync
 
     def malloc(self, size_bytes: int) -> int:
-        return self._gpu.host_malloc(size_bytes, pinned=True)
+        with self._gpu.relaxed():
+            return self._gpu.host_malloc(size_bytes, pinned=True)
 
     def free(self, ptr: int) -> None:
         self._gpu.host_free(Ptr(ptr))

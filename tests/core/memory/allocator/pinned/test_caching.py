@@ -7,10 +7,10 @@ import pytest
 from core.memory.allocator.device import GIB, MIB
 from core.memory.allocator.pinned.host import Host
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.refused import OutOfPinnedMemory
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import Unsupported
 
 KIB = 1024

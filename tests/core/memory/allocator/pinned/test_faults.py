@@ -7,8 +7,8 @@ from core.memory.allocator.device import MIB
 from core.memory.allocator.pinned import law
 from core.memory.allocator.pinned.host import Host
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.memory.allocator.settings import Settings
 from cudakit.errors import CudaError
 
 CAPACITY = 32 * MIB

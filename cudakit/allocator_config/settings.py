@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
-from cudakit.core.memory.allocator.config_keys import KEYS, Key
-from cudakit.core.memory.allocator.reserve import Reserve
-from cudakit.core.memory.allocator.setting_rules import (
+from cudakit.allocator_config.keys import KEYS, Key
+from cudakit.allocator_config.reserve import Reserve
+from cudakit.allocator_config.rules import (
     DIVISION_SLOTS,
     MIB,
     RULES,

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.memory.allocator.all_settings import settings as all_settings
+from allocator_config.all_settings import settings as all_settings
 from hypothesis import given
 
-from cudakit.core.memory.allocator.config import parse_config
-from cudakit.core.memory.allocator.config_keys import KEYS
-from cudakit.core.memory.allocator.reserve import Reserve
-from cudakit.core.memory.allocator.setting_rules import MIB, RULES, SettingRefused
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.allocator_config.keys import KEYS
+from cudakit.allocator_config.parser import parse_config
+from cudakit.allocator_config.reserve import Reserve
+from cudakit.allocator_config.rules import MIB, RULES, SettingRefused
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.load.settings import plain_settings
 from cudakit.errors import InputError
 
-DATA = Path(__file__).parents[3] / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def test_the_defaults_are_those_of_pytorch() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cudakit.core.memory.allocator.config_keys import KEYS
-from cudakit.core.memory.allocator.reserve import FULL_RESERVE, Reserve
-from cudakit.core.memory.allocator.setting_rules import LARGEST_MIB, MIB
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.allocator_config.keys import KEYS
+from cudakit.allocator_config.reserve import FULL_RESERVE, Reserve
+from cudakit.allocator_config.rules import LARGEST_MIB, MIB
+from cudakit.allocator_config.settings import Settings
 
 NATIVE = frozenset(key.field for key in KEYS.values() if key.native)
 

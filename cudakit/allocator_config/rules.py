@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from cudakit.core.memory.allocator.reserve import Reserve
+from cudakit.allocator_config.reserve import Reserve
 from cudakit.errors import InputError
 
 MIB = 1 << 20

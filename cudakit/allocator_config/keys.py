@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from cudakit.core.memory.allocator import config_values as values
-from cudakit.core.memory.allocator.config_text import Entry
+from cudakit.allocator_config import values
+from cudakit.allocator_config.text import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from cudakit.core.memory.allocator.config_keys import DROPPED, KEYS, SPELLINGS
-from cudakit.core.memory.allocator.config_text import Entry, Piece, read_entries
-from cudakit.core.memory.allocator.setting_rules import SettingRefused
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.allocator_config.keys import DROPPED, KEYS, SPELLINGS
+from cudakit.allocator_config.rules import SettingRefused
+from cudakit.allocator_config.settings import Settings
+from cudakit.allocator_config.text import Entry, Piece, read_entries
 
-# The name of this allocator alone goes first; then as PyTorch looks (AcceleratorAllocatorConfig::instance:
-# the old name before the new one, against what its header says).
-VARIABLES = ("CUDAKIT_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# In the order in which PyTorch looks (AcceleratorAllocatorConfig::instance: the old name before the new one,
+# against what its header says).
+PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# The name of cudakit's own allocator alone goes first.
+VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
 
 
 class SettingsWarning(UserWarning):

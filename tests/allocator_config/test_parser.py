@@ -4,15 +4,15 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from core.memory.allocator.all_settings import settings as all_settings
+from allocator_config.all_settings import settings as all_settings
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.allocator.config import SettingsWarning, effective, parse_config
-from cudakit.core.memory.allocator.config_keys import KEYS
-from cudakit.core.memory.allocator.reserve import Reserve
-from cudakit.core.memory.allocator.setting_rules import MIB
-from cudakit.core.memory.allocator.settings import Settings
+from cudakit.allocator_config.keys import KEYS
+from cudakit.allocator_config.parser import SettingsWarning, effective, parse_config
+from cudakit.allocator_config.reserve import Reserve
+from cudakit.allocator_config.rules import MIB
+from cudakit.allocator_config.settings import Settings
 from cudakit.errors import InputError
 
 CUDA, NEUTRAL, OURS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDAKIT_ALLOC_CONF"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from cudakit.core.memory.allocator.config_text import Entry, Piece
-from cudakit.core.memory.allocator.reserve import Reserve
-from cudakit.core.memory.allocator.setting_rules import (
+from cudakit.allocator_config.reserve import Reserve
+from cudakit.allocator_config.rules import (
     BACKENDS,
     DIVISION_SLOTS,
     LARGEST_MIB,
     MIB,
     is_power_of_two,
 )
+from cudakit.allocator_config.text import Entry, Piece
 from cudakit.errors import InputError
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads no number of 5000 digits

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from core.memory.load import files
+from core.memory.load.files import pickled
+from invocation import Cli
+
+import cudakit
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
+GROWS = "expandable_segments:True"
+
+
+def test_the_answer_is_the_headline_and_exit_code_0(cli: Cli) -> None:
+    run = cli("memviz", OOM, "--what-if", GROWS)
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert "✓ expandable_segments:True would have served the request that failed" in run.stdout
+
+
+def test_the_json_has_a_schema_and_a_row_for_each_setting(cli: Cli) -> None:
+    run = cli("memviz", OOM, "--what-if", GROWS, "--what-if", "", "--json")
+    found = json.loads(run.stdout)
+
+    assert found["schema"] == "cudakit.memviz.whatif/1"
+    (device,) = found["devices"]
+    assert [row["name"] for row in device["tried"]] == [GROWS, "defaults"]
+    assert device["differences"] == []
+    assert device["recorded"]["peak"]["reserved_bytes"] == 2988441600
+    assert device["replayed"]["peak"] == device["recorded"]["peak"]
+    assert device["best"] == 0
+
+
+def test_python_gets_what_the_command_prints(cli: Cli) -> None:
+    result = cudakit.memviz_what_if(TRAINING, GROWS, limit_bytes=780 << 20)
+    run = cli("memviz", TRAINING, "--what-if", GROWS, "--what-if-limit", "780MiB", "--json")
+
+    assert result.devices[0].headline == json.loads(run.stdout)["devices"][0]["headline"]
+
+
+def test_the_report_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
+    page = tmp_path / "what-if.html"
+    run = cli("memviz", OOM, "--what-if", GROWS, "--html", page)
+
+    assert run.exit_code == 0
+    assert "would have served the request that failed" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--what-if", "expandable_segments:Yes"), "--what-if, character 21"),
+        (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
+        (("--what-if", "", "--diff", OOM), "ask one at a time"),
+        (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
+        (("--what-if", "", "--csv", "all.csv"), "--csv writes one snapshot, not a replay"),
+        (("--what-if", "", "--what-if-limit", "lots"), "lots"),
+        (("--what-if-limit", "1GiB"), "needs --what-if"),
+        (("--what-if", "per_process_memory_fraction:0.5"), "no snapshot says how much memory"),
+        (("--what-if", "", "--device", "1"), "no device 1"),
+        (("--what-if", "", "--device", "host"), "not pinned host memory"),
+    ],
+)
+def test_what_cannot_be_tried_is_a_usage_error(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    run = cli("memviz", OOM, *arguments)
+
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_file_without_a_trace_is_refused_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    snapshot = files.snapshot()
+    snapshot["device_traces"] = [[] for _ in snapshot["device_traces"]]
+    path = tmp_path / "state.pkl"
+    path.write_bytes(pickled(snapshot))
+    run = cli("memviz", path, "--what-if", "")
+
+    assert run.exit_code == 2
+    assert "there is no trace in it" in run.stderr
+    assert "hint: record one: `cudakit run --memory`" in run.stderr

@@ -1,0 +1,170 @@
+"""The allocator while a device captures: the graph says what belongs to it, and what is free again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from contract.workbench import Workbench
+
+from cudakit.allocator_config.settings import Settings
+from cudakit.core.memory.allocator.mempool import GraphMemory
+from cudakit.core.memory.allocator.opened import OpenedAllocator
+from cudakit.gpu.api import PER_THREAD, Gpu, Stream
+
+MIB = 1 << 20
+SIZE = 30 * MIB
+
+Make = Callable[..., OpenedAllocator]
+
+
+@pytest.fixture
+def make(gpu: Gpu) -> Iterator[Make]:
+    made: list[OpenedAllocator] = []
+
+    def allocator(**settings: bool) -> OpenedAllocator:
+        made.append(OpenedAllocator(gpu, Settings(**settings), owned=False))
+        return made[-1]
+
+    yield allocator
+    for each in made:
+        each.close()
+
+
+def pools(allocator: OpenedAllocator) -> list[tuple[int, int]]:
+    return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_capture_allocates_and_its_graph_computes_what_it_should(
+    bench: Workbench, make: Make, expandable: bool
+) -> None:
+    gpu, stream, seen = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    allocator = make(expandable_segments=expandable)
+    with allocator.capture(stream=stream) as memory:
+        gpu.capture_begin(stream)
+        ptr = allocator.alloc(SIZE, stream)
+        gpu.fill(ptr, 0, SIZE, stream)
+        bench.add(ptr, 1, 7, stream)
+        bench.move(seen, ptr, stream)
+        allocator.free(ptr)
+        executable = gpu.instantiate(gpu.capture_end(stream))
+    assert set(pools(allocator)) == {memory.id}
+
+    for _ in range(2):
+        gpu.graph_launch(executable, stream)
+        assert bench.read(seen) == [7]
+    gpu.destroy_graph_exec(executable)
+    memory.close()
+    allocator.empty_cache()
+    assert pools(allocator) == []
+
+
+def test_pinned_memory_is_allocated_within_a_capture_too(bench: Workbench, make: Make) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    allocator, value = make(), bench.ints(5)
+    gpu.capture_begin(stream)
+    pinned = allocator.pinned.alloc(4)
+    gpu.copy(pinned, value, 4, stream)
+    executable = gpu.instantiate(gpu.capture_end(stream))
+    gpu.graph_launch(executable, stream)
+    gpu.sync_stream(stream)
+
+    assert bytes(gpu.host_view(pinned, 4)) == b"\5\0\0\0"
+
+
+def test_no_event_of_pinned_memory_is_asked_within_a_capture(gpu: Gpu, make: Make) -> None:
+    stream, allocator = gpu.stream(blocking=False), make()
+    ptr = allocator.pinned.alloc(MIB)
+    allocator.pinned.record_use(ptr, stream)
+    allocator.pinned.free(ptr)
+    with allocator.capture(stream=stream):
+        gpu.capture_begin(stream)
+        during = allocator.pinned.alloc(MIB)
+        gpu.destroy_graph(gpu.capture_end(stream))
+    gpu.sync_stream(stream)
+
+    assert during != ptr
+    assert allocator.pinned.alloc(MIB) == ptr
+
+
+def test_pinned_memory_that_a_graph_uses_is_kept_for_it(gpu: Gpu, make: Make) -> None:
+    stream, allocator = gpu.stream(), make()
+    with allocator.capture(stream=stream):  # before anybody asked for pinned memory
+        gpu.capture_begin(stream)
+        ptr = allocator.pinned.alloc(MIB)
+        allocator.pinned.record_use(ptr, stream)
+        gpu.destroy_graph(gpu.capture_end(stream))
+    allocator.pinned.free(ptr)
+
+    assert allocator.pinned.alloc(MIB) != ptr
+    allocator.pinned.forget_graphs()
+    assert allocator.pinned.alloc(MIB) == ptr
+
+
+def test_only_requests_on_streams_of_the_capture_are_meant(bench: Workbench, make: Make) -> None:
+    gpu, allocator = bench.gpu, make()
+    first, second, other = (gpu.stream(blocking=False) for _ in range(3))
+    with allocator.capture(stream=first) as memory:
+        gpu.capture_begin(first)
+        gpu.wait(second, bench.recorded(first))
+        for stream in (first, second, other, Stream(0), PER_THREAD):
+            allocator.alloc(SIZE, stream)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(allocator.alloc, 2 * SIZE, second).result()
+        gpu.wait(first, bench.recorded(second))
+        gpu.destroy_graph(gpu.capture_end(first))
+        allocator.alloc(SIZE, first)
+
+    found = allocator.snapshot()["segments"]
+    mine = [segment["stream"] for segment in found if segment["segment_pool_id"] == memory.id]
+    assert sorted(mine) == [first, second, second]
+    assert len(found) == 7
+
+
+def test_the_default_stream_of_a_thread_is_asked_by_that_thread(
+    bench: Workbench, make: Make
+) -> None:
+    gpu, allocator = bench.gpu, make()
+    with allocator.capture(stream=PER_THREAD) as memory:
+        gpu.capture_begin(PER_THREAD)
+        allocator.alloc(SIZE, PER_THREAD)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(allocator.alloc, SIZE, PER_THREAD).result()
+        gpu.destroy_graph(gpu.capture_end(PER_THREAD))
+
+    assert sorted(pools(allocator)) == [(0, 0), memory.id]
+
+
+def reused(bench: Workbench, allocator: OpenedAllocator) -> tuple[bool, bool, GraphMemory]:
+    """Free what two streams used, and say whether it is reused before they join, and after."""
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    with allocator.capture(stream=first) as memory:
+        gpu.capture_begin(first)
+        ptr = allocator.alloc(SIZE, first)
+        bench.store(ptr, 1, first)
+        gpu.wait(second, bench.recorded(first))
+        allocator.record_use(ptr, second)
+        bench.store(ptr, 2, second)
+        allocator.free(ptr)
+        bench.store(allocator.alloc(4, first), 3, first)
+        before = allocator.alloc(SIZE, first) == ptr
+        gpu.wait(first, bench.recorded(second))
+        after = allocator.alloc(SIZE, first) == ptr
+        gpu.destroy_graph(gpu.capture_end(first))
+    return before, after, memory
+
+
+def test_the_graph_proves_what_is_free_again(bench: Workbench, make: Make) -> None:
+    allocator = make(graph_capture_record_stream_reuse=True)
+    for _ in range(2):  # of the second capture the first says nothing
+        before, after, memory = reused(bench, allocator)
+        assert (before, after) == (False, True)
+        memory.close()
+
+
+def test_without_the_setting_nothing_is_reused_within_a_capture(
+    bench: Workbench, make: Make
+) -> None:
+    assert reused(bench, make())[:2] == (False, False)

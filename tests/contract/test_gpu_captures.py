@@ -1,0 +1,161 @@
+"""What is known of a capture while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.gpu.api import LEGACY, Gpu, GraphNode, Stream
+from cudakit.gpu.explain import Status
+
+MIB = 1 << 20
+
+
+@contextmanager
+def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
+    gpu.capture_begin(stream)
+    yield
+    gpu.destroy_graph(gpu.capture_end(stream))
+
+
+def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
+    """Return all the nodes that the next one of a stream comes after."""
+    seen: set[GraphNode] = set()
+    left = [*gpu.capture_ends(stream)]
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += gpu.dependencies(node)
+    return seen
+
+
+def test_each_capture_has_an_id_and_only_while_it_goes_on(gpu: Gpu) -> None:
+    first, second = gpu.stream(), gpu.stream()
+    ids = []
+    for stream in (first, second, first):
+        assert gpu.capture_id(stream) is None
+        with capturing(gpu, stream):
+            ids.append(gpu.capture_id(stream))
+            assert gpu.capture_id(first if stream == second else second) is None
+            assert gpu.capture_id(LEGACY) is None
+            assert gpu.capture_ends(LEGACY) == ()
+    assert gpu.capture_id(first) is None
+
+    assert None not in ids
+    assert len(set(ids)) == 3
+
+
+def test_streams_that_wait_for_a_captured_one_are_in_its_capture(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    with capturing(gpu, first):
+        gpu.wait(second, bench.recorded(first))
+        assert gpu.capture_id(second) == gpu.capture_id(first)
+        gpu.wait(first, bench.recorded(second))
+    assert gpu.capture_id(second) is None
+
+
+def test_two_captures_side_by_side_are_told_apart(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value = bench.ints(0)
+    with capturing(gpu, first), capturing(gpu, second):
+        assert gpu.capture_id(first) != gpu.capture_id(second)
+        for stream in (first, second):
+            bench.add(value, 1, 1, stream)
+        assert not ancestors(gpu, first) & ancestors(gpu, second)
+
+
+def test_the_next_node_depends_on_the_last_of_its_stream(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    with capturing(gpu, stream):
+        assert gpu.capture_ends(stream) == ()
+        bench.add(value, 1, 1, stream)
+        (first,) = gpu.capture_ends(stream)
+        assert gpu.capture_ends(stream) == (first,)
+        bench.add(value, 1, 1, stream)
+        (second,) = gpu.capture_ends(stream)
+
+        assert second != first
+        assert gpu.dependencies(first) == ()
+        assert gpu.dependencies(second) == (first,)
+    assert gpu.capture_ends(stream) == ()
+
+
+def test_a_stream_that_waits_comes_after_what_it_waits_for_alone(bench: Workbench) -> None:
+    gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
+    value, other = bench.ints(0), bench.ints(0)
+    with capturing(gpu, first):
+        bench.add(value, 1, 1, first)
+        gpu.wait(second, bench.recorded(first))
+        assert gpu.capture_ends(second) == gpu.capture_ends(first)
+        bench.add(value, 1, 1, first)
+        bench.add(other, 1, 1, second)
+        on_first, on_second = gpu.capture_ends(first), gpu.capture_ends(second)
+        assert len(ancestors(gpu, first)) == len(ancestors(gpu, second)) == 2
+        assert not {*on_first} & ancestors(gpu, second)
+
+        gpu.wait(first, bench.recorded(second))
+        assert {*gpu.capture_ends(first)} == {*on_first, *on_second}
+        bench.add(value, 1, 1, first)
+        (joined,) = gpu.capture_ends(first)
+        assert {*gpu.dependencies(joined)} == {*on_first, *on_second}
+        assert len(ancestors(gpu, first)) == 4
+        assert gpu.capture_ends(second) == on_second
+
+
+def test_a_capture_that_was_spoiled_has_no_id_any_more(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    gpu.capture_begin(stream)
+    bench.add(value, 1, 1, stream)
+    with refused(Status.STREAM_CAPTURE_UNSUPPORTED):
+        gpu.malloc(512)
+
+    assert gpu.capture_id(stream) is None
+    assert gpu.capture_ends(stream) == ()
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(stream)
+
+
+def test_a_stream_that_is_no_more_is_in_no_capture_to_be_asked_about(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    gpu.destroy_stream(stream)
+    with refused(Status.INVALID_HANDLE):
+        gpu.capture_id(stream)
+    with refused(Status.INVALID_HANDLE):
+        gpu.capture_ends(stream)
+
+
+def test_who_is_relaxed_allocates_while_he_captures(bench: Workbench) -> None:
+    gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    gpu.capture_begin(stream)
+    with gpu.relaxed():
+        with gpu.relaxed():
+            ptr = gpu.malloc(MIB)
+        pinned = gpu.host_malloc(MIB)
+        page = gpu.granularity()
+        backing, addresses = gpu.create(page), gpu.reserve(page)
+        gpu.map(addresses, backing, page)
+    bench.add(value, 1, 1, stream)
+    executable = gpu.instantiate(gpu.capture_end(stream))
+    gpu.graph_launch(executable, stream)
+
+    assert bench.read(value) == [1]
+    gpu.unmap(addresses, page)
+    gpu.unreserve(addresses, page)
+    gpu.release(backing)
+    gpu.host_free(pinned)
+    gpu.free(ptr)
+
+
+def test_who_was_relaxed_is_held_to_the_rules_again(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    gpu.capture_begin(stream)
+    with pytest.raises(KeyError), gpu.relaxed():
+        raise KeyError
+    with refused(Status.STREAM_CAPTURE_UNSUPPORTED):
+        gpu.malloc(512)
+    with refused(Status.STREAM_CAPTURE_INVALIDATED):
+        gpu.capture_end(stream)
