@@ -80,8 +80,10 @@ class Run:
             ptr = self.rng.choice(found)
             del self.live[ptr]
             self.raw.discard(ptr)
-            self.used.discard(ptr)
             self.subject.free(ptr)
+            if ptr in self.used:
+                self.used.discard(ptr)
+                self.look()
 
     def use(self) -> None:
         if tensors := [ptr for ptr in self.live if ptr not in self.raw]:
@@ -94,7 +96,7 @@ class Run:
             self.subject.busy(self.rng.choice(USERS))
 
     def settle(self) -> None:
-        self.subject.settle(self.rng.choice(USERS))
+        self.settle_one(self.rng.choice(USERS))
 
     def rare(self) -> None:
         self.settle_all()
@@ -125,7 +127,20 @@ class Run:
 
     def settle_all(self) -> None:
         for stream in USERS:
-            self.subject.settle(stream)
+            self.settle_one(stream)
+
+    def settle_one(self, stream: str) -> None:
+        self.subject.settle(stream)
+        self.look()
+
+    def look(self) -> None:
+        """Have events looked at now, before another stream has any that are done.
+
+        What several streams have done at once PyTorch completes in the order of a hash map, which shows in
+        the peaks and sums of pieces and in the last request of a free block.
+        """
+        if ptr := self.subject.attempt(512, DEFAULT, raw=True):
+            self.subject.free(ptr)
 
     def size(self) -> int:
         kind = self.rng.random()

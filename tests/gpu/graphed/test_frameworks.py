@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver as cu
+from numba_ready import WHY_NOT, numba_is_ready
 
 import cudakit
 from cudakit.gpu.cuda.driver import check
@@ -203,8 +204,8 @@ def test_a_synchronization_in_a_function_of_cupy_is_named(cupy: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*Grid size")
 def test_a_function_of_numba_takes_the_stream_that_it_is_given() -> None:
     cuda = pytest.importorskip("numba.cuda")
-    if not hasattr(np, "row_stack"):
-        pytest.skip("Numba may be too old for this numpy")
+    if not numba_is_ready():
+        pytest.skip(WHY_NOT)
 
     @cuda.jit
     def add(x: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu.plugs.viewers import opened_by_all
+from numba_ready import WHY_NOT, numba_is_ready
 
 pytestmark = pytest.mark.gpu
 
@@ -30,6 +31,8 @@ def test_an_example_works_and_leaves_a_snapshot(
 ) -> None:
     if find_spec(needed) is None:
         pytest.skip(f"needs {needed}")
+    if needed == "numba" and not numba_is_ready():
+        pytest.skip(WHY_NOT)
     done = subprocess.run(
         [sys.executable, "-P", EXAMPLES / program],
         cwd=tmp_path,

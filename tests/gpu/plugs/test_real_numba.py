@@ -6,15 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from gpu.plugs.viewers import opened_by_all
+from numba_ready import WHY_NOT, numba_is_ready
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba"),
+    pytest.mark.skipif(not numba_is_ready(), reason=WHY_NOT),
 ]
 
 PROGRAM = """

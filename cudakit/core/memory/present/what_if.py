@@ -102,7 +102,9 @@ def _limit(device: DeviceWhatIf) -> str:
 
 def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     base = device.baseline.peak.reserved_bytes
-    compared = {id(outcome) for outcome in device.tried if outcome.shortage is None}
+    # Of what ran out of memory the peak says nothing.
+    ended = [outcome for outcome in device.tried if outcome.shortage is None]
+    compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
     return Table(
         (
             Column("settings", "text"),

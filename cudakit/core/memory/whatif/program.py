@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cudakit.core.memory.replay import Allocations, Replay
 from cudakit.core.memory.replay.lifetimes import BEFORE
@@ -115,7 +116,7 @@ def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
     return tuple(lanes.tolist())
 
 
-def _waited(found: Allocations, events: Events) -> np.typing.NDArray[np.intp]:
+def _waited(found: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Find the frees that did not complete at once, in the same call."""
     n = len(events)
     freed = np.flatnonzero(found.free_requested < n)
@@ -123,7 +124,8 @@ def _waited(found: Allocations, events: Events) -> np.typing.NDArray[np.intp]:
     longer = (end - request > 1) | (end == n)
     # What the next request completed has its stack.
     stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
-    return freed[longer | (stacks[0] != stacks[1]) | (request == BEFORE)]
+    waited: npt.NDArray[np.intp] = freed[longer | (stacks[0] != stacks[1]) | (request == BEFORE)]
+    return waited
 
 
 def _have_own_stacks(found: Allocations, events: Events) -> bool:
@@ -132,7 +134,7 @@ def _have_own_stacks(found: Allocations, events: Events) -> bool:
     return bool((events.stack[allocated] != events.stack[freed]).any())
 
 
-def _waits_end(found: Allocations, lanes: tuple[int, ...], n: int) -> np.typing.NDArray[np.bool_]:
+def _waits_end(found: Allocations, lanes: tuple[int, ...], n: int) -> npt.NDArray[np.bool_]:
     marked = np.zeros(n, np.bool_)
     marked[found.end[(np.array(lanes, np.int64) != AT_ONCE) & (found.end < n)]] = True
     return marked

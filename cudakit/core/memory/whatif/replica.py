@@ -112,7 +112,7 @@ class Replica:
     def _place(self, size_bytes: int) -> int:
         recorded = self._places[size_bytes]
         while recorded:
-            if False and recorded.popleft():
+            if self._is_free(ptr := recorded.popleft(), size_bytes):
                 return ptr
         return self._new_address(size_bytes)
 
