@@ -299,7 +299,7 @@ def class_section(found: type) -> str:
     rows = [(f"`{name}{form}`", first_line(member)) for name, form, member in public_members(found)]
     return sections(
         f"## cudakit.{found.__name__}",
-        f"```\n{found.__name__}{parameters(found.__init__)}\n```",
+        f"```\n{found.__name__}{parameters(vars(found)["__init__"])}\n```",
         *blocks(found.__doc__ or ""),
         table(("Member", "What it does"), rows),
     )
