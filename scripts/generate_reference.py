@@ -296,10 +296,11 @@ def is_no_error(found: type) -> bool:
 
 def class_section(found: type) -> str:
     """Write how an object is made, and a line on each of its methods that are ours."""
+    made = getattr(found, "__init__")  # noqa: B009  of the class, whatever its subclasses have
     rows = [(f"`{name}{form}`", first_line(member)) for name, form, member in public_members(found)]
     return sections(
         f"## cudakit.{found.__name__}",
-        f"```\n{found.__name__}{parameters(vars(found)["__init__"])}\n```",
+        f"```\n{found.__name__}{parameters(made)}\n```",
         *blocks(found.__doc__ or ""),
         table(("Member", "What it does"), rows),
     )
