@@ -75,10 +75,10 @@ def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
         *(_Shown(f"of {peer}", partial(share_of, peer, cases=cases)) for peer in compared(cases)),
         _Shown("of limit", lambda case: _share(case.ratio_to_limit), needed=_has_limit),
         _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_datasheet),
-        # As a number: where there is no room, it gives way before the rate.
-        _Shown("bound", _bound, "number", _has_limit),
-        _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
         _Shown("energy", _energy, needed=_has_energy),
+        _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
+        # As a number: where there is no room, it gives way first.
+        _Shown("bound", _bound, "number", _has_limit),
     ]
 
 
