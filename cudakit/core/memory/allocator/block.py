@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from cudakit.core.memory.allocator.front_cache import Bin
+    from cudakit.core.memory.allocator.ledger import Tab
     from cudakit.core.memory.allocator.pools import FreeBlocks, Pool
     from cudakit.gpu.api import Ptr
 
@@ -27,6 +28,7 @@ class Block:
         "age_base",
         "allocated",
         "bin",
+        "counted",
         "free",
         "next",
         "origin",
@@ -37,6 +39,7 @@ class Block:
         "row",
         "size",
         "stack",
+        "tab",
         "waits",
         "weighed_request",
         "weighed_size",
@@ -56,10 +59,12 @@ class Block:
         self.stack: Trail | None = None
         self.origin: Trail | None = None  # the stack of the segment, in one of its blocks
         self.bin: Bin | None = None  # of the front cache, to which it goes when it is freed
+        self.counted = True  # what is kept in the front cache may be in the ledger, or not
         self.weight = (
             0  # in the ledger, when it was last handed out; with the sizes that this is made of
         )
         self.weighed_size = self.weighed_request = 0
+        self.tab: Tab | None = None  # of its weight, once it has a bin
         self.age_base = 0  # of searches in the pool, when it became free
 
     @property

@@ -61,6 +61,7 @@ class Cache:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
         self.statistics = Statistics(settings.max_split_size_bytes or sizes.UNLIMITED)
+        self.peaked: Callable[[], None] = self.statistics.ledger.raise_peaks
         self.default = Pools(DEFAULT_POOL, self.statistics.small, self.statistics.large)
         self.private = PrivatePools(self.statistics.small, self.statistics.large)
         self.segments: dict[int, Segment] = {}
@@ -150,7 +151,10 @@ class Cache:
             if part is None or len(part) >= MOST_IN_PART:
                 row.add(rest)
             else:
-                insort(part, (rest_bytes, rest.ptr, rest))
+                if not part or part[-1][0] < rest_bytes:
+                    part.append((rest_bytes, rest.ptr, rest))
+                else:
+                    insort(part, (rest_bytes, rest.ptr, rest))
                 rest.free = True
                 rest.age_base = pool.searches
             if whole:
@@ -176,7 +180,7 @@ class Cache:
         ledger.used = used = ledger.used + weight
         ledger.added += weight
         if used & ABOVE_PEAK:
-            ledger.raise_peaks()
+            self.peaked()
         if ledger.pending:
             tally.raise_active()
 
@@ -196,6 +200,7 @@ class Cache:
             )
         block.stack = None
         pieces = piece_bytes = 0
+        largest = False  # of its part, whatever it is merged with
         before, after = block.previous, block.next
         part = row.part
         if after is not None and after.free:
@@ -203,7 +208,11 @@ class Cache:
             if part is None:
                 row.discard(after)
             else:
-                del part[bisect_left(part, (after.size, after.ptr))]
+                if part[-1][2] is after:
+                    part.pop()
+                    largest = True
+                else:
+                    del part[bisect_left(part, (after.size, after.ptr))]
                 after.free = False
             size += after.size
             block.next = follower = after.next
@@ -215,6 +224,9 @@ class Cache:
             pieces, piece_bytes = pieces - 1, piece_bytes - before.size
             if part is None:
                 row.discard(before)
+            elif part[-1][2] is before:
+                part.pop()
+                largest = True
             else:
                 del part[bisect_left(part, (before.size, before.ptr))]
             before.requested = requested
@@ -229,7 +241,10 @@ class Cache:
         if part is None or len(part) >= MOST_IN_PART:
             row.add(block)
         else:
-            insort(part, (size, block.ptr, block))
+            if largest or not part:
+                part.append((size, block.ptr, block))
+            else:
+                insort(part, (size, block.ptr, block))
             block.free = True
             block.age_base = row.pool.searches
         if before is not None or after is not None:

@@ -57,7 +57,7 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
         self._search_again = search_again
         self._uncached: dict[int, int] = {}
         self._helpers: list[Callable[[], bool]] = []
-        self._front = FrontCache(self._cache, front_cache)
+        self._front = FrontCache(self._cache, front_cache, self._unusual)
         self.alloc: Alloc = self._make_alloc()
         self.free: Free = self._make_free()
         self.configure(self._cache.settings)
@@ -139,6 +139,7 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
     def enable_caching(self, *, enabled: bool) -> None:
         """Cache what is freed, or ask the driver each time and count nothing."""
         self._caches = enabled
+        self._let("uncached", on=not enabled)
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
         """Let a function free memory when no free block serves a request; it returns whether it did."""
@@ -200,6 +201,7 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
         finally:
             self._guard.enter()
             self._take_late()
+            self._front.flush()  # the helpers may have freed into it
 
     def _malloc_unlocked(self, size_bytes: int, stream: int) -> int:
         self._guard.leave()

@@ -10,7 +10,7 @@ from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.events import Uses
-from cudakit.core.memory.allocator.front_cache import FrontCache
+from cudakit.core.memory.allocator.front_cache import FrontCache, Unusual
 from cudakit.core.memory.allocator.guard import Guard
 from cudakit.core.memory.allocator.tracing import FREE_REQUESTED, Level, Recorder
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
@@ -26,11 +26,13 @@ class Entrance:
         self._recorder = Recorder()
         self._level = Level.NONE
         self._cache = Cache(upstream, settings)
-        self._front = FrontCache(self._cache, 0)
         self._uses = Uses(upstream, self._complete)
         self._live: dict[int, Block] = {}
         self._caches = True
         self._routes = self._cache.private.routes  # changed, but never another list
+        # Why not everything is as usual: the front cache rests, and the two calls look what it is.
+        self._unusual: set[Unusual] = set()
+        self._front = FrontCache(self._cache, 0, self._unusual)
         # Called after whatever may have changed what is held, when nobody is inside any more.
         self._watchers: list[Callable[[], None]] = []
         # Freed while somebody was inside, by a finalizer or another thread.
@@ -42,7 +44,7 @@ class Entrance:
         try:
             self._take_late()
             if flushes:
-                self._front.flush()
+                self._front.begin_anew()
             yield
         finally:
             self._guard.leave()
@@ -62,6 +64,8 @@ class Entrance:
         if block.size >= cache.max_split_bytes:
             cache.statistics.oversize_allocations.decrease()
         if block.other_streams:
+            self._unusual.add("awaited")
+            self._front.settle()
             block.pool.tally.postponed(block.size)
             self._uses.postpone(block)
         else:
@@ -70,6 +74,7 @@ class Entrance:
 
     def _complete(self, block: Block, stack: Trail | None) -> None:
         block.pool.tally.completed(block.size, block.requested)
+        self._let("awaited", on=self._cache.statistics.ledger.pending > 0)
         self._cache.put_back(block, stack)
 
     def _take_late(self) -> None:
@@ -77,6 +82,26 @@ class Entrance:
             block, stack, stream = self._late.popleft()
             with suppress(CudaError):  # of streams that use it: it waits, and they are tried again
                 self._give_up(block, stack, stream)
+
+    def _let(self, what: Unusual, *, on: bool) -> None:
+        """Note that something is unusual, or is no more."""
+        if on:
+            self._unusual.add(what)
+        else:
+            self._unusual.discard(what)
+
+    def _watch(self, watcher: Callable[[], None]) -> None:
+        """Call a function after whatever may have changed what is held. The guard is held."""
+        if watcher not in self._watchers:
+            self._watchers.append(watcher)
+        self._unusual.add("watched")
+        self._front.flush()
+
+    def _unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call it no more. The guard is held."""
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+        self._let("watched", on=bool(self._watchers))
 
     def _after(self) -> None:
         """Do what waited for nobody to be inside."""

@@ -65,29 +65,26 @@ class HotPath(Entrance):
         acquire, release = guard.lock.acquire, guard.lock.release
         default, find, hand_out = cache.default, cache.find, cache.hand_out
         route, obtain = self._route, self._obtain
-        front, ledger = self._front, cache.statistics.ledger
+        front, ledger, unusual = self._front, cache.statistics.ledger, self._unusual
+        small, large = default.small, default.large
         fronted, default_bins = front.most > 0, front.default
         find_bin, bin_of = front.find, front.bin_of
 
         def alloc(size_bytes: int, stream: int = 0) -> Ptr:  # noqa: C901, PLR0915
             if fronted:
                 bin_ = find_bin(size_bytes, stream) if stream else default_bins.get(size_bytes)
-                if (
-                    bin_
-                    and type(size_bytes) is int
-                    and not (routes or watchers or ledger.pending)
-                    and cache.recorder is None
-                    and self._caches
-                ):
+                if bin_ and not unusual and type(size_bytes) is int:
                     try:
                         kept = bin_.pop()
                     except IndexError:  # another thread was faster
                         pass
                     else:
-                        ledger.used = used = ledger.used + kept.weight
-                        ledger.added += kept.weight
-                        if used & ABOVE_PEAK:
-                            ledger.raise_peaks()
+                        kept.tab.times += 1  # type: ignore[union-attr]  # with a bin it has one
+                        if not kept.counted:
+                            kept.counted = True
+                            ledger.used = used = ledger.used + kept.weight
+                            if used & ABOVE_PEAK:
+                                ledger.raise_peaks()
                         ptr = kept.ptr
                         live[ptr] = kept
                         return ptr
@@ -97,9 +94,12 @@ class HotPath(Entrance):
                     return Ptr(0)
             if 0 < stream <= PER_THREAD:
                 stream = stream_number(stream)
-            if not self._caches:
-                return self._alloc_uncached(size_bytes, stream)
-            stack = gather() if self._level else None
+            stack = None
+            if unusual:
+                if not self._caches:
+                    return self._alloc_uncached(size_bytes, stream)
+                if self._level:
+                    stack = gather()
             acquire()
             if guard.busy:
                 guard.refuse()
@@ -107,12 +107,14 @@ class HotPath(Entrance):
             try:
                 if late:
                     take_late()
-                if uses.waiting:
+                if unusual and uses.waiting:
                     uses.process(stack, stream)
                 divisions = cache.divisions
                 size = rounded(size_bytes, divisions) if divisions else size_bytes + 511 & -512
-                pools = (routes and route(stream)) or default
-                pool = pools.small if size <= MOST_SMALL else pools.large
+                pool = small if size <= MOST_SMALL else large
+                if routes:
+                    pools = route(stream) or default
+                    pool = pools.small if pool is small else pools.large
                 row = pool.rows.get(stream)
                 part = row.part if row is not None and cache.simple else None
                 if part is None:
@@ -148,7 +150,8 @@ class HotPath(Entrance):
         acquire, release = guard.lock.acquire, guard.lock.release
         ledger = cache.statistics.ledger
         claim, put_back, give_up = live.pop, cache.put_back, self._give_up
-        most = self._front.most
+        front, unusual = self._front, self._unusual
+        most = front.most
 
         def free(ptr: int, stream: int | None = None) -> None:
             block = claim(ptr, None)
@@ -159,15 +162,16 @@ class HotPath(Entrance):
             if (
                 bin_ is not None
                 and len(bin_) < most
+                and not unusual
                 and (stream is None or stream == block.row.stream)
-                and not (block.other_streams or watchers)
-                and cache.recorder is None
+                and not block.other_streams
             ):
-                ledger.used -= block.weight
-                block.stack = None
+                if front.counts:
+                    ledger.used -= block.weight
+                    block.counted = False
                 bin_.append(block)
                 return
-            stack = gather() if self._level and self._level >= _OF_FREES else None
+            stack = gather() if unusual and self._level >= _OF_FREES else None
             if guard.busy or not acquire(False):
                 late.append((block, stack, stream))
                 drain()

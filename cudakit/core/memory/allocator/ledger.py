@@ -12,11 +12,13 @@ not, whoever holds a lock.
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Final
 
 METRICS: Final = ("allocation", "allocated_bytes", "requested_bytes")
 SMALL, LARGE, ALL = range(3)
 
+_MOST_TABS = 1 << 14
 _BITS = 80  # of a lane: bytes that are allocated and freed for a year fit in
 _KINDS = 3
 _LANES = range(0, _BITS * _KINDS * len(METRICS), _BITS)
@@ -25,13 +27,24 @@ _AT_PEAK = sum((1 << _BITS - 1) - 1 << lane for lane in _LANES)
 ABOVE_PEAK: Final = sum(1 << _BITS - 1 << lane for lane in _LANES)
 
 
+class Tab:
+    """How often blocks of one weight were handed out that are not in ``Ledger.added``."""
+
+    __slots__ = ("times", "weight")
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.times = 0
+
+
 class Ledger:
     """What is allocated now, at most, and in sum; ``pending`` blocks were freed, but other streams use them.
 
-    Whoever adds to ``used`` looks at ABOVE_PEAK and calls ``raise_peaks`` where it is met.
+    Whoever adds to ``used`` looks at ABOVE_PEAK and calls ``raise_peaks`` where it is met. What is added is
+    added to ``added`` as well, or 1 to the Tab of its weight.
     """
 
-    __slots__ = ("_base", "_peaks", "added", "pending", "used")
+    __slots__ = ("_base", "_peaks", "_tabs", "added", "pending", "used")
 
     def __init__(self) -> None:
         self.used = _AT_PEAK
@@ -39,6 +52,14 @@ class Ledger:
         self.pending = 0
         self._peaks = 0
         self._base = 0  # what was in use at the last reset of sums
+        self._tabs: dict[int, Tab] = {}
+
+    def tab(self, weight: int) -> Tab | None:
+        """Return where to count blocks of a weight; None where there are too many tabs."""
+        found = self._tabs.get(weight)
+        if found is None and len(self._tabs) < _MOST_TABS:
+            found = self._tabs[weight] = Tab(weight)
+        return found
 
     def current(self, kind: int, metric: int) -> int:
         """Return the value of a metric."""
@@ -55,12 +76,12 @@ class Ledger:
     def copy(self) -> Ledger:
         """Return what it is at this moment."""
         found = Ledger()
-        found.used, found.added, found._peaks, found._base = (
-            self.used,
-            self.added,
-            self._peaks,
-            self._base,
-        )
+        weights, tabs = list(self._tabs), list(self._tabs.values())
+        names = "used", "added", "_peaks", "_base", *["times"] * len(tabs)
+        # All of it in one step, in which no other thread has a turn.
+        values = list(map(getattr, (self, self, self, self, *tabs), names))
+        found.used, added, found._peaks, found._base = values[:4]
+        found.added = added + sum(map(mul, weights, values[4:]))
         return found
 
     def raise_peaks(self) -> None:
@@ -78,8 +99,9 @@ class Ledger:
 
     def reset_sums(self) -> None:
         """Begin to add up anew."""
-        self._base = self._peaks + self.used - _AT_PEAK
-        self.added = 0
+        now = self.copy()
+        self._base = now._peaks + now.used - _AT_PEAK
+        self.added -= now.added
 
 
 def unit(kind: int, metric: int) -> int:

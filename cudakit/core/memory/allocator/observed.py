@@ -40,8 +40,7 @@ class Observed(Recorded):
         threshold_bytes = self._bytes_of(threshold)
         with self._inside():
             made = self._monitors.add(metric, threshold_bytes, callback, direction)
-            if self._look not in self._watchers:
-                self._watchers.append(self._look)
+            self._watch(self._look)
             return made
 
     def on_out_of_memory(self, observer: Observer) -> None:
@@ -76,8 +75,8 @@ class Observed(Recorded):
             self._monitors.look()
         elif self._guard.try_enter():  # since a monitor may be made right now
             try:
-                if not self._monitors.watching and self._look in self._watchers:
-                    self._watchers.remove(self._look)
+                if not self._monitors.watching:
+                    self._unwatch(self._look)
             finally:
                 self._guard.leave()
                 self._drain()

@@ -172,7 +172,10 @@ class Pooled(Observed):
         """Enter; the front cache has nothing of private pools, and need not be flushed for them."""
         with self._inside(flushes=flushes):
             self._let_abandoned_go()
-            yield self._cache.private
+            try:
+                yield self._cache.private
+            finally:
+                self._let("routed", on=bool(self._routes))
 
     def _begin_capture(self, proofs: Proofs | None) -> None:
         self._uses.captures += 1

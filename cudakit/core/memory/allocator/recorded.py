@@ -58,6 +58,7 @@ class Recorded(Counted):
                 )
             self._level = recorder.level
             self._cache.recorder = None if history is None else recorder
+            self._let("recorded", on=history is not None)
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""

@@ -32,9 +32,9 @@ class Trimmed(Observed):
         with self._inside():
             self._cache_limit = limit_bytes
             if limit_bytes is None:
-                self._watchers[:] = [w for w in self._watchers if w != self._trim]
-            elif self._trim not in self._watchers:
-                self._watchers.append(self._trim)
+                self._unwatch(self._trim)
+            else:
+                self._watch(self._trim)
 
     def _trim(self) -> None:
         limit = self._cache_limit

@@ -180,6 +180,48 @@ def test_peaks_are_those_of_what_was_allocated_at_once(allocator: CachingAllocat
     assert allocator.statistics()["allocated_bytes.small_pool.peak"] == 512
 
 
+@pytest.mark.parametrize("sizes", [3, 100])
+def test_peaks_are_so_whatever_was_kept_meanwhile(sizes: int, device: Device) -> None:
+    allocator = CachingAllocator(device, front_cache=4)
+    for size in range(1, sizes):
+        allocator.free(allocator.alloc(size))
+    for _ in range(2):
+        pieces = [allocator.alloc(4096) for _ in range(3)]
+        for ptr in pieces:
+            allocator.free(ptr)
+        held = allocator.alloc(8192), allocator.alloc(4096)
+        assert current(allocator, "allocated_bytes") == 8192 + 4096
+        assert allocator.statistics()["allocated_bytes.all.peak"] == 3 * 4096
+        for ptr in held:
+            allocator.free(ptr)
+    held = allocator.alloc(8192), allocator.alloc(4097)
+    assert allocator.statistics()["allocated_bytes.all.peak"] == 8192 + 4608
+    for ptr in held:
+        allocator.free(ptr)
+
+
+def test_what_is_kept_is_not_active_while_other_blocks_wait(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    allocator.free(allocator.alloc(4608))
+    allocator.statistics()
+    kept, waiting = allocator.alloc(3585), allocator.alloc(1)
+    allocator.free(kept)
+    allocator.free(waiting, 12)
+    allocator.alloc(1)
+
+    assert allocator.statistics()["active_bytes.all.peak"] == 4608
+    device.finish(12)
+
+
+def test_a_monitor_sees_nothing_of_what_is_kept(allocator: CachingAllocator) -> None:
+    seen: list[object] = []
+    allocator.free(allocator.alloc(4096))
+    allocator.monitor("allocated_bytes", 4608, seen.append)
+    allocator.free(allocator.alloc(1024))
+    assert seen == []
+
+
 def test_a_block_serves_its_own_stream_only(allocator: CachingAllocator) -> None:
     own = allocator.alloc(700, 11)
     allocator.free(own)

@@ -75,6 +75,23 @@ def test_a_ledger_counts_as_single_counters_do(steps: list[tuple[int, int, int] 
             assert ledger.copy().read(*at) == expected
 
 
+def test_what_tabs_count_is_added_as_well() -> None:
+    ledger, block = Ledger(), (SMALL, 512, 500)
+    add(ledger, block)
+    tab = ledger.tab(weight(*block))
+    assert tab is not None
+    assert tab is ledger.tab(weight(*block))
+    tab.times += 3  # each of them freed, all but one
+
+    assert ledger.copy().read(SMALL, 1) == (512, 512, 4 * 512, 3 * 512)
+    assert ledger.copy().read(ALL, 0) == (1, 1, 4, 3)
+    ledger.reset_sums()
+    assert ledger.copy().read(SMALL, 1) == (512, 512, 0, 0)
+    tab.times += 1
+    assert ledger.copy().read(SMALL, 2) == (500, 500, 500, 500)
+    assert ledger.copy().read(LARGE, 2) == (0, 0, 0, 0)
+
+
 def weight(kind: int, size: int, requested: int) -> int:
     return sum(
         amount * unit(kind, metric)
