@@ -1,10 +1,11 @@
-/* The patch on the host: threads without neighbours in a warp. Built by on_host.py, together with what
+/* The patch on the host: threads of their own, and warps of lanes that take turns. Built by on_host.py, together with what
  * reads an arena. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <ucontext.h>
 
 #include "arena.h"
 #include "ranges.h"
@@ -44,11 +45,66 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
     __atomic_compare_exchange_n(AS(ck_u64, at), &there, value, false, ORDER, ORDER);
     return there;
 }
-CK_INLINE ck_u32 companions(ck_u64 value) { (void)value; return 1; }
-CK_INLINE ck_u32 all_here(void) { return 1; }
-CK_INLINE bool leads(ck_u32 threads) { return threads == 1; }
-CK_INLINE ck_u64 of_leader(ck_u32 threads, ck_u64 value) { (void)threads; return value; }
-CK_INLINE ck_u32 joined(ck_u32 threads, ck_u32 bits) { (void)threads; return bits; }
+
+/* --- warps ------------------------------------------------------------------------------------------ */
+
+/* A lane runs until it says something to its warp; when all do, those that say it at one place of the
+ * program are answered together, as if they had run in step. A thread outside of a warp is alone. */
+enum { LANES = 32 };
+static __thread struct {
+    ucontext_t lane[LANES], warp;
+    const void *place[LANES]; /* where in the program it waits; NULL: it is at its end */
+    ck_u32 said[LANES], heard[LANES], together;
+    int now; /* the lane that runs, from 1 on; 0: no warp */
+} warp;
+
+static ck_u32 say(const void *place, ck_u32 value)
+{
+    if (!warp.now)
+        return 1;
+    const int me = warp.now - 1;
+    warp.place[me] = place, warp.said[me] = value;
+    swapcontext(&warp.lane[me], &warp.warp);
+    return warp.together;
+}
+
+static ck_u32 number_of_lane(void) { return warp.now ? warp.now - 1 : 0; }
+
+#define HERE __builtin_return_address(0)
+#define APART __attribute__((noinline, noclone)) static
+APART ck_u32 all_here(void) { return say(HERE, 0); }
+APART ck_u32 those(ck_u32 threads, bool yes)
+{
+    say(HERE, yes);
+    ck_u32 all = 0;
+    if (!warp.now)
+        return yes;
+    for (ck_u32 i = 0; i < LANES; i++)
+        all |= (threads >> i & 1 && warp.heard[i]) ? 1u << i : 0;
+    return all;
+}
+APART ck_u32 of_leader(ck_u32 threads, ck_u32 value)
+{
+    say(HERE, value);
+    return warp.now ? warp.heard[__builtin_ctz(threads)] : value;
+}
+APART ck_u32 of_left(ck_u32 threads, ck_u32 value)
+{
+    (void)threads;
+    say(HERE, value);
+    return warp.now > 1 ? warp.heard[warp.now - 2] : value;
+}
+CK_INLINE bool leads(ck_u32 threads) { return number_of_lane() == (ck_u32)__builtin_ctz(threads); }
+CK_INLINE bool has_left(ck_u32 threads) { return (ck_u64)threads << 1 >> number_of_lane() & 1; }
+CK_INLINE ck_u32 until_next(ck_u32 heads)
+{
+    const ck_u32 behind = ~1u << number_of_lane(), next = heads & behind;
+    return behind & ((next & -next) - 1);
+}
+CK_INLINE ck_u32 bits_in(ck_u32 word) { return __builtin_popcount(word); }
+CK_INLINE ck_u32 renewed(ck_u32 value) { return value; }
+CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high) { return (ck_u64)high << 32 | low; }
+#define fetched(variable) (*(variable))
 
 #include "accesses.cu"
 
@@ -83,6 +139,63 @@ void touch_together(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes,
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
+}
+
+typedef struct {
+    ck_u64 userdata, address[LANES];
+    ck_u32 lanes, bytes, flags;
+} together;
+
+static __thread const together *of_warp;
+
+static void run_lane(void)
+{
+    const int me = warp.now - 1;
+    ck_memory_access(of_warp->userdata, 0, of_warp->address[me], of_warp->bytes, of_warp->flags, NULL);
+    warp.place[me] = NULL;
+}
+
+static void resume(ck_u32 lanes)
+{
+    for (int i = 0; i < LANES; i++)
+        if (lanes >> i & 1) {
+            warp.now = i + 1;
+            swapcontext(&warp.warp, &warp.lane[i]);
+            warp.now = 0;
+        }
+}
+
+/* All lanes of a warp access what is theirs with one instruction. */
+void access_together(const together *all)
+{
+    enum { STACK = 1 << 16 };
+    char *stacks = malloc(LANES * STACK);
+    of_warp = all;
+    for (int i = 0; i < LANES; i++)
+        if (all->lanes >> i & 1) {
+            getcontext(&warp.lane[i]);
+            warp.lane[i].uc_stack.ss_sp = stacks + i * STACK;
+            warp.lane[i].uc_stack.ss_size = STACK;
+            warp.lane[i].uc_link = &warp.warp;
+            makecontext(&warp.lane[i], run_lane, 0);
+            warp.place[i] = run_lane;
+        }
+    resume(all->lanes);
+    for (;;) {
+        ck_u32 running = 0, some = 0;
+        for (int i = 0; i < LANES; i++)
+            if (all->lanes >> i & 1 && warp.place[i]) {
+                running |= 1u << i;
+                if (warp.place[i] == warp.place[__builtin_ctz(running)])
+                    some |= 1u << i;
+            }
+        if (!running)
+            break;
+        warp.together = some;
+        memcpy(warp.heard, warp.said, sizeof warp.heard);
+        resume(some);
+    }
+    free(stacks);
 }
 
 void *new_arena(ck_u32 entries_log2, ck_u32 pages)

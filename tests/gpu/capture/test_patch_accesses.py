@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +121,89 @@ def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
         else:
             assert found[name] == touched
     assert found.keys() <= expected.keys()
+
+
+class Together(ctypes.Structure):
+    """What the lanes of a warp access with one instruction."""
+
+    _fields_ = (
+        ("userdata", ctypes.c_uint64),
+        ("address", ctypes.c_uint64 * 32),
+        ("lanes", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+    )
+
+
+def warp_access(
+    made: Arena, launch: int, addresses: list[int], lanes: int, size: int, flags: int
+) -> set[int]:
+    """Access with all lanes of a warp at once; return the bytes."""
+    every = Together(
+        made.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
+    )
+    made.library.access_together(ctypes.byref(every))
+    return {
+        address + i
+        for lane, address in enumerate(addresses)
+        if lanes >> lane & 1
+        for i in range(size)
+    }
+
+
+def pattern(kind: str, base: int, start: int, size: int, seed: int) -> list[int]:
+    """Return an address for each lane, as kernels have them."""
+    chance = random.Random(seed)  # noqa: S311
+    first = base + start * size
+    return {
+        "row": lambda: [first + lane * size for lane in range(32)],
+        "backwards": lambda: [first + (31 - lane) * size for lane in range(32)],
+        "same": lambda: [first] * 32,
+        "pairs": lambda: [first + lane // 2 * size for lane in range(32)],
+        "tile": lambda: [first + lane // 8 * 65536 + lane % 8 * size for lane in range(32)],
+        "column": lambda: [first + lane * 16384 for lane in range(32)],
+        "near": lambda: [first + chance.randrange(40) * size for _ in range(32)],
+        "far": lambda: [first + chance.randrange(1 << 9) * (size << 4) for _ in range(32)],
+    }[kind]()
+
+
+WARPS = st.lists(
+    st.tuples(
+        st.sampled_from(["row", "backwards", "same", "pairs", "tile", "column", "near", "far"]),
+        st.sampled_from([0, 131071]),
+        st.integers(0, 100) | st.integers(4000, 4096),
+        st.sampled_from([1, 2, 4, 8, 16, 32]),
+        st.just((1 << 32) - 1) | st.integers(1, (1 << 32) - 1),
+        st.sampled_from(sorted(FLAGS)),
+        st.integers(0, 1 << 20),
+    ),
+    max_size=8,
+)
+
+
+@given(warps=WARPS)
+def test_every_byte_that_lanes_access_together_is_written_down(
+    library: ctypes.CDLL, warps: list[tuple[str, int, int, int, int, int, int]]
+) -> None:
+    expected: dict[tuple[int, int], set[int]] = {}
+    with arena(library, 10, 512) as made:
+        for kind, launch, start, size, lanes, flags, seed in warps:
+            addresses = pattern(kind, ADDRESSES[0], start, size, seed)
+            touched = warp_access(made, launch, addresses, lanes, size, flags)
+            expected.setdefault((launch, FLAGS[flags]), set()).update(touched)
+        assert made.lost == 0
+        assert made.bytes() == expected
+
+
+def test_a_warp_that_streams_sets_each_word_once(library: ctypes.CDLL) -> None:
+    for size, words in ((4, 1), (8, 2), (16, 4)):
+        with arena(library) as made:
+            warp_access(made, 0, pattern("row", 0x10000, 0, size, 0), (1 << 32) - 1, size, 1)
+            before = library.atomics_so_far()
+            warp_access(made, 0, pattern("row", 0x10000, 32, size, 0), (1 << 32) - 1, size, 1)
+            assert library.atomics_so_far() == before + words + 1
+            pages = library.pages_of(ctypes.c_void_p(made.at), made.log2)
+            assert (ctypes.c_uint32 * 4).from_address(pages)[2] == 2 * words
 
 
 def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:

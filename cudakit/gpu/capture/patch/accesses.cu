@@ -2,8 +2,9 @@
  *
  * Every thread of every kernel comes through here, so the rule is: test before set. An access whose bits are
  * set already costs two loads, of the entry of its page and of the word of bits. Only what fails that test
- * goes on to record(), where the threads of a warp that want bits of the same word send one of them. That is
- * a function of its own, because what it saves and restores would be paid by every access.
+ * goes on to set them, where neighbours in a warp that want bits of one word send one of them. All of that is
+ * one function that calls none and gets along with the registers that it need not save (14 of them): a call,
+ * or a register more, would be paid by every access, in its first instructions.
  * Nothing here waits for a thread that may not be there, and nothing uses shared memory: kernels stay as
  * they were.
  *
@@ -19,7 +20,15 @@
 #include "primitives.h"
 #endif /* else: from who includes this file */
 
-/* --- what is missing is said ---------------------------------------------------------------------- */
+/* What a thread that has to search for its page knows. In memory, to be fetched where it is needed: in
+ * registers it would be there all the way, and they would not do. */
+typedef struct {
+    ck_u64 userdata, key;
+    ck_u32 address, bytes; /* the lower half of the address */
+    ck_u32 patience;
+} seeker;
+
+#define PATIENCE (1u << 20) /* for an entry that another thread is filling: some instructions, in truth */
 
 CK_INLINE ck_u64 lost_word(ck_u64 userdata)
 {
@@ -42,20 +51,25 @@ CK_INLINE void lose(ck_u64 userdata)
 
 /* --- pages ----------------------------------------------------------------------------------------- */
 
-#define MAX_PROBES 64u
-#define MAX_POLLS (1u << 20) /* of an entry that another thread is filling: some instructions, in truth */
+#define MAX_PROBES 63u
 
 /* Eight neighbours share a line of the cache, and a stream of pages its entries. The next try is in another
- * line and in another place of it, so that no stride of addresses leaves room unused. */
+ * line and in another place of it, so that no stride of addresses leaves room unused. Above the number of an
+ * entry, probes are counted. */
 CK_INLINE ck_u32 first_probe(ck_u64 key)
 {
     const ck_u32 mixed = ((ck_u32)key >> 3) + (ck_u32)(key >> 32) * 0x85EBCA6Bu;
-    return mixed * 0x9E3779B1u >> 8 << 3 | ((ck_u32)key & 7);
+    return mixed * 0x9E3779B1u >> (35 - CK_MAX_ENTRIES_LOG2) << 3 | ((ck_u32)key & 7);
 }
 
 CK_INLINE ck_u32 next_probe(ck_u32 probe)
 {
-    return probe + 9;
+    return probe + (1u << CK_MAX_ENTRIES_LOG2 | 9);
+}
+
+CK_INLINE bool is_last(ck_u32 probe)
+{
+    return probe >= MAX_PROBES << CK_MAX_ENTRIES_LOG2;
 }
 
 CK_INLINE ck_u64 entry_at(ck_u64 userdata, ck_u32 probe)
@@ -69,75 +83,68 @@ CK_INLINE ck_u64 find(ck_u64 userdata, ck_u64 key)
 {
     ck_u32 probe = first_probe(key);
 #pragma unroll 1
-    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++) {
+    for (;;) {
         const ck_entry entry = load_entry(entry_at(userdata, probe));
         if (entry.key == key)
             return entry.bitmap;
-        if (!entry.key)
-            break;
+        if (!entry.key || is_last(probe))
+            return 0;
         probe = next_probe(probe);
     }
-    return 0;
 }
 
 CK_INLINE ck_u64 bitmaps_of(ck_u64 userdata)
 {
-    return CK_BASE_OF(userdata) + CK_BITMAPS_AT(CK_ENTRIES_LOG2_OF(userdata));
+    return CK_BASE_OF(userdata) + (ck_u32)CK_BITMAPS_AT(CK_ENTRIES_LOG2_OF(userdata));
 }
 
-CK_INLINE ck_u64 page_of(ck_u64 userdata, ck_u64 bitmap)
+CK_INLINE ck_u64 page_at(ck_u64 userdata, ck_u32 number)
 {
-    return CK_BASE_OF(userdata) + CK_PAGES_AT(CK_ENTRIES_LOG2_OF(userdata)) +
-           (bitmap - bitmaps_of(userdata)) / CK_BITMAP_BYTES * sizeof(ck_page);
+    return CK_BASE_OF(userdata) + (ck_u32)CK_PAGES_AT(CK_ENTRIES_LOG2_OF(userdata)) +
+           number * sizeof(ck_page);
 }
 
-CK_INLINE ck_u64 next_page(ck_u64 userdata, ck_u64 key)
+/* Whether there is none left: then an entry would only make the searches of others longer. */
+CK_INLINE bool no_page(ck_u64 userdata)
 {
     const ck_u64 header = CK_BASE_OF(userdata);
+    return load_shared_truth(header + AT(ck_header, cursor)) >= load(header + AT(ck_header, pages));
+}
+
+CK_INLINE ck_u64 next_page(const seeker *of)
+{
+    const ck_u64 header = CK_BASE_OF(fetched(&of->userdata));
     const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
     if (number >= load(header + AT(ck_header, pages)))
         return CK_NO_PAGE;
-    const ck_u64 bitmap = bitmaps_of(userdata) + (ck_u64)number * CK_BITMAP_BYTES;
-    store64(page_of(userdata, bitmap) + AT(ck_page, key), key);
-    return bitmap;
+    store64(page_at(fetched(&of->userdata), number) + AT(ck_page, key), fetched(&of->key));
+    return bitmaps_of(fetched(&of->userdata)) + (ck_u64)number * CK_BITMAP_BYTES;
 }
 
-/* A thread of another warp is taking the page, and waits for nothing meanwhile. */
-CK_INLINE ck_u64 taken_by_other(ck_u64 entry)
+/* Find the bitmap of a key, or take a page for it; CK_NO_PAGE where there is none.
+ *
+ * One thread of those that come to a free entry together takes it, and looks at it again with the others. A
+ * thread that finds a key without a page looks again too: who is giving it one waits for nothing meanwhile. */
+CK_INLINE ck_u64 find_or_take(seeker *of)
 {
+    ck_u32 probe = first_probe(fetched(&of->key));
 #pragma unroll 1
-    for (ck_u32 polls = 0; polls < MAX_POLLS; polls++) {
-        const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
-        if (bitmap)
-            return bitmap;
-    }
-    return CK_NO_PAGE;
-}
-
-/* Find the bitmap of a key, or take a page for it; CK_NO_PAGE where there is none. */
-CK_INLINE ck_u64 find_or_take(ck_u64 userdata, ck_u64 key)
-{
-    const ck_u64 header = CK_BASE_OF(userdata);
-    ck_u32 probe = first_probe(key);
-#pragma unroll 1
-    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++) {
-        const ck_u64 entry = entry_at(userdata, probe);
-        ck_u64 there = load_shared_truth64(entry);
-        if (!there) {
-            /* Without a page, an entry would only make the searches of others longer. */
-            if (load_shared_truth(header + AT(ck_header, cursor)) >=
-                load(header + AT(ck_header, pages)))
-                return CK_NO_PAGE;
-            there = atomic_swap_free(entry, key);
-            if (!there) {
-                const ck_u64 bitmap = next_page(userdata, key);
-                store64(entry + AT(ck_entry, bitmap), bitmap);
+    while (!is_last(probe)) {
+        const ck_u64 entry = entry_at(fetched(&of->userdata), probe);
+        const ck_u64 there = load_shared_truth64(entry);
+        if (there == fetched(&of->key)) {
+            const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
+            if (bitmap)
                 return bitmap;
-            }
+            if (!(of->patience = fetched(&of->patience) - 1))
+                break;
+        } else if (there) {
+            probe = next_probe(probe);
+        } else if (no_page(fetched(&of->userdata))) {
+            break;
+        } else if (leads(all_here()) && !atomic_swap_free(entry, fetched(&of->key))) {
+            store64(entry + AT(ck_entry, bitmap), next_page(of));
         }
-        if (there == key)
-            return taken_by_other(entry);
-        probe = next_probe(probe);
     }
     return CK_NO_PAGE;
 }
@@ -150,25 +157,22 @@ CK_INLINE bool all_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
     return bitmap > CK_NO_PAGE && (load(bitmap + word * 4) & bits) == bits;
 }
 
-CK_INLINE void set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
+/* The words of bits that this thread completed, counted by one thread for all that are in the same page. */
+CK_INLINE void count_full(ck_u64 userdata, ck_u64 word)
 {
-    const ck_u32 of_word = companions(key << 9 | word); /* the launch is shifted out: the same for all */
-    bits = joined(of_word, bits);
-    if (!leads(of_word))
-        return;
-    const ck_u32 of_page = companions(key); /* so that no thread waits for one of its own warp */
-    ck_u64 bitmap = leads(of_page) ? find_or_take(userdata, key) : 0;
-    bitmap = of_leader(of_page, bitmap);
-    if (bitmap == CK_NO_PAGE) {
-        lose(userdata);
-        return;
-    }
-    const ck_u64 at = bitmap + word * 4;
-    if ((load_shared_truth(at) & bits) == bits)
-        return;
+    const ck_u32 number = (word - bitmaps_of(userdata)) / CK_BITMAP_BYTES;
+    const ck_u32 here = all_here();
+    const bool mine = of_leader(here, number) == number;
+    const ck_u32 same = those(here, mine);
+    if (!mine || leads(here))
+        atomic_add(page_at(userdata, number) + AT(ck_page, full), mine ? bits_in(same) : 1);
+}
+
+CK_INLINE void set(ck_u64 userdata, ck_u64 at, ck_u32 bits)
+{
     const ck_u32 old = atomic_or(at, bits);
     if (old != ~0u && (old | bits) == ~0u)
-        atomic_add(page_of(userdata, bitmap) + AT(ck_page, full), 1);
+        count_full(userdata, at);
 }
 
 /* Whole granules of 4 bytes, or each byte for itself. */
@@ -209,8 +213,14 @@ CK_ASIDE void record(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 addres
         const ck_u32 bits = below & ~0u << (granule & 31) & pattern;
         const ck_u64 key = key_of(userdata, mode, level, granule);
         /* A kernel for which there is no room shall not search for it at every access. */
-        if (!all_set(userdata, key, word_of(granule), bits) && !is_lost(userdata))
-            set(userdata, key, word_of(granule), bits);
+        if (all_set(userdata, key, word_of(granule), bits) || is_lost(userdata))
+            continue;
+        seeker self = {userdata, key, 0, 0, PATIENCE};
+        const ck_u64 bitmap = find_or_take(&self);
+        if (bitmap == CK_NO_PAGE)
+            lose(userdata);
+        else
+            set(userdata, bitmap + word_of(granule) * 4, bits);
     }
 }
 
@@ -227,11 +237,72 @@ enum { /* Sanitizer_DeviceMemoryFlags */
 
 CK_INLINE ck_u32 mode_of(ck_u32 flags)
 {
+    const ck_u32 modes = CK_WRITE << FLAG_WRITE * 2 | CK_ATOMIC << (FLAG_READ | FLAG_WRITE) * 2;
+    ck_u32 mode = modes >> (flags & (FLAG_READ | FLAG_WRITE)) * 2 & 3;
+    if (flags & FLAG_ATOMIC_WRITE_ONLY)
+        mode = CK_ATOMIC;
     if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses are of the system's scope */
-        return CK_SYNC;
-    if (flags & FLAG_ATOMIC_WRITE_ONLY || (flags & (FLAG_READ | FLAG_WRITE)) == (FLAG_READ | FLAG_WRITE))
-        return CK_ATOMIC;
-    return flags & FLAG_WRITE ? CK_WRITE : CK_READ;
+        mode = CK_SYNC;
+    return mode;
+}
+
+/* Threads of a warp mostly go on where their left neighbour ends, or want the same: the first of such a run
+ * in a word sets the bits of all. */
+CK_INLINE void set_runs(ck_u64 userdata, ck_u64 bitmap, ck_u32 address, ck_u32 bytes)
+{
+    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes));
+    const ck_u64 at = bitmap + word_of(address >> shift) * 4;
+    const ck_u32 piece = renewed(((address >> shift) & 31) | bytes >> shift << 8); /* first bit, and how many */
+    const ck_u32 here = all_here();
+    const ck_u32 step = piece - of_left(here, piece);
+    const bool in_word = (of_left(here, (ck_u32)(at >> 2)) == (ck_u32)(at >> 2)) & has_left(here);
+    const bool same = in_word & !step, next = in_word & (step == piece >> 8);
+    const ck_u32 nexts = those(here, next);
+    const ck_u32 heads = those(here, !same & !next);
+    if (same | next)
+        return;
+    const ck_u32 all = (piece >> 8) * (1 + bits_in(nexts & until_next(heads)));
+    const ck_u32 first = piece & 31;
+    if (first + all > 32)
+        lose(userdata);
+    else
+        set(userdata, at, ((2u << (all - 1)) - 1) << first);
+}
+
+CK_INLINE bool is_set(ck_u64 bitmap, ck_u32 address, ck_u32 bytes)
+{
+    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes)), granule = address >> shift;
+    const ck_u32 bits = ~0u >> ((32 - (bytes >> shift)) & 31) << (granule & 31);
+    return bitmap > CK_NO_PAGE && (load(bitmap + word_of(granule) * 4) & bits) == bits;
+}
+
+/* What one instruction accesses: at most 32 bytes, at a multiple of their number, so that it is in one word. */
+CK_INLINE void touch(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
+{
+    const ck_u32 level = level_of(address, bytes);
+    const ck_u64 page = address >> CK_PAGE_SHIFT(level);
+    const ck_u64 key = pair((ck_u32)page, (ck_u32)(CK_KEY(CK_LAUNCH_OF(userdata), mode, level, page) >> 32));
+    ck_u32 low = (ck_u32)address;
+    const ck_entry entry = load_entry(entry_at(userdata, first_probe(key)));
+    ck_u64 bitmap = entry.bitmap;
+    if (entry.key == key && bitmap > CK_NO_PAGE) {
+        if (is_set(bitmap, low, bytes))
+            return;
+    } else {
+        seeker self = {userdata, key, low, bytes, PATIENCE};
+        /* A kernel for which there is no room shall not search for it at every access. */
+        if (is_lost(fetched(&self.userdata)))
+            return;
+        bitmap = find_or_take(&self);
+        userdata = fetched(&self.userdata), low = fetched(&self.address), bytes = fetched(&self.bytes);
+        if (bitmap == CK_NO_PAGE) {
+            lose(userdata);
+            return;
+        }
+        if (is_set(bitmap, low, bytes))
+            return;
+    }
+    set_runs(userdata, bitmap, low, bytes);
 }
 
 /* SanitizerCallbackMemoryAccess, of SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS. */
@@ -239,16 +310,8 @@ CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 byt
                           const void *data)
 {
     (void)pc, (void)data;
-    if (!userdata || flags & FLAG_PREFETCH)
-        return 0;
-    const ck_u32 mode = mode_of(flags), level = level_of(address, bytes);
-    const ck_u64 granule = address >> CK_GRANULE_SHIFT(level);
-    const ck_u32 first = (ck_u32)granule & 31, count = bytes >> CK_GRANULE_SHIFT(level);
-    const ck_u32 bits = ((1u << count) - 1) << first;
-    const ck_u64 key = key_of(userdata, mode, level, granule);
-    if (first + count <= 32 && all_set(userdata, key, word_of(granule), bits))
-        return 0;
-    record(userdata, mode, ALL, address, bytes);
+    if (userdata && !(flags & FLAG_PREFETCH))
+        touch(userdata, mode_of(flags), address, bytes);
     return 0;
 }
 
@@ -258,7 +321,8 @@ CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destina
                        ck_u32 zeros)
 {
     (void)pc, (void)destination;
-    record(userdata, CK_READ, ALL, source, bytes - zeros);
+    if (userdata && bytes != zeros)
+        touch(userdata, CK_READ, source, bytes - zeros);
     return 0;
 }
 

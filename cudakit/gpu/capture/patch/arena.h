@@ -31,6 +31,7 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_LAUNCH_BITS 17
 #define CK_MAX_LAUNCHES (1u << CK_LAUNCH_BITS)
 #define CK_MIN_ENTRIES_LOG2 4
+#define CK_MAX_ENTRIES_LOG2 24
 #define CK_USERDATA(base, entries_log2, launch) \
     ((ck_u64)(base) | (ck_u64)(entries_log2) << CK_LAUNCH_BITS | (ck_u64)(launch))
 #define CK_BASE_OF(userdata) ((userdata) & ~(CK_ALIGNMENT - 1))
@@ -109,7 +110,7 @@ typedef struct { /* one use of a tensor map */
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 1))
 #define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
 #define CK_BITMAPS_AT(entries_log2) \
-    (CK_PAGES_AT(entries_log2) + CK_MAX_PAGES(entries_log2) * sizeof(ck_page))
+    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 2) << (entries_log2))) /* behind CK_MAX_PAGES */
 #define CK_ARENA_BYTES(entries_log2, pages) \
     (CK_BITMAPS_AT(entries_log2) + (ck_u64)(pages) * CK_BITMAP_BYTES)
 
@@ -123,6 +124,7 @@ CK_STATIC_ASSERT(sizeof(ck_header) == 128 && sizeof(ck_header) <= CK_LOST_AT, "h
 CK_STATIC_ASSERT(sizeof(ck_entry) == 16 && sizeof(ck_page) == 16, "entries and pages");
 CK_STATIC_ASSERT(sizeof(ck_map) == 160 && sizeof(ck_box) == 64, "maps and boxes");
 CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache");
+CK_STATIC_ASSERT(CK_BITMAPS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but of bitmaps, in 32 bits");
 CK_STATIC_ASSERT(CK_LAUNCH_BITS + 5 <= 24, "user data in the bits of the alignment");
 CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");
 CK_STATIC_ASSERT(CK_ADDRESS_BITS - CK_PAGE_SHIFT(1) == CK_PAGE_BITS, "addresses in a key");

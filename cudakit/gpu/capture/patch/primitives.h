@@ -82,12 +82,21 @@ CK_INLINE ck_u32 lane(void)
     asm("mov.u32 %0, %%laneid;" : "=r"(number));
     return number;
 }
-
-/* The threads of this warp that came here together and say the same value. */
-CK_INLINE ck_u32 companions(ck_u64 value)
+/* The lanes before this one, and behind it. */
+CK_INLINE ck_u32 lanes_before(void)
 {
-    return __match_any_sync(__activemask(), value);
+    ck_u32 lanes;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes));
+    return lanes;
 }
+CK_INLINE ck_u32 lanes_behind(void)
+{
+    ck_u32 lanes;
+    asm volatile("mov.u32 %0, %%lanemask_gt;" : "=r"(lanes));
+    return lanes;
+}
+
+/* The threads of this warp that came here together. */
 CK_INLINE ck_u32 all_here(void)
 {
     return __activemask();
@@ -96,17 +105,74 @@ CK_INLINE bool leads(ck_u32 threads)
 {
     return lane() == (ck_u32)__ffs(threads) - 1;
 }
-CK_INLINE ck_u64 of_leader(ck_u32 threads, ck_u64 value)
+CK_INLINE ck_u32 of_leader(ck_u32 threads, ck_u32 value)
 {
     return __shfl_sync(threads, value, __ffs(threads) - 1);
 }
-/* The reduction of a warp, redux.sync, is not allowed in a patch. */
-CK_INLINE ck_u32 joined(ck_u32 threads, ck_u32 bits)
+CK_INLINE ck_u32 those(ck_u32 threads, bool yes)
 {
-    ck_u32 all = 0;
-    for (ck_u32 rest = threads; rest; rest &= rest - 1)
-        all |= __shfl_sync(threads, bits, __ffs(rest) - 1);
-    return all;
+    return __ballot_sync(threads, yes);
 }
+CK_INLINE bool has_left(ck_u32 threads)
+{
+    return threads & ((lanes_before() + 1) >> 1); /* of lane 0, nothing */
+}
+CK_INLINE ck_u64 of_left(ck_u32 threads, ck_u64 value)
+{
+    return __shfl_up_sync(threads, value, 1);
+}
+CK_INLINE ck_u32 of_left(ck_u32 threads, ck_u32 value)
+{
+    return __shfl_up_sync(threads, value, 1);
+}
+/* The lanes behind this one, up to the next of these heads. */
+CK_INLINE ck_u32 until_next(ck_u32 heads)
+{
+    const ck_u32 next = heads & lanes_behind();
+    return lanes_behind() & ((next & -next) - 1); /* for none, all are below */
+}
+CK_INLINE ck_u32 bits_in(ck_u32 word)
+{
+    return __popc(word);
+}
+
+/* In two registers, as they are. */
+CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high)
+{
+    ck_u64 both;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(high));
+    return both;
+}
+
+/* The same value. The assembler does not know that some thread is here, so that for it this is another one,
+ * and what was computed from the old one need not be kept. */
+CK_INLINE ck_u32 renewed(ck_u32 value)
+{
+    ck_u32 again;
+    asm volatile("{.reg .pred some; .reg .b32 here;\n"
+                 "activemask.b32 here; setp.ne.u32 some, here, 0; selp.b32 %0, %1, 0, some;}"
+                 : "=r"(again) : "r"(value));
+    return again;
+}
+
+/* A variable, loaded here and now: not kept in a register since it was written. The assembler does not know
+ * that some thread is here, so that for it the address is another one each time. */
+#define CK_FETCH(type)                                     \
+    "{.reg .pred some; .reg .b32 here; .reg .b64 at;\n"    \
+    "activemask.b32 here; setp.ne.u32 some, here, 0;\n"    \
+    "selp.b64 at, %1, 0, some; ld.local." type " %0, [at];}"
+CK_INLINE ck_u64 fetched(const ck_u64 *variable)
+{
+    ck_u64 value;
+    asm volatile(CK_FETCH("u64") : "=l"(value) : "l"(__cvta_generic_to_local(variable)) : "memory");
+    return value;
+}
+CK_INLINE ck_u32 fetched(const ck_u32 *variable)
+{
+    ck_u32 value;
+    asm volatile(CK_FETCH("u32") : "=r"(value) : "l"(__cvta_generic_to_local(variable)) : "memory");
+    return value;
+}
+#undef CK_FETCH
 
 #endif
