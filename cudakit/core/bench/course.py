@@ -119,7 +119,7 @@ class Course:
 
     def count_energy(self) -> Iterator[float]:
         """Go on until the energy of an execution is known; yields how much of the way is done."""
-        if self._sampler is None or not self._method.energy_s:
+        if self._sampler is None or not (self._method.energy_s and self.has_samples):
             return
         burn = Burn(
             self._timer.gpu,

@@ -17,7 +17,7 @@ from cudakit.units import Unavailable
 
 # Two of them are queued: long enough for the counter to be read meanwhile, which takes up to 6 ms.
 _CHUNK_S = 0.02
-# So many steps of the counter are waited for, at most: an H200's moves ten times a second.
+# So many times the time that is to lie between the steps is waited, at most.
 _MOST_TIMES = 3.0
 # Who waits costs energy too, which would be counted as that of the work.
 _LEAST_BUSY = 0.9
@@ -100,9 +100,10 @@ class Burn:
                     self._steps.look()
                 ends_s.append(self._now_s())
                 fraction = self._steps.elapsed_s / self._least_s
-                if fraction >= 1 or ends_s[-1] - begin_s > _MOST_TIMES * self._least_s:
+                is_over = fraction >= 1 or ends_s[-1] - begin_s > _MOST_TIMES * self._least_s
+                if is_over and len(ends_s) > 1:  # how long a chunk takes lies between two ends
                     break
-                yield fraction
+                yield min(fraction, 1.0)
                 self._enqueue()
                 gpu.record(event, stream)
         self._found = self._energy_j(ends_s)

@@ -37,9 +37,8 @@ class Method:
     interleaved: tuple[str, ...] = ()  # who else ran in turn with it, in the same process
     # When the warm-up ends, settled or not; None is after 3 seconds, or twice ``warmup_s``.
     warmup_most_s: float | None = None
-    energy_s: float = (
-        0.0  # that the energy counter is watched for, behind the samples; 0 is not at all
-    )
+    # That the energy counter is watched for, behind the samples; 0 is not at all.
+    energy_s: float = 0.0
 
     @property
     def at_host(self) -> bool:

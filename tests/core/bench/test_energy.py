@@ -61,7 +61,8 @@ class Bench:
 
     RUN_S = 2e-3
 
-    def __init__(self, watts: float = 500.0, pause_ns: int = 0) -> None:
+    def __init__(self, watts: float = 500.0, pause_ns: int = 0, run_s: float = RUN_S) -> None:
+        self._run_s = run_s
         self.gpu = Sim()
         self.stream: Stream = self.gpu.stream()
         self._spin, self._pause_ns, self._watts = Spin(self.gpu), pause_ns, watts
@@ -74,7 +75,7 @@ class Bench:
         return int(self.now_s() * 10) / 10 * self._watts
 
     def work(self, stream: Stream) -> None:
-        self._spin.for_(int(self.RUN_S * 1e9) + self._pause_ns, stream)
+        self._spin.for_(int(self._run_s * 1e9) + self._pause_ns, stream)
 
     def burn(self) -> Burn:
         return Burn(
@@ -82,7 +83,7 @@ class Bench:
             self.stream,
             self.work,
             runs=1,
-            run_s=self.RUN_S,
+            run_s=self._run_s,
             least_s=LEAST_S,
             now_s=self.now_s,
             read_j=self.read_j,
@@ -94,6 +95,13 @@ def test_the_energy_of_a_run_is_its_power_by_its_time() -> None:
     assert all(0 <= fraction < 1 for fraction in burn.go_on())
 
     assert burn.per_run_j() == pytest.approx(500 * Bench.RUN_S, rel=0.03)
+
+
+def test_one_execution_may_take_longer_than_the_counter_is_to_be_watched() -> None:
+    burn = Bench(run_s=2.0).burn()
+    assert all(0 <= fraction <= 1 for fraction in burn.go_on())
+
+    assert burn.per_run_j() == pytest.approx(500 * 2.0, rel=0.03)
 
 
 def test_a_device_that_waited_has_no_energy_of_a_run() -> None:

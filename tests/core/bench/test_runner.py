@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from core.bench.workloads import Busy, Copy, busy_device, stamps_at
 
+from cudakit.core.bench.course import Course
 from cudakit.core.bench.measured import Measured
 from cudakit.core.bench.method import Method, Mode
 from cudakit.core.bench.runner import measure
@@ -26,6 +27,7 @@ from cudakit.units import Unavailable
 MODES: list[Mode] = ["isolated", "batch", "graph", "host", "call"]
 METHOD = Method("isolated", "hot")
 ROTATED = Method("isolated", "rotate")
+METHOD_WITH_ENERGY = replace(METHOD, energy_s=0.5)
 RULE = Rule(min_samples=10, min_time_s=0.0, timeout_s=0.5)
 
 
@@ -396,6 +398,16 @@ def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) 
     measured = run(timer, Copy(), asked, hurry=False)
     assert measured.energy_j == Unavailable("the GPU does not count energy")
     assert measured.method.energy_s == 0.5
+
+
+def test_where_no_sample_could_be_kept_no_energy_is_counted() -> None:
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
+        course = Course(timer, Copy(), Copy().prepare(gpu, 0), METHOD_WITH_ENERGY, lambda _: None)
+        list(course.warm_up())
+        course.begin()
+        course.end()
+
+        assert list(course.count_energy()) == []
 
 
 @pytest.mark.gpu
