@@ -89,4 +89,24 @@ def full(s: Subject) -> Steps:
     yield Check("moved", {"num_ooms": 0, "num_alloc_retries": 1})
 
 
-EXPANDABLE_SEGMENTS = (grows, shrinks, partly, rests, of_streams, full)
+@scenario(
+    41,
+    "the limit to splitting counts for an allocator of its own",
+    settings=f"{EXPANDABLE},max_split_size_mb:40",
+)
+def unsplit_in_own(s: Subject) -> Steps:
+    pool = s.make_pool(own=True)
+    with s.inside(pool):
+        s.free(s.alloc(100 * MIB))
+        s.alloc(90 * MIB)
+    yield Check("taken whole", {"segment": 1}, blocks=[[(100 * MIB, LIVE)]])
+    s.alloc(90 * MIB)
+    yield Check("split elsewhere", {"segment": 0, "oversize_allocations": 1})
+    with s.inside(pool):
+        s.alloc(15 * MIB)
+    # Of an expandable segment the MiB that is left of 16 would be split off.
+    own = {"segment": 1, "inactive_split": 0, "allocated_bytes": 16 * MIB}
+    yield Check("by the plain rule", own)
+
+
+EXPANDABLE_SEGMENTS = (grows, shrinks, partly, rests, of_streams, full, unsplit_in_own)

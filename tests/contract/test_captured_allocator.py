@@ -36,6 +36,10 @@ def pools(allocator: OpenedAllocator) -> list[tuple[int, int]]:
     return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
 
 
+def host_pools(allocator: OpenedAllocator) -> list[tuple[int, int]]:
+    return sorted(each["segment_pool_id"] for each in allocator.pinned.snapshot()["host_segments"])
+
+
 @pytest.mark.parametrize("expandable", [False, True])
 def test_a_capture_allocates_and_its_graph_computes_what_it_should(
     bench: Workbench, make: Make, expandable: bool
@@ -89,17 +93,40 @@ def test_no_event_of_pinned_memory_is_asked_within_a_capture(gpu: Gpu, make: Mak
     assert allocator.pinned.alloc(MIB) == ptr
 
 
-def test_pinned_memory_that_a_graph_uses_is_kept_for_it(gpu: Gpu, make: Make) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_pinned_memory_that_a_graph_uses_is_kept_for_it(gpu: Gpu, make: Make, named: bool) -> None:
     stream, allocator = gpu.stream(), make()
-    with allocator.capture(stream=stream):  # before anybody asked for pinned memory
+    # Before anybody asked for pinned memory.
+    with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
-        ptr = allocator.pinned.alloc(MIB)
+        ptr = allocator.pinned.alloc(MIB, stream if named else None)
         allocator.pinned.record_use(ptr, stream)
         gpu.destroy_graph(gpu.capture_end(stream))
     allocator.pinned.free(ptr)
+    gpu.sync_stream(stream)
 
     assert allocator.pinned.alloc(MIB) != ptr
-    allocator.pinned.forget_graphs()
+    assert host_pools(allocator) == [(0, 0), memory.id]
+    allocator.pinned.empty_cache()
+    assert host_pools(allocator) == [(0, 0), memory.id]
+    memory.close()
+    allocator.pinned.empty_cache()
+    gpu.sync_stream(stream)
+    allocator.pinned.empty_cache()
+    assert host_pools(allocator) == [(0, 0)]
+
+
+def test_pinned_memory_of_a_stream_that_is_not_captured_is_no_graphs(gpu: Gpu, make: Make) -> None:
+    stream, other, allocator = gpu.stream(blocking=False), gpu.stream(blocking=False), make()
+    with allocator.capture(stream=stream):
+        gpu.capture_begin(stream)
+        ptr = allocator.pinned.alloc(MIB, other)
+        gpu.destroy_graph(gpu.capture_end(stream))
+    allocator.pinned.record_use(ptr, other)
+    allocator.pinned.free(ptr)
+    gpu.sync_stream(other)
+
+    assert host_pools(allocator) == [(0, 0)]
     assert allocator.pinned.alloc(MIB) == ptr
 
 

@@ -135,6 +135,8 @@ def test_who_is_relaxed_allocates_while_he_captures(bench: Workbench) -> None:
         with gpu.relaxed():
             ptr = gpu.malloc(MIB)
         pinned = gpu.host_malloc(MIB)
+        registered = gpu.host_malloc(MIB, pinned=False)
+        gpu.host_register(registered)
         page = gpu.granularity()
         backing, addresses = gpu.create(page), gpu.reserve(page)
         gpu.map(addresses, backing, page)
@@ -147,6 +149,8 @@ def test_who_is_relaxed_allocates_while_he_captures(bench: Workbench) -> None:
     gpu.unreserve(addresses, page)
     gpu.release(backing)
     gpu.host_free(pinned)
+    gpu.host_unregister(registered)
+    gpu.host_free(registered)
     gpu.free(ptr)
 
 

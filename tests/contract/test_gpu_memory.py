@@ -272,3 +272,76 @@ def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
     for ptr in (ordered, plain):
         with refused(Status.INVALID_VALUE):
             gpu.free(ptr)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_registered_memory_is_pinned_and_keeps_what_was_in_it(
+    bench: Workbench, threads: int
+) -> None:
+    gpu, size = bench.gpu, 3 * MIB + 5
+    values = np.random.default_rng(9).integers(0, 256, size, dtype=np.uint8).tobytes()
+    ptr, host = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
+    gpu.host_view(host, size)[:] = values
+
+    gpu.host_register(host, threads=threads)
+    assert bytes(gpu.host_view(host, size)) == values
+    gpu.copy(ptr, host, size, LEGACY)
+    assert bench.read_bytes(ptr, size) == values
+    gpu.host_unregister(host)
+    assert bytes(gpu.host_view(host, size)) == values
+    gpu.host_free(host)
+    gpu.free(ptr)
+
+
+def test_kernels_reach_registered_memory_at_its_own_address(bench: Workbench) -> None:
+    gpu, host = bench.gpu, bench.gpu.host_malloc(4096, pinned=False)
+    gpu.host_register(host)
+    gpu.host_view(host, 4)[:] = bytes(4)
+    bench.store(host, 7, LEGACY)
+    gpu.sync()
+
+    assert bytes(gpu.host_view(host, 4)) == b"\7\0\0\0"
+
+
+def test_a_copy_to_registered_memory_is_one_of_its_stream(bench: Workbench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
+    ptr, host = gpu.malloc(64), gpu.host_malloc(64, pinned=False)
+    gpu.host_register(host)
+    gpu.capture_begin(stream)
+    gpu.copy(host, ptr, 64, stream)  # of pageable memory no capture takes one
+
+    gpu.destroy_graph(gpu.capture_end(stream))
+
+
+def test_only_pageable_memory_is_registered_and_that_once(gpu: Gpu) -> None:
+    pageable, pinned, device = (
+        gpu.host_malloc(64, pinned=False),
+        gpu.host_malloc(64),
+        gpu.malloc(64),
+    )
+    gpu.host_register(pageable)
+
+    for ptr in (pageable, pinned, device, Ptr(pageable + 8)):
+        with refused(Status.INVALID_VALUE):
+            gpu.host_register(ptr)
+    for ptr in (pinned, device, Ptr(pageable + 8)):
+        with refused(Status.INVALID_VALUE):
+            gpu.host_unregister(ptr)
+    gpu.host_unregister(pageable)
+    with refused(Status.INVALID_VALUE):
+        gpu.host_unregister(pageable)
+
+
+def test_registered_memory_is_unregistered_before_it_is_freed(gpu: Gpu) -> None:
+    ptr = gpu.host_malloc(64, pinned=False)
+    gpu.host_register(ptr)
+    with refused(Status.INVALID_VALUE) as caught:
+        gpu.host_free(ptr)
+    assert "unregister it first" in caught.value.message
+    gpu.host_unregister(ptr)
+    gpu.host_free(ptr)
+
+
+def test_a_device_is_closed_while_memory_of_the_host_is_registered(gpu: Gpu) -> None:
+    gpu.host_register(gpu.host_malloc(64, pinned=False))
+    gpu.close()

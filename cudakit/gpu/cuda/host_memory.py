@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cudakit.errors import CudaError
+from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.sizes import check_size, forget
 from cudakit.gpu.cuda.streams import Streams
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.units import format_bytes
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
+_REGISTERED = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
 
 class HostMemory(Streams):
@@ -22,6 +26,7 @@ class HostMemory(Streams):
         super().__init__(ordinal)
         self._pinned: dict[Ptr, int] = {}
         self._pageable: dict[Ptr, ctypes.Array[Any]] = {}
+        self._registered: dict[Ptr, ctypes.Array[Any]] = {}
 
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
         check_size(size_bytes)
@@ -33,6 +38,11 @@ class HostMemory(Streams):
             self.sync()
             del self._pageable[ptr]
             return
+        if ptr in self._registered:
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"the memory at {ptr:#x} is registered: unregister it first",
+            )
         size_bytes = forget(self._pinned, ptr, "no memory of the host")
         try:
             self.call(cu.cuMemFreeHost, ptr)
@@ -40,9 +50,29 @@ class HostMemory(Streams):
             self._pinned[ptr] = size_bytes
             raise
 
+    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
+        memory = _taken(self._pageable, ptr, "no pageable memory of the host")
+        try:
+            _populate(memory, threads)
+            self._register(ptr, len(memory))
+        except BaseException:
+            self._pageable[ptr] = memory
+            raise
+        self._registered[ptr] = memory
+
+    def host_unregister(self, ptr: Ptr) -> None:
+        memory = _taken(self._registered, ptr, "no registered memory of the host")
+        try:
+            self.sync()  # of what still uses it the driver's documents promise nothing
+            self.call(cu.cuMemHostUnregister, ptr)
+        except CudaError:
+            self._registered[ptr] = memory
+            raise
+        self._pageable[ptr] = memory
+
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         """Show memory of the host as bytes; the view must not be used after ``host_free``."""
-        pageable = self._pageable.get(ptr)
+        pageable = self._pageable.get(ptr, self._registered.get(ptr))
         known_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
         if not 0 <= size_bytes <= known_bytes:
             raise cuda_error(
@@ -54,7 +84,10 @@ class HostMemory(Streams):
     def close(self) -> None:
         for ptr in self._pinned:
             self.ask(cu.cuMemFreeHost, ptr)
+        for ptr in self._registered:
+            self.ask(cu.cuMemHostUnregister, ptr)
         self._pinned.clear()
+        self._registered.clear()
         self._pageable.clear()
         super().close()
 
@@ -69,6 +102,23 @@ class HostMemory(Streams):
         )
         self._pinned[ptr] = size_bytes
         return ptr
+
+    def _register(self, ptr: Ptr, size_bytes: int) -> None:
+        """Pin pages. Raises Unsupported where the device reaches them at other addresses only."""
+        self.call(
+            cu.cuMemHostRegister,
+            ptr,
+            size_bytes,
+            _REGISTERED,
+            seen=lambda: f"{format_bytes(size_bytes)} of host memory to be registered",
+        )
+        # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, of all devices (cuMemHostRegister).
+        if int(self.call(cu.cuMemHostGetDevicePointer, ptr, 0)) != ptr:
+            self.call(cu.cuMemHostUnregister, ptr)
+            raise Unsupported(
+                f"{self.name} reaches registered memory of the host at other addresses than the host",
+                hint="allocate pinned memory instead",
+            )
 
     def _malloc_pageable(self, size_bytes: int) -> Ptr:
         """Map pages of this process alone, as malloc does for what is large; none is there until touched."""
@@ -85,3 +135,27 @@ class HostMemory(Streams):
         ptr = Ptr(ctypes.addressof(memory))
         self._pageable[ptr] = memory
         return ptr
+
+
+def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
+    """Take memory out. Raises CUDA_ERROR_INVALID_VALUE where none begins there."""
+    memory = known.pop(ptr, None)
+    if memory is None:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
+    return memory
+
+
+def _populate(memory: ctypes.Array[Any], threads: int) -> None:
+    """Let several threads ask for the pages, for which the driver would ask with one.
+
+    What is stored there stays. Where the system cannot do it (before Linux 5.14), the driver does.
+    """
+    begin, size = ctypes.addressof(memory), len(memory)
+    if threads == 1 or size < threads * mmap.PAGESIZE:
+        return
+    populate = ctypes.CDLL(None).madvise  # which lets other threads of Python go on
+    populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    part = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
+    with ThreadPoolExecutor(threads) as pool:
+        for at in range(0, size, part):
+            pool.submit(populate, begin + at, min(part, size - at), _POPULATE_WRITE)

@@ -103,7 +103,7 @@ class Cache:
 
     def find(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Take the best fit out of a pool, or nothing where that one block is not to be used."""
-        if self.expandable is None or not self.expands or self.private.source(pool.id):
+        if self.expandable is None or not self._grows(pool):
             return self.find_plain(pool, size, stream)
         if self.collects:
             pool.searches += 1
@@ -263,7 +263,7 @@ class Cache:
         if self.reserved_bytes + size > self.limit_bytes:
             return None
         source = self.private.source(request.pool.id)
-        if source is None and self.expandable is not None and self.expands:
+        if self.expandable is not None and self._grows(request.pool):
             return self.expandable.obtain(request)
         self.reserved_bytes += size
         try:
@@ -274,6 +274,7 @@ class Cache:
             if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
                 return None
             raise
+        self._grows(request.pool)  # others may have been here while the driver was asked
         block = Block(ptr, size, request.pool.row(request.stream))
         self.segments[ptr] = Segment(block, request.stack)
         self._count_segment(block)
@@ -281,6 +282,15 @@ class Cache:
             pool = request.pool.id
             self.recorder.record(SEGMENT_ALLOC, ptr, size, block.stream, request.stack, pool)
         return block
+
+    def _grows(self, pool: Pool) -> bool:
+        """Say whether new memory of a pool is mapped, and let the limit to splitting count if it is not.
+
+        That of another upstream never is (is_expandable_segments_active).
+        """
+        grows = self.expands and self.private.source(pool.id) is None
+        self.unsplit_bytes = sizes.UNLIMITED if grows else self.max_split_bytes
+        return grows
 
     def _count_segment(self, block: Block) -> None:
         self.statistics.num_device_alloc += 1
@@ -308,4 +318,7 @@ def _refuse_missing(settings: Settings) -> None:
         "backend:cudaMallocAsync": settings.backend != "native",
     }
     for name in filter(missing.get, missing):
-        raise Unsupported(f"this allocator has no {name}", hint="leave it out")
+        raise Unsupported(
+            f"this allocator has no {name}: that is the driver's own pool, without blocks or snapshots",
+            hint='leave it out, or take that pool: DeviceMemoryResource of cuda.core, torch_pool("async")',
+        )

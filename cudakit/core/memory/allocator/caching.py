@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cudakit.allocator_config.settings import Recorded, Settings
 from cudakit.core.memory.allocator import oom, release
+from cudakit.core.memory.allocator.address_space import WithAddresses
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import OUT_OF_MEMORY, Request
 from cudakit.core.memory.allocator.checkpointed import Checkpointed
@@ -28,7 +29,7 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 
 
-class CachingAllocator(Checkpointed, Trimmed, HotPath):
+class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
     """Hands out memory of one device in the order of streams, and keeps what is freed for the next request.
 
     The same operations give the same blocks, statistics and snapshots as PyTorch's allocator. Streams are
@@ -111,6 +112,8 @@ class CachingAllocator(Checkpointed, Trimmed, HotPath):
             limit = int(settings.memory_fraction * self._upstream.memory_info().total_bytes)
         with self._inside():
             self._cache.configure(settings, limit)
+            if self._cache.expandable is not None:
+                self._cache.expandable.classes = self._reserve_classes
             unlocks = settings.release_lock_on_cudamalloc
             self._cache.malloc = self._malloc_unlocked if unlocks else self._upstream.malloc
 

@@ -6,8 +6,9 @@ try_allocate_expandable_block, map_block, release_blocks, unmap_block).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import merge
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from cudakit.allocator_config.reserve import FULL_RESERVE, Reserve
@@ -33,8 +34,11 @@ _FULL = Reserve(value=FULL_RESERVE)
 class Expandable:
     """The expandable segments of a cache.
 
-    Whatever a call of the driver raises, what was mapped by then stays, free or in use.
+    ``classes`` are those of streams, by which the addresses are chosen that a segment has. Whatever a call of
+    the driver raises, what was mapped by then stays, free or in use.
     """
+
+    classes: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, cache: Cache, pages: VirtualMemory) -> None:
         self._cache = cache
@@ -104,6 +108,20 @@ class Expandable:
         if pool in self._coarse:
             pool.slack_bytes = self._coarse.pop(pool)
 
+    @property
+    def reservations(self) -> list[Reservation]:
+        """The ranges of addresses that are set aside."""
+        return [each for row in self._rows.values() for each in row.reservations]
+
+    def reserve_bytes(self, pool: Pool, stream: int, total_bytes: int) -> int:
+        """Return how many addresses a segment of a pool and stream has, on a device of so much memory."""
+        settings = self._cache.settings
+        by_class = dict(settings.expandable_segments_reserve_by_class)
+        plain = settings.expandable_segments_reserve or _FULL
+        reserve = by_class.get(self.classes.get(stream, ""), plain)
+        page = self._page_bytes(pool)
+        return -(-reserve.size_bytes(total_bytes) // page) * page
+
     def _rows_of(self, pool: Pool) -> list[Growing]:
         streams = sorted(stream for owner, stream in self._rows if owner is pool)
         return [self._rows[pool, stream] for stream in streams]
@@ -115,10 +133,8 @@ class Expandable:
 
     def _reserve(self, request: Request) -> Block | None:
         """Set addresses aside; None where there are none, or a request is beyond what would be set aside."""
-        page = self._page_bytes(request.pool)
         total = self._cache.upstream.memory_info().total_bytes
-        reserve = self._cache.settings.expandable_segments_reserve or _FULL
-        size = -(-reserve.size_bytes(total) // page) * page
+        size = self.reserve_bytes(request.pool, request.stream, total)
         if request.size > size:
             return None
         try:
@@ -130,6 +146,7 @@ class Expandable:
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = Growing(*key)
+        page = self._page_bytes(request.pool)
         return Reservation(ptr, size, page, row, self._cache.segments).first
 
     def _page_bytes(self, pool: Pool) -> int:

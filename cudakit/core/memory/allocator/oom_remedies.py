@@ -25,7 +25,12 @@ def remedies(report: OomReport) -> tuple[str, ...]:
     """Say what would have helped."""
     if report.segment_bytes > report.device_total_bytes:
         return ("ask for less: that is more than the device has",)
-    found = [*_of_circumstances(report), *_of_limits(report), *_of_holes(report)]
+    found = [
+        *_of_addresses(report),
+        *_of_circumstances(report),
+        *_of_limits(report),
+        *_of_holes(report),
+    ]
     return tuple([*found, *_of_others(report)] or _of_nothing(report))
 
 
@@ -54,6 +59,19 @@ def _of_circumstances(r: OomReport) -> Iterator[str]:
                 f"{format_bytes(waiting)} was freed but waits for stream {stream:#x}: let it come so far"
                 " before the request, or free what it uses on that stream earlier"
             )
+
+
+def _of_addresses(r: OomReport) -> Iterator[str]:
+    if r.most_addresses is None or r.block_bytes <= r.most_addresses:
+        return
+    setting = "expandable_segments_reserve"
+    whose = f" of class {r.reserve_class}" if r.reserve_class else ""
+    if r.reserve_class:
+        setting += f"_by_class, or {setting}"
+    yield (
+        f"an expandable segment{whose} sets {format_bytes(r.most_addresses)} of addresses aside, and a"
+        f" request cannot be larger: raise {setting}"
+    )
 
 
 def _of_limits(r: OomReport) -> Iterator[str]:

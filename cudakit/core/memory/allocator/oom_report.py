@@ -59,6 +59,8 @@ class OomReport:
     ] = ()  # streams, and bytes of freed blocks that wait for them
     capturing: bool = False  # nothing could be waited for or given back
     rejected: bool = False  # by throw_on_cudamalloc_oom: nothing was tried
+    most_addresses: int | None = None  # that an expandable segment sets aside; None: there are none
+    reserve_class: str = ""  # of the stream, by which that is chosen
     processes: tuple[Process, ...] | Unavailable = _NOT_ASKED  # that use the device
 
     @property
@@ -118,7 +120,16 @@ def report_of(
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,
         rejected=rejected,
+        most_addresses=_most_addresses(cache, request, info.total_bytes),
+        reserve_class=cache.expandable.classes.get(request.stream, "") if cache.expandable else "",
     )
+
+
+def _most_addresses(cache: Cache, request: Request, total_bytes: int) -> int | None:
+    expandable = cache.expandable if cache.expands else None
+    if expandable is None or cache.private.source(request.pool.id):
+        return None
+    return expandable.reserve_bytes(request.pool, request.stream, total_bytes)
 
 
 def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:

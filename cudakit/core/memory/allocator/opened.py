@@ -69,7 +69,9 @@ class OpenedAllocator(CachingAllocator):
     @cached_property
     def pinned(self) -> CachingHostAllocator:
         """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
-        pool = CachingHostAllocator(PinnedOfGpu(self._gpu), self.settings)
+        pool = CachingHostAllocator(
+            PinnedOfGpu(self._gpu), self.settings, holders=self._cache.private
+        )
         self.include_pinned(pool)
         for _ in range(self._uses.captures):
             pool.begin_capture()

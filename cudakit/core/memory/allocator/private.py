@@ -11,12 +11,13 @@ get_pool, create_or_incref_pool).
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from cudakit.core.memory.allocator.pools import Pool, PoolId, Pools
+from cudakit.core.memory.allocator.pools import DEFAULT_POOL, Pool, PoolId, Pools
 from cudakit.core.memory.allocator.tally import Tally
 from cudakit.errors import UsageError
 
@@ -56,10 +57,11 @@ class PrivatePool(Pools):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the requests go that a pool takes."""
+    """Where the requests go that a pool takes, and the thread that began it."""
 
     pool: PrivatePool
     takes: Takes
+    thread: int = field(default_factory=threading.get_ident)
 
 
 class PrivatePools:
@@ -182,6 +184,24 @@ class PrivatePools:
             if route.takes(stream):
                 return route.pool
         return None
+
+    # Of the pools of pinned memory, which are under another guard.
+
+    def pool_of(self, stream: int | None) -> PoolId:
+        """Return where a request of this thread for pinned memory goes: as one for the device's would.
+
+        One that names no stream goes where the thread has begun last.
+        """
+        own = threading.get_ident()
+        for route in reversed(list(self.routes)):
+            if route.thread == own if stream is None else route.takes(stream):
+                return route.pool.id
+        return DEFAULT_POOL
+
+    def is_held(self, pool_id: PoolId) -> bool:
+        """Say whether somebody holds a pool; the default one is held for ever."""
+        pool = self._pools.get(pool_id)
+        return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
 
     def source(self, pool_id: PoolId) -> SegmentSource | None:
         """Return where a pool has its segments from; None where from the device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
-from core.memory.allocator.expanding import PAGE, expanding
+from core.memory.allocator.expanding import PAGE, SIDE, expanding
 from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import changes, current, segments
 
@@ -51,6 +51,28 @@ def test_41_a_pool_with_an_upstream_of_its_own_does_not_expand() -> None:
     assert shown == {inside: False, outside: True}
     assert own.held == {inside: 2 * MIB}
     assert device.mapped == {outside: 2 * MIB}
+
+
+def test_41_the_limit_to_splitting_counts_for_an_upstream_of_its_own() -> None:
+    allocator = expanding(max_split_size_bytes=40 * MIB)
+    own = Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=own)
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(100 * MIB))
+        allocator.alloc(100 * MIB, SIDE)
+    allocator.alloc(90 * MIB)
+    with allocator.use_pool(pool):
+        allocator.alloc(90 * MIB)
+        allocator.free(allocator.alloc(30 * MIB))
+        allocator.alloc(25 * MIB)
+
+    shown = {
+        s["address"] in own.held: [block["size"] // MIB for block in s["blocks"]]
+        for s in allocator.snapshot()["segments"]
+        if s["stream"] == 0 and s["total_size"] != 30 * MIB
+    }
+    assert shown == {False: [90, 10], True: [100]}
+    law.check(allocator)
 
 
 def test_pools_share_no_reservations() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from cudakit.core.memory.allocator.block import Trail
+    from cudakit.core.memory.allocator.pinned.pools import HostPool
 
 # Whose requests it serves: those of at most 1 MiB, larger ones, or any.
 Kind: TypeAlias = Literal["small", "large", "reserve"]
@@ -29,6 +30,7 @@ class HostBlock:
         "captured",
         "free",
         "next",
+        "pool",
         "previous",
         "ptr",
         "requested",
@@ -43,6 +45,7 @@ class HostBlock:
         self.ptr = ptr
         self.size = size
         self.segment = segment
+        self.pool: HostPool | None = None  # that it was handed out from last
         self.requested = 0  # bytes of the last request that it served
         self.free = self.allocated = False
         self.captured = False  # handed out during a capture: a graph may use it whenever it runs

@@ -13,7 +13,8 @@ from cudakit.core.memory.allocator.pinned.background import Background
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock
 from cudakit.core.memory.allocator.pinned.buckets import bucket_of
 from cudakit.core.memory.allocator.pinned.observed import HostObserved
-from cudakit.core.memory.allocator.pinned.refused import out_of_pinned_memory, refuse_missing
+from cudakit.core.memory.allocator.pinned.pools import Holders, HostPool, NoHolders
+from cudakit.core.memory.allocator.pinned.refused import out_of_pinned_memory
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
 from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tracing import ALLOC, Level, Recorder, gather
@@ -31,6 +32,9 @@ class CachingHostAllocator(HostObserved):
     ``splits`` divides and merges blocks instead of rounding to powers of two: no request wastes what another
     could use. ``retries`` gives back what is cached, and tries again, before memory is said to be out.
     PyTorch's pool does neither.
+
+    ``holders`` are the private pools of the device's allocator: a request that would go to one of them there
+    has memory here that is set apart for it, too, and is kept until nobody holds the pool any more.
     """
 
     def __init__(
@@ -38,10 +42,11 @@ class CachingHostAllocator(HostObserved):
         upstream: HostUpstream,
         settings: Settings | None = None,
         *,
+        holders: Holders | None = None,
         splits: bool = False,
         retries: bool = True,
     ) -> None:
-        super().__init__(upstream, splits=splits)
+        super().__init__(upstream, holders or NoHolders(), splits=splits)
         self._retries = retries
         self._background = Background(self._look)
         self._stop = weakref.finalize(self, self._background.stop)
@@ -49,8 +54,11 @@ class CachingHostAllocator(HostObserved):
 
     # Memory.
 
-    def alloc(self, size_bytes: int) -> Ptr:
+    def alloc(self, size_bytes: int, stream: int | None = None) -> Ptr:
         """Allocate. No bytes are the address 0.
+
+        ``stream`` says which private pool a request goes to, and whether it is of a capture; without, it is
+        of the one that this thread is in.
 
         Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for what else the driver refuses.
         """
@@ -58,12 +66,17 @@ class CachingHostAllocator(HostObserved):
         if size_bytes == 0:
             return Ptr(0)
         stack = gather() if self._level else None
+        number = None if stream is None else stream_number(stream)
         with self._inside():
-            if not self._in_background and not self._captures:
-                self._waiting.process()
-            size = self._store.rounded(size_bytes)
-            block = self._store.take(size) or self._obtain(size, stack)
-            self._store.cut(block, size)
+            pool = self._pools.of_request(number)
+            if not self._captures and (pool.private or not self._in_background):
+                pool.waiting.process()
+            size = pool.store.rounded(size_bytes)
+            block = pool.store.take(size) or self._obtain(pool, size, stack)
+            pool.store.cut(block, size)
+            block.pool = pool
+            # Without a stream it may be of a capture that another thread began.
+            block.captured = bool(self._captures) and (stream is None or pool.private)
             self._hand_out(block, size_bytes, stack)
             return Ptr(block.ptr)
 
@@ -108,42 +121,49 @@ class CachingHostAllocator(HostObserved):
     def empty_cache(self) -> None:
         """Give back all of which nothing is used, without waiting for any stream.
 
-        Does nothing during a capture. Raises CudaError where the driver refuses; the rest stays cached.
+        Of private pools those only that nobody holds any more. Does nothing during a capture. Raises
+        CudaError where the driver refuses; the rest stays cached.
         """
         stack = gather() if self._level >= Level.ALL else None
         with self._inside():
             if not self._captures:
-                self._waiting.process()
-                self._supply.give_back_all(self._tracer, stack)
+                self._default.waiting.process()
+                self._supply.give_back_all(self._default, self._tracer, stack)
+                for pool in self._pools.left():
+                    self._let_go(pool, stack)
 
     def close(self) -> None:
-        """Wait for what is freed but in use, and give all back; what is still allocated stays so."""
+        """Wait for what is freed but in use, and give all back but what is allocated or a graph's."""
         self._stop()
         with self._inside():
-            self._waiting.synchronize()
-            self._supply.give_back_all(self._tracer)
+            self._default.waiting.synchronize()
+            self._supply.give_back_all(self._default, self._tracer)
+            for pool in self._pools.left():
+                self._let_go(pool, None, waits=True)
             self._supply.close(used=self._uses_reserve())
-            self._waiting.close()
+            while self._idle:
+                self._upstream.destroy_event(self._idle.pop())
 
     # How it works.
 
     def configure(self, settings: Settings) -> None:
         """Follow other settings from now on. Raises Unsupported for one that this pool has not."""
-        refuse_missing(settings)
         with self._inside():
+            self._supply.configure(settings)
             self.settings = settings
             limit = settings.pinned_max_cached_size_bytes
             self._most_cached = UNLIMITED if limit is None else limit
             self._catches_all = settings.pinned_free_catch_all
             self._in_background = settings.pinned_use_background_threads
-            self._store.configure(settings)
+            for pool in self._pools:
+                pool.store.configure(settings)
         self._wake()
 
     def begin_capture(self) -> None:
         """Say that a capture begins: until its end nothing looks at events or is given back.
 
         What is allocated until then and used by a stream is not reused after it is freed, since a graph may
-        use it whenever it runs; ``forget_graphs`` ends that.
+        use it whenever it runs, until nobody holds its private pool any more or ``forget_graphs`` ends that.
         """
         with self._inside():
             self._captures += 1
@@ -156,10 +176,11 @@ class CachingHostAllocator(HostObserved):
     def forget_graphs(self) -> None:
         """Say that no graph runs any more that uses memory which was allocated while it was captured."""
         with self._inside():
-            while self._kept:
-                block = self._kept.pop()
-                block.streams.clear()
-                self._complete(block)
+            for pool in self._pools:
+                while pool.kept:
+                    block = pool.kept.pop()
+                    block.streams.clear()
+                    self._complete(block)
 
     # Inside: the guard is held.
 
@@ -167,11 +188,11 @@ class CachingHostAllocator(HostObserved):
     def _tracer(self) -> Recorder | None:
         return self._recorder if self._records else None
 
-    def _obtain(self, size: int, stack: Trail | None) -> HostBlock:
+    def _obtain(self, pool: HostPool, size: int, stack: Trail | None) -> HostBlock:
         """Get a block that no free one is large enough for."""
-        if self._in_background and not self._captures and self._waiting:
-            self._waiting.process()  # what the thread has not come to
-            if (block := self._store.take(size)) is not None:
+        if self._in_background and not self._captures and pool.waiting:
+            pool.waiting.process()  # what the thread has not come to
+            if (block := pool.store.take(size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
         if reserve_bytes and self._supply.reserve is None:
@@ -179,41 +200,67 @@ class CachingHostAllocator(HostObserved):
                 raise out_of_pinned_memory(
                     reserve_bytes, self._counters(), self._held, reserve=True
                 )
-            if (block := self._store.take(size)) is not None:
+            if (block := pool.store.take(size)) is not None:
                 return block
-        block = self._supply.obtain(size, self._tracer, stack)
+        block = self._supply.obtain(size, pool, self._tracer, stack)
         if block is None and self._retries and not self._captures:
-            block = self._rescue(size, stack)
+            block = self._rescue(pool, size, stack)
         if block is None:
-            size_bytes, _ = self._store.segment(size)
+            size_bytes, _ = pool.store.segment(size)
             raise out_of_pinned_memory(size_bytes, self._counters(), self._held)
         return block
 
-    def _rescue(self, size: int, stack: Trail | None) -> HostBlock | None:
+    def _rescue(self, pool: HostPool, size: int, stack: Trail | None) -> HostBlock | None:
         """Wait for what is in use, then give back what is cached."""
-        self._waiting.synchronize()
-        block = self._store.take(size)
-        if block is None and self._supply.give_back_all(self._tracer, stack):
-            block = self._supply.obtain(size, self._tracer, stack)
+        for each in dict.fromkeys((pool, self._default)):
+            each.waiting.synchronize()
+        block = pool.store.take(size)
+        if block is None:
+            given = self._supply.give_back_all(self._default, self._tracer, stack)
+            given += sum(self._let_go(left, stack, waits=True) for left in self._pools.left())
+            if given:
+                block = self._supply.obtain(size, pool, self._tracer, stack)
         self._statistics.num_rescues += block is not None
         return block
+
+    def _let_go(self, pool: HostPool, stack: Trail | None, *, waits: bool = False) -> int:
+        """Give back what a private pool has that nobody holds, and forget it with its last block.
+
+        Returns how many bytes. Raises CudaError where the driver refuses.
+        """
+        while pool.kept:  # no graph uses it any more, but streams may still
+            with suppress(CudaError):
+                pool.waiting.postpone(pool.kept.pop(), capturing=False)
+        if waits:
+            pool.waiting.synchronize()
+        else:
+            pool.waiting.process()
+        given = self._supply.give_back_all(pool, self._tracer, stack)
+        for block in [block for block in pool.store if block.segment.kind == "reserve"]:
+            pool.store.discard(block)
+            self._default.store.put(block)
+        used = [*self._live.values(), *(block for block, _ in list(self._late))]
+        if not pool.waiting and all(block.pool is not pool for block in used):
+            self._pools.forget(pool)
+        return given
 
     def _hand_out(self, block: HostBlock, requested: int, stack: Trail | None) -> None:
         block.allocated = True
         block.requested = requested
-        block.captured = bool(self._captures)
         block.stack = stack
         self._live[block.ptr] = block
         self._statistics.used(bucket_of(block.size), block.size)
         if self._records:
-            self._recorder.record(ALLOC, block.ptr, requested, 0, stack)
+            self._recorder.record(ALLOC, block.ptr, requested, 0, stack, self._pool(block).id)
 
     @property
     def _held(self) -> int:
         return self._statistics.allocated_bytes.current
 
     def _uses_reserve(self) -> bool:
-        return any(block.segment.kind == "reserve" for block in (*self._live.values(), *self._kept))
+        used = [*self._live.values(), *self._default.kept]
+        used += [block for pool in self._pools if pool.private for block in pool]
+        return any(block.segment.kind == "reserve" for block in used)
 
     # Outside of the guard.
 
@@ -221,11 +268,11 @@ class CachingHostAllocator(HostObserved):
         """Complete what streams have done with; return whether anything still waits. In another thread."""
         with suppress(CudaError), self._inside():  # who allocates hears of it
             if self._in_background and not self._captures:
-                self._waiting.process()
-        return self._in_background and bool(self._waiting)
+                self._default.waiting.process()
+        return self._in_background and bool(self._default.waiting)
 
     def _wake(self) -> None:
-        if self._in_background and self._waiting:
+        if self._in_background and self._default.waiting:
             self._background.wake()
 
     def _refuse_free(self, ptr: int) -> None:

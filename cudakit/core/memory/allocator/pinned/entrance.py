@@ -6,39 +6,54 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.guard import Guard
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock
 from cudakit.core.memory.allocator.pinned.buckets import Buckets, bucket_of
 from cudakit.core.memory.allocator.pinned.holes import Holes
+from cudakit.core.memory.allocator.pinned.pools import Holders, HostPool, HostPools
 from cudakit.core.memory.allocator.pinned.statistics import HostStatistics
-from cudakit.core.memory.allocator.pinned.stores import Store
 from cudakit.core.memory.allocator.pinned.supply import Supply
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
 from cudakit.core.memory.allocator.pinned.waiting import Waiting
+from cudakit.core.memory.allocator.pools import PoolId
 from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tracing import FREE_COMPLETED, FREE_REQUESTED, Level, Recorder
 from cudakit.errors import CudaError
+from cudakit.gpu.api import Event
 
 
 class HostEntrance:
     """What a pool of pinned memory consists of, and who may touch it."""
 
-    def __init__(self, upstream: HostUpstream, *, splits: bool) -> None:
+    def __init__(self, upstream: HostUpstream, holders: Holders, *, splits: bool) -> None:
+        self._upstream = upstream
+        self._splits = splits
+        self._idle: list[Event] = []
+        self.settings = Settings()
         self._guard = Guard()
         self._recorder = Recorder()
         self._level = Level.NONE
         self._records = False
         self._statistics = HostStatistics()
-        self._store: Store = Holes() if splits else Buckets()
-        self._supply = Supply(upstream, self._store, self._statistics)
-        self._waiting = Waiting(upstream, self._complete)
+        self._pools = HostPools(self._make_pool, holders)
+        self._default = self._pools.default
+        self._supply = Supply(upstream, self._default, self._statistics)
         self._live: dict[int, HostBlock] = {}
-        self._kept: list[HostBlock] = []  # freed, but a graph may use them whenever it runs
         self._captures = 0  # under way
         self._most_cached = UNLIMITED
         self._catches_all = False
         self._late: deque[tuple[HostBlock, Trail | None]] = deque()
+
+    def _make_pool(self, pool_id: PoolId) -> HostPool:
+        store = Holes() if self._splits else Buckets()
+        store.configure(self.settings)
+        return HostPool(pool_id, store, Waiting(self._upstream, self._complete, self._idle))
+
+    def _pool(self, block: HostBlock) -> HostPool:
+        """Return the pool that a block was handed out from."""
+        return block.pool or self._default
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -53,10 +68,11 @@ class HostEntrance:
     def _give_up(self, block: HostBlock, stack: Trail | None) -> None:
         block.allocated = False
         self._record(FREE_REQUESTED, block, stack)
-        if block.streams and block.captured:
-            self._kept.append(block)
+        pool = self._pool(block)
+        if block.streams and block.captured and self._pools.is_held(pool):
+            pool.kept.append(block)
         elif block.streams:
-            self._waiting.postpone(block, capturing=bool(self._captures))
+            pool.waiting.postpone(block, capturing=bool(self._captures))
         else:
             self._complete(block)
 
@@ -65,14 +81,16 @@ class HostEntrance:
         self._record(FREE_COMPLETED, block, None)
         self._statistics.unused(bucket_of(block.size), block.size)
         block.stack = None
-        hole = self._store.put(block)
-        if hole.size > self._most_cached and hole.whole:
+        pool = self._pool(block)
+        hole = pool.store.put(block)
+        if hole.size > self._most_cached and hole.whole and not pool.private:
             with suppress(CudaError):  # it stays cached, and empty_cache tries again
-                self._supply.give_back(hole, self._recorder if self._records else None)
+                self._supply.give_back(hole, pool, self._recorder if self._records else None)
 
     def _record(self, action: str, block: HostBlock, stack: Trail | None) -> None:
         if self._records:
-            self._recorder.record(action, block.ptr, block.requested, 0, stack or block.stack)
+            seen, pool = stack or block.stack, self._pool(block).id
+            self._recorder.record(action, block.ptr, block.requested, 0, seen, pool)
 
     def _take_late(self) -> None:
         while self._late:

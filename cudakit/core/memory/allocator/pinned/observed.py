@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from cudakit.core.memory.allocator.pinned import snapshot
+from cudakit.core.memory.allocator.pinned.blocks import HostBlock
 from cudakit.core.memory.allocator.pinned.entrance import HostEntrance
 from cudakit.core.memory.allocator.tracing import Context, History, Level
 
@@ -28,7 +29,7 @@ class HostObserved(HostEntrance):
         """Return for each stream the bytes of freed blocks that wait for it."""
         with self._inside():
             found: dict[int, int] = {}
-            for stream, block in self._waiting:
+            for stream, block in self._awaited():
                 found[stream] = found.get(stream, 0) + block.size
             return found
 
@@ -72,19 +73,24 @@ class HostObserved(HostEntrance):
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` of PyTorch's format: plain builtin values."""
         with self._inside():
-            blocks = {*self._live.values(), *self._kept, *self._store}
-            blocks |= {block for _, block in self._waiting}
-            blocks |= {block for block, _ in list(self._late)}  # which others may add to
-            return snapshot.take(blocks, self._recorder)
+            used = [*self._live.values(), *(block for block, _ in list(self._late))]
+            owners = {block: self._pool(block).id for block in used}
+            owners |= {block: pool.id for pool in self._pools for block in pool}
+            return snapshot.take(owners, self._recorder)
 
     def _counters(self) -> dict[str, int]:
         known = self._statistics
-        waiting = {block.ptr: block.size for _, block in self._waiting}
+        waiting = {block.ptr: block.size for _, block in self._awaited()}
         return {
             "num_free_failures": known.num_free_failures,
             "num_invalid_frees": known.num_invalid_frees,
             "num_rescues": known.num_rescues,
-            "captured_bytes": sum(block.size for block in self._kept),
-            "free_bytes": sum(block.size for block in self._store),
+            "captured_bytes": sum(block.size for pool in self._pools for block in pool.kept),
+            "free_bytes": sum(block.size for pool in self._pools for block in pool.store),
             "waiting_bytes": sum(waiting.values()),
         }
+
+    def _awaited(self) -> Iterator[tuple[int, HostBlock]]:
+        """Go through the streams that freed blocks wait for, and the block of each."""
+        for pool in self._pools:
+            yield from pool.waiting

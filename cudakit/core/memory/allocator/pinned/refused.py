@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.supply import OUT_OF_MEMORY
-from cudakit.errors import CudaError, Unsupported
+from cudakit.errors import CudaError
 from cudakit.units import format_bytes
 
 
@@ -33,12 +32,3 @@ def out_of_pinned_memory(
         "; ".join(parts),
         hint="pinned memory is memory of the host that cannot be swapped out: free some, or copy in pieces",
     )
-
-
-def refuse_missing(settings: Settings) -> None:
-    """Raise Unsupported for what this pool cannot do."""
-    if settings.pinned_use_cuda_host_register:
-        raise Unsupported(
-            "pinned memory is not allocated by cudaHostRegister here",
-            hint="leave out pinned_use_cuda_host_register",
-        )

@@ -6,32 +6,33 @@ never divides one. A block of a segment that is divided is written as a segment 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock
+from cudakit.core.memory.allocator.pools import PoolId
 from cudakit.core.memory.allocator.snapshot import entry_of
 from cudakit.core.memory.allocator.stacks import Stacks
 from cudakit.core.memory.allocator.tracing import Recorder
 
 
-def take(blocks: Iterable[HostBlock], recorder: Recorder) -> dict[str, Any]:
-    """Return what there is by address, and what led there."""
+def take(owners: Mapping[HostBlock, PoolId], recorder: Recorder) -> dict[str, Any]:
+    """Return what there is by address, each with its pool, and what led there."""
     stacks = Stacks()
-    held = sorted(blocks, key=lambda block: block.ptr)
+    held = sorted(owners.items(), key=lambda owned: owned[0].ptr)
     return {
-        "host_segments": [_segment(block, stacks) for block in held],
+        "host_segments": [_segment(block, pool, stacks) for block, pool in held],
         "host_traces": [entry_of(recorder, stacks, event) for event in recorder.events],
     }
 
 
-def _segment(block: HostBlock, stacks: Stacks) -> dict[str, Any]:
+def _segment(block: HostBlock, pool: PoolId, stacks: Stacks) -> dict[str, Any]:
     return {
         "address": block.ptr,
         "size": block.size,
         "requested_size": 0 if block.free else block.requested,
         "allocated": int(block.allocated),
         "active": int(not block.free),
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": pool,
         "frames": stacks.frames(block.stack),
     }

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 
+from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment
+from cudakit.core.memory.allocator.pinned.pools import HostPool
 from cudakit.core.memory.allocator.pinned.statistics import HostStatistics
-from cudakit.core.memory.allocator.pinned.stores import Store
-from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
+from cudakit.core.memory.allocator.pinned.upstream import HostUpstream, Registering
 from cudakit.core.memory.allocator.tracing import SEGMENT_ALLOC, SEGMENT_FREE, Recorder
-from cudakit.errors import CudaError
+from cudakit.errors import CudaError, Unsupported
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY (CUDA Driver API, CUresult)
 
 
 class Supply:
-    """What the driver gave. Whatever a call raises, all is as it was before."""
+    """What the driver gave. Whatever a call raises, all is as it was before.
 
-    def __init__(self, upstream: HostUpstream, store: Store, statistics: HostStatistics) -> None:
+    The reserve is of the default pool, which makes blocks of it for all.
+    """
+
+    def __init__(
+        self, upstream: HostUpstream, default: HostPool, statistics: HostStatistics
+    ) -> None:
         self._upstream = upstream
-        self._store = store
+        self._store = default.store
         self._statistics = statistics
         self.reserve: HostSegment | None = None
+        self._take: Callable[[int], int] = upstream.malloc
 
-    def obtain(self, size: int, recorder: Recorder | None, stack: Trail | None) -> HostBlock | None:
+    def configure(self, settings: Settings) -> None:
+        """Take memory as the settings say. Raises Unsupported where the upstream cannot."""
+        self._take = self._upstream.malloc
+        if settings.pinned_use_cuda_host_register:
+            self._take = self._registering(settings.pinned_num_register_threads)
+
+    def _registering(self, threads: int) -> Callable[[int], int]:
+        upstream = self._upstream
+        if not isinstance(upstream, Registering):
+            raise Unsupported(
+                "this upstream cannot register memory of the host",
+                hint="leave out pinned_use_cuda_host_register, or take the memory of a Gpu",
+            )
+        return lambda size_bytes: upstream.malloc_registered(size_bytes, threads)
+
+    def obtain(
+        self, size: int, pool: HostPool, recorder: Recorder | None, stack: Trail | None
+    ) -> HostBlock | None:
         """Take a block from the reserve or from the driver; None where it has no more. Raises CudaError."""
         block = self._store.carve(size)
         if block is None:
-            size_bytes, kind = self._store.segment(size)
+            size_bytes, kind = pool.store.segment(size)
             ptr = self._malloc(size_bytes)
             if ptr is None:
                 return None
             block = HostBlock(ptr, size_bytes, HostSegment(ptr, size_bytes, kind))
         self._statistics.obtained(block.size)
         if recorder is not None:
-            recorder.record(SEGMENT_ALLOC, block.ptr, block.size, 0, stack)
+            recorder.record(SEGMENT_ALLOC, block.ptr, block.size, 0, stack, pool.id)
         return block
 
     def set_aside(self, size_bytes: int) -> bool:
@@ -50,7 +75,11 @@ class Supply:
         return True
 
     def give_back(
-        self, block: HostBlock, recorder: Recorder | None, stack: Trail | None = None
+        self,
+        block: HostBlock,
+        pool: HostPool,
+        recorder: Recorder | None,
+        stack: Trail | None = None,
     ) -> None:
         """Give a free block back that is all the driver gave in one piece, unless it is of the reserve.
 
@@ -59,17 +88,19 @@ class Supply:
         if block.segment.kind == "reserve":
             return
         self._free(block.ptr)
-        self._store.discard(block)
+        pool.store.discard(block)
         self._statistics.given_back(block.size)
         if recorder is not None:
-            recorder.record(SEGMENT_FREE, block.ptr, block.size, 0, stack)
+            recorder.record(SEGMENT_FREE, block.ptr, block.size, 0, stack, pool.id)
 
-    def give_back_all(self, recorder: Recorder | None, stack: Trail | None = None) -> int:
+    def give_back_all(
+        self, pool: HostPool, recorder: Recorder | None, stack: Trail | None = None
+    ) -> int:
         """Give every such block back; return how many bytes. Raises CudaError at the first refused."""
         given = 0
-        for block in [block for block in self._store if block.whole]:
+        for block in [block for block in pool.store if block.whole]:
             if block.segment.kind != "reserve":
-                self.give_back(block, recorder, stack)
+                self.give_back(block, pool, recorder, stack)
                 given += block.size
         return given
 
@@ -86,7 +117,7 @@ class Supply:
     def _malloc(self, size_bytes: int) -> int | None:
         begin = perf_counter_ns()
         try:
-            ptr = self._upstream.malloc(size_bytes)
+            ptr = self._take(size_bytes)
         except CudaError as error:
             if error.code != OUT_OF_MEMORY:
                 raise

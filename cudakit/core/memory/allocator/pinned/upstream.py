@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
 
@@ -20,11 +20,23 @@ class HostUpstream(Protocol):
     def sync(self) -> None: ...
 
 
+@runtime_checkable
+class Registering(Protocol):
+    """An upstream that may also pin memory after the host gave it: the driver locks less for that."""
+
+    def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
+
+
 class PinnedOfGpu:
-    """Memory of the host that a Gpu reaches (cuMemHostAlloc), whatever is captured."""
+    """Memory of the host that a Gpu reaches (cuMemHostAlloc, cuMemHostRegister), whatever is captured.
+
+    Each is given back as it was taken, whatever the settings are by then, as PyTorch's pool does
+    (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._registered: set[int] = set()
         self.destroy_event = gpu.destroy_event
         self.query_event = gpu.query_event
         self.sync_event = gpu.sync_event
@@ -34,7 +46,21 @@ class PinnedOfGpu:
         with self._gpu.relaxed():
             return self._gpu.host_malloc(size_bytes, pinned=True)
 
+    def malloc_registered(self, size_bytes: int, threads: int) -> int:
+        with self._gpu.relaxed():
+            ptr = self._gpu.host_malloc(size_bytes, pinned=False)
+            try:
+                self._gpu.host_register(ptr, threads=threads)
+            except BaseException:
+                self._gpu.host_free(ptr)
+                raise
+        self._registered.add(ptr)
+        return ptr
+
     def free(self, ptr: int) -> None:
+        if ptr in self._registered:
+            self._gpu.host_unregister(Ptr(ptr))
+            self._registered.discard(ptr)
         self._gpu.host_free(Ptr(ptr))
 
     def event(self) -> Event:

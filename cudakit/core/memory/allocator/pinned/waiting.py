@@ -20,15 +20,17 @@ class Waiting:
     """Freed blocks that are in use; ``complete`` is called with one that is not any more.
 
     A block whose events cannot be recorded yet, in a capture or since the driver refused, is deferred: tried
-    again each time.
+    again each time. ``idle`` are events that nothing waits for, of all pools.
     """
 
-    def __init__(self, upstream: HostUpstream, complete: Callable[[HostBlock], None]) -> None:
+    def __init__(
+        self, upstream: HostUpstream, complete: Callable[[HostBlock], None], idle: list[Event]
+    ) -> None:
         self._upstream = upstream
         self._complete = complete
         self._queue: deque[tuple[Event, int, HostBlock]] = deque()
         self._deferred: list[HostBlock] = []
-        self._idle: list[Event] = []
+        self._idle = idle
 
     def __bool__(self) -> bool:
         return bool(self._queue or self._deferred)
@@ -67,11 +69,6 @@ class Waiting:
         while self._queue:
             self._upstream.sync_event(self._queue[0][0])
             self._reached()
-
-    def close(self) -> None:
-        """Give the events back."""
-        while self._idle:
-            self._upstream.destroy_event(self._idle.pop())
 
     def _record(self, block: HostBlock) -> None:
         """Record an event on each stream; those that succeed are not tried again."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from core.memory.allocator.device import MIB
 
+from cudakit.allocator_config.settings import Settings
+from cudakit.core.memory.allocator.opened import OpenedAllocator
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.upstream import PinnedOfGpu
 from cudakit.gpu.open import open_gpu
@@ -53,8 +57,8 @@ class OfTorch:
 class OfOurs:
     """Our pool."""
 
-    def __init__(self) -> None:
-        self.pool = CachingHostAllocator(PinnedOfGpu(open_gpu("cuda")))
+    def __init__(self, pool: CachingHostAllocator | None = None) -> None:
+        self.pool = pool or CachingHostAllocator(PinnedOfGpu(open_gpu("cuda")))
         self.live: dict[str, int] = {}
 
     def alloc(self, name: str, size: int) -> int:
@@ -100,3 +104,82 @@ def test_operations_give_the_blocks_and_the_numbers_of_pytorch() -> None:
     for name in list(ours.live):
         ours.free(name, 0)
     ours.pool.close()
+
+
+class GraphOfTorch:
+    """Pinned memory within a capture, by PyTorch."""
+
+    def __init__(self, torch: Any) -> None:
+        self.pool = OfTorch(torch)
+        self.torch = torch
+        self.graph: Any = None
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        self.graph, place = self.torch.cuda.CUDAGraph(), self.torch.zeros(1, device="cuda")
+        with self.torch.cuda.graph(self.graph):
+            place.add_(1)
+            yield
+
+    def drop(self) -> None:
+        self.graph = None
+        gc.collect()
+
+
+class GraphOfOurs:
+    """The same by ours."""
+
+    def __init__(self) -> None:
+        self.gpu = open_gpu("cuda")
+        self.allocator = OpenedAllocator(self.gpu, Settings())
+        self.pool = OfOurs(self.allocator.pinned)
+        self.memory: Any = None
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        stream, place = self.gpu.stream(), self.gpu.malloc(4)
+        self.pool.empty("", 0)  # as torch.cuda.graph does
+        with self.allocator.capture(stream=stream) as self.memory:
+            self.gpu.capture_begin(stream)
+            self.gpu.fill(place, 1, 4, stream)
+            yield
+            self.gpu.destroy_graph(self.gpu.capture_end(stream))
+
+    def drop(self) -> None:
+        self.memory.close()
+
+
+def lives_with_its_graph(subject: GraphOfTorch | GraphOfOurs) -> Iterator[tuple[str, bool]]:
+    """Do the same with either; yields after each step, with something that both must say."""
+    pool = subject.pool
+    kept = pool.alloc("kept", 3 * MIB)
+    pool.alloc("before", 64)
+    pool.free("before", 0)
+    with subject.captured():
+        first = pool.alloc("first", 4 * MIB)
+        yield "another pool", first != kept
+        pool.free("first", 0)
+        yield "freed", pool.alloc("again", 3 * MIB + 1) == first
+    pool.free("again", 0)
+    yield "not for others", pool.alloc("outside", 4 * MIB) != first
+    pool.empty("", 0)
+    yield "held", True
+    pool.free("outside", 0)
+    subject.drop()
+    pool.empty("", 0)
+    yield "given back", True
+
+
+@pytest.mark.gpu
+def test_pinned_memory_of_a_graph_lives_with_it_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        pytest.skip("pinned memory of this PyTorch has no pools of graphs")
+    theirs, ours = GraphOfTorch(torch), GraphOfOurs()
+    steps = zip(lives_with_its_graph(theirs), lives_with_its_graph(ours), strict=True)
+    for (step, expected), (_, found) in steps:
+        assert (found, expected) == (True, True), step
+        numbers, right = ours.pool.statistics(), theirs.pool.statistics()
+        for key in filter(lambda key: key.startswith(COMPARED), numbers):
+            assert numbers[key] == right[key], (step, key)
+    ours.allocator.close()
