@@ -61,13 +61,18 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel was enqueued. Its accesses have the same ``seq`` and come later, not always at once."""
+    """A kernel was enqueued. Its accesses have the same ``seq`` and come later, not always at once.
+
+    Where they are ``pending``, what comes at once is assumed, and an ``Accessed`` of the same ``seq`` says
+    when all is told.
+    """
 
     kind: ClassVar[Kind] = Kind.LAUNCH
     stream: U32
     name: Text
     grid: Dim3 = (1, 1, 1)
     block: Dim3 = (1, 1, 1)
+    pending: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +257,7 @@ class GraphLaunch:
     stream: U32
     graph: U32
     executable: U32
+    pending: U32 = 0  # how many ``Accessed`` come for it: one for each node that is a kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +305,28 @@ class Gap:
     count: U64 = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Accessed:
+    """All that a launch did is told, or all that a node of a graph did in it; of the same ``seq``."""
+
+    kind: ClassVar[Kind] = Kind.ACCESSED
+    node: U32 = 0  # of a graph; 0: the launch itself
+    exact: Annotated[bool, "?"] = True  # else something was lost, and what was assumed stands
+
+
+@dataclass(frozen=True, slots=True)
+class Arenas:
+    """So much memory of its device the recording holds from here on."""
+
+    kind: ClassVar[Kind] = Kind.ARENAS
+    size_bytes: U64
+
+
 Fact: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap
+    | Mark | Gap | Accessed | Arenas
 )  # fmt: skip
 
 

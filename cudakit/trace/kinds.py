@@ -37,6 +37,8 @@ class Kind(IntEnum):
     RANGE_POP = 24
     MARK = 25
     GAP = 26
+    ACCESSED = 27
+    ARENAS = 28
 
 
 class Layer(IntEnum):
@@ -69,7 +71,9 @@ class Known(IntEnum):
     """How well an access is known."""
 
     EXACT = 1
-    SUMMARY = 2  # what the kernel did when it was last looked at
+    SUMMARY = (
+        2  # what the kernel did, and the bytes between: the pieces were too many to tell apart
+    )
     ASSUMED = 3  # from its arguments
     UNCERTAIN = 4  # from a table among its arguments, which may hold what earlier calls left there
 

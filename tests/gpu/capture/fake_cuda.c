@@ -1,6 +1,7 @@
 /* A driver and a Sanitizer API that do nothing but tell: each function below makes the callbacks, in the
  * order in which the real ones were seen to come, of one call of CUDA. Built and used by test_recorder.py. */
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "driver_api.h"
@@ -51,6 +52,74 @@ int sanitizerGetResultString(int result, const char **words)
     return 0;
 }
 
+/* --- the patch, which runs nowhere, and device memory, which is the host's ------------------------ */
+
+int sanitizerAddPatches(const void *image, CUcontext context)
+{
+    (void)image, (void)context;
+    return 0;
+}
+
+int sanitizerPatchInstructions(int instruction, CUmodule module, const char *called)
+{
+    (void)instruction, (void)module, (void)called;
+    return 0;
+}
+
+int sanitizerPatchModule(CUmodule module)
+{
+    (void)module;
+    return 0;
+}
+
+int sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction function,
+                                   Sanitizer_StreamHandle stream, const void *data)
+{
+    (void)launch, (void)function, (void)stream, (void)data;
+    return 0;
+}
+
+int sanitizerAlloc(CUcontext context, void **memory, size_t bytes)
+{
+    (void)context;
+    *memory = malloc(bytes);
+    return *memory ? 0 : 2;
+}
+
+int sanitizerFree(CUcontext context, void *memory)
+{
+    (void)context;
+    free(memory);
+    return 0;
+}
+
+int sanitizerMemset(void *memory, int value, size_t bytes, Sanitizer_StreamHandle stream)
+{
+    (void)stream;
+    memset(memory, value, bytes);
+    return 0;
+}
+
+int sanitizerMemcpyDeviceToHost(void *to, void *from, size_t bytes, Sanitizer_StreamHandle stream)
+{
+    (void)stream;
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+int sanitizerMemcpyHostToDeviceAsync(void *to, void *from, size_t bytes, Sanitizer_StreamHandle stream)
+{
+    (void)stream;
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+int sanitizerStreamSynchronize(Sanitizer_StreamHandle stream)
+{
+    (void)stream;
+    return 0;
+}
+
 static void tell(int domain, uint32_t cbid, const void *data)
 {
     if (told)
@@ -71,6 +140,21 @@ typedef struct {
     const char *name;
     size_t parameters, offsets[8], sizes[8];
 } kernel;
+
+int cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    (void)device;
+    *value = attribute == COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+    return 0;
+}
+
+int cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    static char own;
+    (void)flags;
+    *stream = &own;
+    return 0;
+}
 
 int cuFuncGetParamInfo(CUfunction function, size_t i, size_t *offset, size_t *size)
 {

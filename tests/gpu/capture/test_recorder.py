@@ -58,6 +58,7 @@ def test_records_lie_as_the_trace_says() -> None:
         "fill": Kind.FILL, "stream_create": Kind.STREAM_CREATE, "event": Kind.EVENT_RECORD,
         "node": Kind.GRAPH_NODE, "edge": Kind.GRAPH_EDGE, "graph_launch": Kind.GRAPH_LAUNCH,
         "memop": Kind.MEMOP, "host_call": Kind.HOST_CALL, "gap": Kind.GAP,
+        "accessed": Kind.ACCESSED, "arenas": Kind.ARENAS,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

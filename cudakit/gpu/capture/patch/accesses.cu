@@ -30,6 +30,18 @@ typedef struct {
 
 #define PATIENCE (1u << 20) /* for an entry that another thread is filling: some instructions, in truth */
 
+/* In one comparison: arenas lie above the first 4 GiB. */
+CK_INLINE bool has_arena(ck_u64 userdata)
+{
+    return opaque((ck_u32)(userdata >> 32));
+}
+
+/* The user data of this launch, from what several share where they do. */
+CK_INLINE ck_u64 own(ck_u64 userdata)
+{
+    return userdata & CK_BY_GRID ? CK_USERDATA_OF_GRID(userdata, grid()) : userdata;
+}
+
 CK_INLINE ck_u64 lost_word(ck_u64 userdata)
 {
     return CK_BASE_OF(userdata) + CK_LOST_AT + CK_LAUNCH_OF(userdata) / 32 * 4;
@@ -197,8 +209,9 @@ CK_INLINE ck_u32 word_of(ck_u64 granule)
  * all or some through. */
 CK_ASIDE void record(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 address, ck_u32 bytes)
 {
-    if (!userdata || !bytes)
+    if (!has_arena(userdata) || !bytes)
         return;
+    userdata = own(userdata);
     if ((address + bytes - 1) >> CK_ADDRESS_BITS) {
         lose(userdata);
         return;
@@ -237,8 +250,7 @@ enum { /* Sanitizer_DeviceMemoryFlags */
 
 CK_INLINE ck_u32 mode_of(ck_u32 flags)
 {
-    const ck_u32 modes = CK_WRITE << FLAG_WRITE * 2 | CK_ATOMIC << (FLAG_READ | FLAG_WRITE) * 2;
-    ck_u32 mode = modes >> (flags & (FLAG_READ | FLAG_WRITE)) * 2 & 3;
+    ck_u32 mode = (flags - FLAG_READ) & 3;
     if (flags & FLAG_ATOMIC_WRITE_ONLY)
         mode = CK_ATOMIC;
     if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses are of the system's scope */
@@ -310,8 +322,8 @@ CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 byt
                           const void *data)
 {
     (void)pc, (void)data;
-    if (userdata && !(flags & FLAG_PREFETCH))
-        touch(userdata, mode_of(flags), address, bytes);
+    if (has_arena(userdata) && !opaque(flags & FLAG_PREFETCH))
+        touch(own(userdata), mode_of(flags), address, bytes);
     return 0;
 }
 
@@ -321,8 +333,8 @@ CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destina
                        ck_u32 zeros)
 {
     (void)pc, (void)destination;
-    if (userdata && bytes != zeros)
-        touch(userdata, CK_READ, source, bytes - zeros);
+    if (has_arena(userdata) && bytes != zeros)
+        touch(own(userdata), CK_READ, source, bytes - zeros);
     return 0;
 }
 
@@ -371,42 +383,69 @@ CK_INLINE ck_u64 mixed(ck_u64 hash, ck_u64 value)
     return hash ^ hash >> 32;
 }
 
-/* Find a key in a table of 2^n places of the same size, or put it into a free one: its place, or the number
- * of places if all that were tried are taken. ``is_new``: the caller has to write down the rest. */
-CK_INLINE ck_u32 place_of(ck_u64 table, ck_u32 places, ck_u32 place_bytes, ck_u64 key, bool *is_new)
+/* The place of a key in a table of 2^n, or the number of places if it has none and all that were tried are
+ * taken. ``is_new``: it got the place now, and the caller has to write down what it is the key of. */
+CK_INLINE ck_u32 place_of(ck_u64 keys, ck_u32 places, ck_u64 key, bool *is_new)
 {
+    const ck_u32 step = (ck_u32)(key >> 44) | 1;
+    ck_u32 place = (ck_u32)(key >> 20);
     *is_new = false;
-    for (ck_u32 probe = 0; probe < MAX_PROBES; probe++) {
-        const ck_u32 place = ((ck_u32)(key >> 20) + probe) & (places - 1);
-        const ck_u64 at = table + (ck_u64)place * place_bytes;
+    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++, place += step) {
+        const ck_u64 at = keys + (place & (places - 1)) * sizeof(ck_u64);
         ck_u64 there = load64(at);
         if (!there) {
             there = atomic_swap_free(at, key);
             *is_new = !there;
         }
         if (!there || there == key)
-            return place;
+            return place & (places - 1);
     }
     return places;
 }
 
-CK_INLINE ck_u32 map_number(ck_u64 userdata, ck_u64 map)
+CK_INLINE ck_u64 part(ck_u64 userdata, ck_u64 offset)
 {
-    ck_u64 hash = mixed(CK_LAUNCH_OF(userdata) + 1, map);
-    for (int i = 0; i < 16; i++)
+    return CK_BASE_OF(userdata) + offset;
+}
+
+CK_INLINE void write_map(ck_u64 userdata, ck_u64 map, ck_u32 place)
+{
+    const ck_u32 number = atomic_add(CK_BASE_OF(userdata) + AT(ck_header, maps), 1);
+    const ck_u64 at = part(userdata, CK_MAPS_AT(CK_ENTRIES_LOG2_OF(userdata))) + number * sizeof(ck_map);
+    if (number >= CK_MAX_MAPS)
+        return;
+    for (int i = 0; i < CK_MAP_WORDS; i++)
+        store64(at + AT(ck_map, content) + i * 8, load64(map + i * 8));
+    store(at + AT(ck_map, place), place);
+}
+
+/* The place of what a tensor map holds, whoever uses it. One that has a place and is not written down, for
+ * want of room, is missed by who reads the boxes. */
+CK_INLINE ck_u32 place_of_map(ck_u64 userdata, ck_u64 map)
+{
+    ck_u64 hash = 0;
+    for (int i = 0; i < CK_MAP_WORDS; i++)
         hash = mixed(hash, load64(map + i * 8));
     bool is_new;
-    const ck_u64 maps = CK_BASE_OF(userdata) + CK_MAPS_AT;
-    const ck_u32 number = place_of(maps, CK_MAX_MAPS, sizeof(ck_map), hash | 1, &is_new);
-    if (is_new) {
-        const ck_u64 at = maps + number * sizeof(ck_map);
-        store64(at + AT(ck_map, address), map);
-        store(at + AT(ck_map, launch), CK_LAUNCH_OF(userdata));
-        for (int i = 0; i < 16; i++)
-            store64(at + AT(ck_map, content) + i * 8, load64(map + i * 8));
-        atomic_add(CK_BASE_OF(userdata) + AT(ck_header, maps), 1);
+    const ck_u64 keys = part(userdata, CK_MAP_KEYS_AT(CK_ENTRIES_LOG2_OF(userdata)));
+    const ck_u32 place = place_of(keys, CK_MAP_KEYS, hash | 1, &is_new);
+    if (is_new)
+        write_map(userdata, map, place);
+    return place < CK_MAP_KEYS ? place : CK_NO_MAP;
+}
+
+CK_INLINE void write_box(ck_u64 userdata, ck_u32 map_and_mode, const ck_u32 *word, ck_u32 words)
+{
+    const ck_u32 number = atomic_add(CK_BASE_OF(userdata) + AT(ck_header, boxes), 1);
+    const ck_u64 at = part(userdata, CK_BOXES_AT(CK_ENTRIES_LOG2_OF(userdata))) + number * sizeof(ck_box);
+    if (number >= CK_MAX_BOXES) {
+        lose(userdata);
+        return;
     }
-    return number;
+    store(at + AT(ck_box, launch), CK_LAUNCH_OF(userdata));
+    store(at + AT(ck_box, map), map_and_mode);
+    for (ck_u32 i = 0; i < 12; i++)
+        store(at + AT(ck_box, word) + i * 4, i < words ? word[i] : 0);
 }
 
 /* Write a use of a map down once: the words from ``first`` on tell uses apart, those before say where in
@@ -414,25 +453,21 @@ CK_INLINE ck_u32 map_number(ck_u64 userdata, ck_u64 map)
 CK_INLINE void record_box(ck_u64 userdata, ck_u32 mode, ck_u64 map, const ck_u32 *word, ck_u32 words,
                           ck_u32 first)
 {
-    if (!userdata)
+    if (!has_arena(userdata))
         return;
-    const ck_u32 number = map_number(userdata, map);
-    ck_u64 hash = mixed((ck_u64)CK_LAUNCH_OF(userdata) << 32 | mode << 16 | number, words);
+    userdata = own(userdata);
+    if (is_lost(userdata))
+        return;
+    const ck_u32 map_and_mode = place_of_map(userdata, map) | mode << 16;
+    ck_u64 hash = mixed((ck_u64)CK_LAUNCH_OF(userdata) << 32 | map_and_mode, words);
     for (ck_u32 i = first; i < words; i++)
         hash = mixed(hash, word[i]);
     bool is_new;
-    const ck_u64 boxes = CK_BASE_OF(userdata) + CK_BOXES_AT;
-    const ck_u32 place = place_of(boxes, CK_MAX_BOXES, sizeof(ck_box), hash | 1, &is_new);
-    if (number == CK_MAX_MAPS || place == CK_MAX_BOXES)
+    const ck_u64 keys = part(userdata, CK_BOX_KEYS_AT(CK_ENTRIES_LOG2_OF(userdata)));
+    if (place_of(keys, CK_BOX_KEYS, hash | 1, &is_new) == CK_BOX_KEYS)
         lose(userdata);
-    if (!is_new)
-        return;
-    const ck_u64 at = boxes + (ck_u64)place * sizeof(ck_box);
-    store(at + AT(ck_box, launch), CK_LAUNCH_OF(userdata));
-    store(at + AT(ck_box, map), number | mode << 16); /* and the mode behind it */
-    for (ck_u32 i = 0; i < words; i++)
-        store(at + AT(ck_box, word) + i * 4, word[i]);
-    atomic_add(CK_BASE_OF(userdata) + AT(ck_header, boxes), 1);
+    if (is_new)
+        write_box(userdata, map_and_mode, word, words);
 }
 
 /* SanitizerCallbackTensorMemoryLoad, of SANITIZER_INSTRUCTION_TMA_LOAD. */

@@ -2,14 +2,19 @@
  *
  * Read by both sides: by NVRTC as part of the patch, and by the C compiler as part of the recorder.
  *
- *     header | launches of which something is missing | tensor maps | boxes | entries | pages | bitmaps
+ *     header | launches of which something is missing | entries | pages |
+ *     keys of tensor maps | keys of boxes | tensor maps | boxes | bitmaps
  *
  * A *page* is what one launch did, in one mode, to 64 KiB of memory in granules of 4 bytes (level 0), or to
  * 16 KiB in granules of 1 byte (level 1): a bitmap of 2 KiB and a counter of its words that are full. Pages
  * are taken in the order of first touch; the entries are a hash table that finds the page of a key.
  *
+ * A *box* is one use of a *tensor map*: what it covers in memory, the host finds out. Both are written down
+ * once, in the order of first use; their keys are hash tables that say what is written already.
+ *
  * The begin of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data say which launch it is
- * and how many entries the arena has, so that all offsets follow from the user data, without a load.
+ * and how many entries the arena has, so that all offsets follow from the user data, without a load. Arenas
+ * lie above the first 4 GiB, so that the upper half of user data says whether there is one.
  */
 #ifndef CK_ARENA_H
 #define CK_ARENA_H
@@ -28,6 +33,7 @@ enum ck_mode { /* of an access, and of a page */
 /* --- user data ----------------------------------------------------------------------------------- */
 
 #define CK_ALIGNMENT (1ull << 24)
+#define CK_LOWEST_BASE (1ull << 32)
 #define CK_LAUNCH_BITS 17
 #define CK_MAX_LAUNCHES (1u << CK_LAUNCH_BITS)
 #define CK_MIN_ENTRIES_LOG2 4
@@ -37,6 +43,12 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_BASE_OF(userdata) ((userdata) & ~(CK_ALIGNMENT - 1))
 #define CK_LAUNCH_OF(userdata) ((ck_u32)(userdata) & (CK_MAX_LAUNCHES - 1))
 #define CK_ENTRIES_LOG2_OF(userdata) ((ck_u32)((userdata) >> CK_LAUNCH_BITS) & 31)
+
+/* For kernels of a graph, which share user data: the number of the grid is to be added to the launch. */
+#define CK_BY_GRID (1ull << 22)
+#define CK_LAUNCH_OF_GRID(userdata, grid) (((ck_u32)(userdata) + (ck_u32)(grid)) & (CK_MAX_LAUNCHES - 1))
+#define CK_USERDATA_OF_GRID(userdata, grid) \
+    (((userdata) & ~(CK_BY_GRID | (CK_MAX_LAUNCHES - 1))) | CK_LAUNCH_OF_GRID(userdata, grid))
 
 /* --- keys ---------------------------------------------------------------------------------------- */
 
@@ -65,7 +77,7 @@ typedef struct {
     ck_u32 pages;  /* that there is room for */
     ck_u32 cursor; /* pages that were asked for: may be more than there are */
     ck_u32 lost;   /* launches of which something is missing */
-    ck_u32 maps;
+    ck_u32 maps;   /* as for pages */
     ck_u32 boxes;
     ck_u32 reserved[26];
 } ck_header;
@@ -83,36 +95,46 @@ typedef struct {
     ck_u32 reserved;
 } ck_page;
 
-typedef struct { /* what a tensor map held when a launch used it */
-    ck_u64 key;  /* hash of the rest; 0: free */
-    ck_u64 address;
-    ck_u32 launch;
+/* Of the 128 bytes that CUDA gives a tensor map, the device reads the first half: cuBLAS has one every 64. */
+#define CK_MAP_WORDS 8
+
+typedef struct { /* what a tensor map held when it was used */
+    ck_u64 content[CK_MAP_WORDS];
+    ck_u32 place; /* among the keys: what boxes call it by */
     ck_u32 reserved[3];
-    ck_u64 content[16];
 } ck_map;
 
 typedef struct { /* one use of a tensor map */
-    ck_u64 key;  /* hash of the rest; 0: free */
     ck_u32 launch;
-    unsigned short map; /* number of the map, or CK_MAX_MAPS for one that is missing */
+    unsigned short map; /* its place, or CK_NO_MAP */
     unsigned short mode;
     ck_u32 word[12]; /* the arguments of the callback behind the map, see accesses.cu */
 } ck_box;
 
-#define CK_MAX_MAPS 1024u
-#define CK_MAX_BOXES 16384u
-
-#define CK_LOST_AT 4096ull
-#define CK_MAPS_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
-#define CK_BOXES_AT (CK_MAPS_AT + CK_MAX_MAPS * sizeof(ck_map))
-#define CK_ENTRIES_AT (CK_BOXES_AT + CK_MAX_BOXES * sizeof(ck_box))
-/* At most half of the entries are ever taken: a search in a fuller table is long. */
+#define CK_NO_MAP 0xFFFFu
+#define CK_MAX_MAPS 4096u
+#define CK_MAX_BOXES (1u << 17)
+/* At most half of the entries, and of the keys, are ever taken: a search in a fuller table is long. */
+#define CK_MAP_KEYS (2 * CK_MAX_MAPS)
+#define CK_BOX_KEYS (2 * CK_MAX_BOXES)
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 1))
+
+/* The entries come first: a load has room for a small offset. */
+#define CK_LOST_AT 4096ull
+#define CK_ENTRIES_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
 #define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
-#define CK_BITMAPS_AT(entries_log2) \
+#define CK_MAP_KEYS_AT(entries_log2) \
     (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 2) << (entries_log2))) /* behind CK_MAX_PAGES */
+#define CK_BOX_KEYS_AT(entries_log2) (CK_MAP_KEYS_AT(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
+#define CK_MAPS_AT(entries_log2) (CK_BOX_KEYS_AT(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
+#define CK_BOXES_AT(entries_log2) (CK_MAPS_AT(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))
+#define CK_BITMAPS_AT(entries_log2) (CK_BOXES_AT(entries_log2) + CK_MAX_BOXES * sizeof(ck_box))
 #define CK_ARENA_BYTES(entries_log2, pages) \
     (CK_BITMAPS_AT(entries_log2) + (ck_u64)(pages) * CK_BITMAP_BYTES)
+
+/* To be zeros before an arena is used (again): the header but for ``form`` and ``pages``, the bits of launches
+ * and the entries, which are one piece; the keys of maps and of boxes, another, where there were any; and the
+ * pages that were taken, with their bitmaps. */
 
 #ifdef __cplusplus
 #define CK_STATIC_ASSERT static_assert
@@ -122,10 +144,15 @@ typedef struct { /* one use of a tensor map */
 CK_STATIC_ASSERT(sizeof(ck_u32) == 4 && sizeof(ck_u64) == 8, "sizes of integers");
 CK_STATIC_ASSERT(sizeof(ck_header) == 128 && sizeof(ck_header) <= CK_LOST_AT, "header");
 CK_STATIC_ASSERT(sizeof(ck_entry) == 16 && sizeof(ck_page) == 16, "entries and pages");
-CK_STATIC_ASSERT(sizeof(ck_map) == 160 && sizeof(ck_box) == 64, "maps and boxes");
+CK_STATIC_ASSERT(sizeof(ck_map) == 80 && sizeof(ck_box) == 56, "maps and boxes");
+CK_STATIC_ASSERT(CK_MAP_KEYS <= CK_NO_MAP, "places of maps in 16 bits");
 CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache");
+CK_STATIC_ASSERT(CK_ENTRIES_AT < 1u << 23, "in the offset of a load");
+CK_STATIC_ASSERT(CK_MAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0 && CK_BITMAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0,
+                 "maps and bitmaps at lines of the cache");
 CK_STATIC_ASSERT(CK_BITMAPS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but of bitmaps, in 32 bits");
-CK_STATIC_ASSERT(CK_LAUNCH_BITS + 5 <= 24, "user data in the bits of the alignment");
+CK_STATIC_ASSERT(1ull << (CK_LAUNCH_BITS + 5) == CK_BY_GRID && CK_BY_GRID < CK_ALIGNMENT,
+                 "user data in the bits of the alignment");
 CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");
 CK_STATIC_ASSERT(CK_ADDRESS_BITS - CK_PAGE_SHIFT(1) == CK_PAGE_BITS, "addresses in a key");
 

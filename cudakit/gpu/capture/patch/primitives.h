@@ -76,6 +76,13 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
     return old;
 }
 
+/* The number of the launch, or of the kernel node in a launch of a graph: the gridId of Sanitizer_LaunchData. */
+CK_INLINE ck_u32 grid(void)
+{
+    ck_u64 number;
+    asm("mov.u64 %0, %%gridid;" : "=l"(number));
+    return (ck_u32)number;
+}
 CK_INLINE ck_u32 lane(void)
 {
     ck_u32 number;
@@ -142,6 +149,13 @@ CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high)
     ck_u64 both;
     asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(high));
     return both;
+}
+
+/* The same value. The compiler does not know that it is. */
+CK_INLINE ck_u32 opaque(ck_u32 value)
+{
+    asm("" : "+r"(value));
+    return value;
 }
 
 /* The same value. The assembler does not know that some thread is here, so that for it this is another one,

@@ -3,8 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "record.h"
+
 static allocation *sorted; /* by address; they do not overlap */
 static size_t count, capacity;
+static uint64_t device_bytes;
 
 /* The first that ends behind an address. */
 static size_t first_behind(uint64_t address)
@@ -20,8 +23,15 @@ static size_t first_behind(uint64_t address)
     return low;
 }
 
+static uint64_t device_share(const allocation *of)
+{
+    return of->how == HOW_PINNED ? 0 : of->hi - of->lo;
+}
+
 static void cut(size_t at, size_t n)
 {
+    for (size_t i = at; i < at + n; i++)
+        device_bytes -= device_share(sorted + i);
     memmove(sorted + at, sorted + at + n, (count - at - n) * sizeof *sorted);
     count -= n;
 }
@@ -44,6 +54,7 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how)
     memmove(sorted + at + 1, sorted + at, (count - at) * sizeof *sorted);
     sorted[at] = (allocation){address, end, how};
     count++;
+    device_bytes += device_share(sorted + at);
     return 0;
 }
 
@@ -65,9 +76,15 @@ const allocation *allocations_find(uint64_t address)
     return found->lo <= address ? found : NULL;
 }
 
+uint64_t allocations_device_bytes(void)
+{
+    return device_bytes;
+}
+
 void allocations_clear(void)
 {
     free(sorted);
     sorted = NULL;
     count = capacity = 0;
+    device_bytes = 0;
 }

@@ -18,6 +18,9 @@ int allocations_remove(uint64_t address, allocation *was);
 /* Find the allocation that an address lies in, NULL where there is none. */
 const allocation *allocations_find(uint64_t address);
 
+/* Bytes of the devices' memory that are allocated. */
+uint64_t allocations_device_bytes(void);
+
 void allocations_clear(void);
 
 #endif

@@ -2,17 +2,29 @@
 #include <string.h>
 
 #include "allocations.h"
+#include "exact.h"
+#include "graphs.h"
 #include "kernels.h"
+#include "patching.h"
 #include "recorder.h"
 #include "spool.h"
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
+/* Where a kernel is to leave its accesses. The patch takes whatever is there for it: a launch without would
+ * fault. */
+static void set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
+{
+    sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
+}
+
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
     static record group[1 + MAX_ACCESSES]; /* used under the lock */
-    if (launch->splitLaunchPart > 1)
-        return; /* one launch that the driver cuts into several */
+    if (launch->splitLaunchPart > 1) { /* one launch that the driver cuts into several */
+        set_user_data(launch, this_thread.user_data);
+        return;
+    }
     record made = record_locked(KIND_LAUNCH, launch->context, launch->hStream);
     made.device = (int16_t)launch->device;
     size_t count = kernels_scan(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
@@ -20,11 +32,16 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     made.launch.name = kernels_number_of_name(launch->function, launch->functionName);
     memcpy(made.launch.grid, &launch->gridDim_x, sizeof made.launch.grid);
     memcpy(made.launch.block, &launch->blockDim_x, sizeof made.launch.block);
+    this_thread.user_data = exact_take(&made, launch);
+    made.launch.pending = this_thread.user_data != 0;
     group[0] = made;
     spool_records(group, 1 + count);
     if (count == MAX_ACCESSES)
         record_gap("more pointers among the arguments of a kernel than are looked at");
+    bool patched = patching_is_in(launch->context);
     pthread_mutex_unlock(&recorder_lock);
+    if (patched)
+        set_user_data(launch, this_thread.user_data);
 }
 
 static const uint8_t DIRECTION_OF[] = {
@@ -121,6 +138,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     record made = record_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                          stream ? sync->hStream : NULL);
     record_unlocked(&made);
+    exact_waited(sync->context, stream ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -154,6 +172,8 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         record_gap("an event of a whole context");
     }
     pthread_mutex_unlock(&recorder_lock);
+    if (cbid == EVENTS_SYNCHRONIZE)
+        exact_reached(data->context);
 }
 
 /* --- graphs -------------------------------------------------------------------------------------- */
@@ -178,6 +198,8 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     record made = record_locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
     made.graph_launch.graph = graph_of_executable(
         data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
+    this_thread.launched_graph = made.graph_launch.graph;
+    made.graph_launch.pending = exact_graph(&made, data, made.graph_launch.executable, this_thread.expected_kernels);
     if (made.graph_launch.graph)
         record_one(&made);
     else
@@ -189,6 +211,10 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
 
 static void on_graph_launched(void)
 {
+    pthread_mutex_lock(&recorder_lock);
+    exact_graph_end();
+    pthread_mutex_unlock(&recorder_lock);
+    exact_entered();
     if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
         pthread_mutex_lock(&recorder_lock);
         record_gap("the launch of a graph with other nodes than it was made with");
@@ -197,16 +223,32 @@ static void on_graph_launched(void)
     this_thread.in_graph = false;
 }
 
+static void on_node(const Sanitizer_GraphNodeLaunchData *node)
+{
+    const Sanitizer_LaunchData *launch = &node->launchData;
+    bool launched = this_thread.in_graph && !node->isGraphUpload;
+    uint64_t user_data = 0;
+    if (node->nodeType != NODE_KERNEL)
+        return;
+    this_thread.seen_kernels += launched;
+    pthread_mutex_lock(&recorder_lock);
+    if (launched)
+        user_data = exact_node(launch, graphs_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
+    bool patched = patching_is_in(launch->context);
+    pthread_mutex_unlock(&recorder_lock);
+    if (patched)
+        set_user_data(launch, user_data);
+}
+
 static void on_graphs(uint32_t cbid, const void *data)
 {
-    const Sanitizer_GraphNodeLaunchData *node = data;
     switch (cbid) {
     case GRAPHS_EXEC_CREATED:
     case GRAPHS_EXEC_DESTROYING:
         on_executable(cbid, data);
         break;
     case GRAPHS_NODE_BEGIN:
-        this_thread.seen_kernels += node->nodeType == NODE_KERNEL;
+        on_node(data);
         break;
     case GRAPHS_LAUNCH_BEGIN:
         on_graph_launch(data);
@@ -220,7 +262,8 @@ static void on_graphs(uint32_t cbid, const void *data)
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
     (void)unused;
-    if (this_thread.own_query)
+    bool loads_module = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !this_thread.patching;
+    if (this_thread.own_query && !loads_module)
         return;
     switch (domain) {
     case DOMAIN_DRIVER_API:
@@ -235,6 +278,8 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
     case DOMAIN_LAUNCH:
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
+        else if (cbid == LAUNCH_END && !this_thread.in_graph)
+            exact_entered();
         break;
     case DOMAIN_MEMCPY:
         if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)

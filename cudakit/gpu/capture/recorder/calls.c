@@ -1,15 +1,23 @@
 /* Calls of the driver API: what is known only on their way in or out. */
 #include "allocations.h"
+#include "exact.h"
 #include "graphs.h"
 #include "kernels.h"
 #include "recorder.h"
 #include "sites.h"
 
-static void enter_launch(CUfunction function, void **parameters, void **extra)
+static uint64_t product(const uint32_t three[3])
+{
+    return (uint64_t)three[0] * three[1] * three[2];
+}
+
+static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters,
+                         void **extra)
 {
     this_thread.parameters = parameters;
     this_thread.extra = extra;
-    this_thread.layout = kernels_layout(function);
+    this_thread.layout = kernels_layout(function); /* its module is loaded by now */
+    exact_prepare(context, threads);
 }
 
 static void enter_box(const box_copy *copy)
@@ -25,7 +33,7 @@ static void enter_graph(CUgraph graph)
     this_thread.graph = graphs_describe(graph, &here, &this_thread.graph_kernels);
 }
 
-static void enter(uint32_t cbid, const void *parameters)
+static void enter(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const launch_params *launch = parameters;
     const launch_ex_params *launch_ex = parameters;
@@ -35,15 +43,22 @@ static void enter(uint32_t cbid, const void *parameters)
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
-        enter_launch(launch->f, launch->kernelParams, launch->extra);
+        enter_launch(context, product(launch->grid) * product(launch->block), launch->f, launch->kernelParams,
+                     launch->extra);
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(launch->f, launch->kernelParams, NULL);
+        enter_launch(context, product(launch->grid) * product(launch->block), launch->f, launch->kernelParams,
+                     NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
-        enter_launch(launch_ex->f, launch_ex->kernelParams, launch_ex->extra);
+        enter_launch(context, product(launch_ex->config->grid) * product(launch_ex->config->block), launch_ex->f,
+                     launch_ex->kernelParams, launch_ex->extra);
+        break;
+    case CBID_cuGraphLaunch:
+    case CBID_cuGraphLaunch_ptsz:
+        exact_prepare(context, 0);
         break;
     case CBID_cuStreamCreate:
         this_thread.stream_flags = stream->flags;
@@ -128,6 +143,7 @@ static void exit_successful(uint32_t cbid, const void *parameters, CUcontext con
     switch (cbid) {
     case CBID_cuEventQuery:
         reached(*(const CUevent *)parameters);
+        exact_reached(context);
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:
@@ -211,13 +227,14 @@ static void exit_successful(uint32_t cbid, const void *parameters, CUcontext con
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
 {
     if (data->callbackSite == 0) {
-        enter(cbid, data->functionParams);
+        enter(cbid, data->functionParams, data->context);
         return;
     }
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
         exit_successful(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_capture(-1); /* also one that failed has ended */
+    exact_entered(); /* also what failed is not on its way any more */
     this_thread.function = 0;
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.layout = NULL;

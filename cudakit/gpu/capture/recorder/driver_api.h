@@ -19,6 +19,8 @@
     X(cuStreamCreate, 124) \
     X(cuStreamCreateWithPriority, 367) \
     X(cuGreenCtxStreamCreate, 758) \
+    X(cuGraphLaunch, 514) \
+    X(cuGraphLaunch_ptsz, 515) \
     X(cuLaunchKernel, 307) \
     X(cuLaunchKernel_ptsz, 442) \
     X(cuLaunchKernelEx, 652) \
@@ -204,6 +206,9 @@ typedef struct { /* CUgraphEdgeData */
     uint8_t from_port, to_port, type, reserved[5];
 } edge_data;
 
+/* Of CUdevice_attribute. */
+enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
+
 /* X(return type, name in the driver, parameters) */
 #define DRIVER_QUERIES(X) \
     X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *)) \
@@ -219,6 +224,8 @@ typedef struct { /* CUgraphEdgeData */
     X(cuGraphMemAllocNodeGetParams, (CUgraphNode, alloc_node_params *)) \
     X(cuGraphMemFreeNodeGetParams, (CUgraphNode, uint64_t *)) \
     X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
+    X(cuStreamCreate, (CUstream *, unsigned)) \
     X(cuStreamGetCaptureInfo_v3, \
       (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const edge_data **, size_t *))
 

@@ -7,6 +7,7 @@
 #include "description.h"
 #include "driver.h"
 #include "kernels.h"
+#include "patching.h"
 #include "recorder.h"
 #include "spool.h"
 #include "table.h"
@@ -14,6 +15,7 @@
 #define MAX_SLICES 64 /* of a box; one with more is taken as one piece */
 
 static table sites_of_nodes; /* of captures, by the handle of the node */
+static table kernel_nodes;   /* their numbers, by graph and handle, and by graph and place among the kernels */
 static int captures;
 
 /* --- writing down -------------------------------------------------------------------------------- */
@@ -101,6 +103,23 @@ static void write_accesses(writer *to, const graph_node *one)
     }
 }
 
+static uint64_t node_key(uint32_t graph, uint64_t of)
+{
+    return (of * 0x9E3779B97F4A7C15ull ^ (uint64_t)graph << 40 ^ graph) | 1;
+}
+
+uint32_t graphs_node(uint32_t graph, CUgraphNode handle, uint32_t nth)
+{
+    uint32_t number = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
+    return number ? number : table_get(&kernel_nodes, node_key(graph, nth));
+}
+
+static void remember_kernel(uint32_t graph, CUgraphNode handle, uint32_t nth, uint32_t number)
+{
+    table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle), number);
+    table_put(&kernel_nodes, node_key(graph, nth), number);
+}
+
 static void write_node(uint32_t graph, uint32_t number, const graph_node *one, uint32_t site, record *buffer)
 {
     uint32_t captured_at = one->handle ? table_get(&sites_of_nodes, (uint64_t)(uintptr_t)one->handle) : 0;
@@ -122,8 +141,11 @@ static uint32_t write_graph(const description *all, const site *here)
         return 0;
     pthread_mutex_lock(&recorder_lock);
     uint32_t graph = new_graph(), site = sites_number(here);
-    for (size_t i = 0; i < all->node_count; i++)
+    for (size_t i = 0, kernels = 0; i < all->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), all->nodes + i, site, buffer);
+        if (all->nodes[i].type == NODE_KERNEL && patching_wanted())
+            remember_kernel(graph, all->nodes[i].handle, (uint32_t)++kernels, (uint32_t)(i + 1));
+    }
     for (size_t i = 0; i < all->edge_count; i++) {
         record made = record_begin(KIND_GRAPH_EDGE, 0, 0, site);
         made.edge.graph = graph;
@@ -187,5 +209,6 @@ void graphs_captured(CUstream stream)
 void graphs_clear(void)
 {
     table_clear(&sites_of_nodes);
+    table_clear(&kernel_nodes);
     __atomic_store_n(&captures, 0, __ATOMIC_RELAXED);
 }

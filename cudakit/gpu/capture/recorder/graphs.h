@@ -16,6 +16,10 @@
  * Calls CUDA: the lock is not held. */
 uint32_t graphs_describe(CUgraph graph, const site *here, uint32_t *kernels);
 
+/* The number of a kernel node of a graph that is launched, the ``nth`` of its kernels; 0 where it is none. The
+ * lock is held. */
+uint32_t graphs_node(uint32_t graph, CUgraphNode handle, uint32_t nth);
+
 /* Captures that are under way began or ended. */
 void graphs_capture(int change);
 

@@ -136,6 +136,21 @@ static record *find(uint64_t pointer, record *accesses, size_t count)
     return NULL;
 }
 
+int kernels_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t place,
+                  unsigned long long *into, size_t count)
+{
+    const char *buffer = parameters ? NULL : packed_buffer(extra);
+    if (!layout || (!parameters && !buffer) || place + count > layout->words)
+        return -1;
+    const word *first = layout->word + place, *last = first + count - 1;
+    memset(into, 0, count * sizeof *into);
+    if (last->parameter != first->parameter || last->within != first->within + 8 * (count - 1))
+        return 0;
+    memcpy(into, buffer ? buffer + first->packed : (const char *)parameters[first->parameter] + first->within,
+           count * sizeof *into);
+    return 1;
+}
+
 size_t kernels_scan(const struct kernel_layout *layout, void **parameters, void **extra,
                     const record *like, record *accesses, size_t limit)
 {

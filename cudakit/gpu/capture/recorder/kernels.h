@@ -26,6 +26,11 @@ const char *kernels_name(CUfunction function);
 size_t kernels_scan(const struct kernel_layout *layout, void **parameters, void **extra,
                     const record *like, record *accesses, size_t limit);
 
+/* Read ``count`` words of 8 bytes that lie one behind the other in a parameter, from the ``place``th of all on.
+ * Returns 1; 0, and zeros, where they are not in one parameter; -1 where there is no such place. */
+int kernels_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t place,
+                  unsigned long long *into, size_t count);
+
 /* Number the name of a kernel that is being launched; the lock is held. */
 uint32_t kernels_number_of_name(CUfunction function, const char *name);
 

@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include "patching.h"
 #include "record.h"
 #include "sanitizer_api.h"
 #include "sites.h"
@@ -19,19 +20,43 @@ static PyObject *refuse(const char *why)
     return NULL;
 }
 
-PyDoc_STRVAR(start_doc, "start(spool, library, walker=0)\n--\n\n"
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
                         "Record what CUDA does into a directory, until stop().\n\n"
                         "library is the path of libsanitizer-public.so, walker the address that\n"
-                        "_frames.walker tells. Call it before CUDA is used. Raises RuntimeError.");
+                        "_frames.walker tells. patches are pairs of a compute capability, such as 90,\n"
+                        "and the bytes of its patch: with them, kernels tell what they access.\n"
+                        "Call it before CUDA is used. Raises RuntimeError.");
+
+/* Take the patches from a sequence of pairs; -1 and an exception on failure. */
+static int use_patches(PyObject *patches)
+{
+    Py_ssize_t count = patches ? PySequence_Size(patches) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PySequence_GetItem(patches, i);
+        int capability, failed = 1;
+        const char *image;
+        Py_ssize_t bytes;
+        if (pair && PyArg_ParseTuple(pair, "iy#", &capability, &image, &bytes))
+            failed = patching_use(capability, image, (size_t)bytes);
+        Py_XDECREF(pair);
+        if (failed && !PyErr_Occurred())
+            PyErr_NoMemory();
+        if (failed)
+            return -1;
+    }
+    return count < 0 ? -1 : 0;
+}
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"spool", "library", "walker", NULL};
+    static char *names[] = {"spool", "library", "walker", "patches", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
+    PyObject *patches = NULL;
     char why[WHY_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|K", names, &spool, &library, &walker))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches) ||
+        use_patches(patches))
         return NULL;
     spool_open(spool);
     sites_use((const struct ck_walker *)(uintptr_t)walker);
@@ -89,6 +114,10 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(Sanitizer_ResourceStreamData, context) \
     X(Sanitizer_ResourceStreamData, stream) \
     X(Sanitizer_ResourceStreamData, hStream) \
+    X(Sanitizer_ResourceModuleData, context) \
+    X(Sanitizer_ResourceModuleData, module) \
+    X(Sanitizer_ResourceModuleData, cubinSize) \
+    X(Sanitizer_ResourceModuleData, pCubin) \
     X(Sanitizer_ResourceMemoryData, address) \
     X(Sanitizer_ResourceMemoryData, size) \
     X(Sanitizer_ResourceMemoryData, context) \
@@ -103,6 +132,9 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(Sanitizer_LaunchData, functionName) \
     X(Sanitizer_LaunchData, gridDim_x) \
     X(Sanitizer_LaunchData, blockDim_x) \
+    X(Sanitizer_LaunchData, module) \
+    X(Sanitizer_LaunchData, gridId) \
+    X(Sanitizer_LaunchData, hLaunch) \
     X(Sanitizer_LaunchData, device) \
     X(Sanitizer_LaunchData, splitLaunchPart) \
     X(Sanitizer_MemcpyData, dstContext) \
@@ -133,7 +165,10 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(Sanitizer_GraphExecData, graphExec) \
     X(Sanitizer_GraphExecData, isDeviceLaunch) \
     X(Sanitizer_GraphExecData, containsDeviceGraphLaunches) \
+    X(Sanitizer_GraphNodeLaunchData, node) \
     X(Sanitizer_GraphNodeLaunchData, nodeType) \
+    X(Sanitizer_GraphNodeLaunchData, launchData) \
+    X(Sanitizer_GraphNodeLaunchData, isGraphUpload) \
     X(Sanitizer_GraphLaunchData, context) \
     X(Sanitizer_GraphLaunchData, hStream) \
     X(Sanitizer_GraphLaunchData, graphExec) \
@@ -147,6 +182,7 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(record, site) X(record, device) X(record, kind) \
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) \
     X(record, memory.layer) X(record, launch.name) X(record, launch.grid) X(record, launch.block) \
+    X(record, launch.pending) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
     X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) \
@@ -157,7 +193,9 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(record, stream_create.flag) X(record, stream_create.priority) X(record, event.event) \
     X(record, node.graph) X(record, node.node) X(record, node.work) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
-    X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, memop.address) \
+    X(record, graph_launch.graph) X(record, graph_launch.executable) \
+    X(record, graph_launch.pending) X(record, accessed.node) X(record, accessed.exact) \
+    X(record, arenas.size_bytes) X(record, memop.address) \
     X(record, memop.flag) X(record, host_call.phase) X(record, gap.what) X(record, gap.count)
 
 /* Set all[structure][field] = offset; -1 and an exception on failure. */

@@ -159,18 +159,37 @@ static void put_bitmap(writer *out, const uint64_t *words, uint64_t base, unsign
 
 typedef struct {
     const ck_page *pages;
-    const unsigned char *bitmaps;
+    unsigned char *bitmaps;
     uint64_t words[WORDS]; /* of a quarter, byte by byte */
 } source;
 
-static const uint64_t *bitmap_of(const source *from, uint32_t page)
+static uint64_t *bitmap_of(const source *from, uint32_t page)
 {
-    return (const uint64_t *)(from->bitmaps + (size_t)page * CK_BITMAP_BYTES);
+    return (uint64_t *)(from->bitmaps + (size_t)page * CK_BITMAP_BYTES);
 }
 
 static bool is_full(const source *from, uint32_t page)
 {
     return from->pages[page].full >= CK_BITMAP_WORDS;
+}
+
+/* Make one of pages of the same key, which are neighbours now. Returns how many are left. */
+static size_t join(const source *from, placed *pages, size_t count)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        placed *last = used ? pages + used - 1 : NULL;
+        if (!last || last->place != pages[i].place) {
+            pages[used++] = pages[i];
+        } else if (is_full(from, pages[i].page)) {
+            *last = pages[i];
+        } else if (!is_full(from, last->page)) {
+            uint64_t *into = bitmap_of(from, last->page), *other = bitmap_of(from, pages[i].page);
+            for (size_t word = 0; word < WORDS; word++)
+                into[word] |= other[word];
+        }
+    }
+    return used;
 }
 
 static uint64_t address_of(const source *from, uint32_t page)
@@ -256,7 +275,7 @@ static void put_all(writer *out, source *from, const placed *pages, size_t count
     end_mode(out);
 }
 
-bool ranges_of(const ck_page *pages, const void *bitmaps, size_t count, range_sink sink, void *to)
+bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *to)
 {
     if (!count)
         return true;
@@ -269,8 +288,10 @@ bool ranges_of(const ck_page *pages, const void *bitmaps, size_t count, range_si
             order[used++] = (placed){place_of(pages[i].key), (uint32_t)i};
     source from = {.pages = pages, .bitmaps = bitmaps};
     writer out = {.sink = sink, .to = to};
-    if (used)
-        put_all(&out, &from, sorted(order, order + count, used), used);
+    if (used) {
+        placed *in_order = sorted(order, order + count, used);
+        put_all(&out, &from, in_order, join(&from, in_order, used));
+    }
     free(order);
     return true;
 }

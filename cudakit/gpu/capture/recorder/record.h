@@ -25,13 +25,15 @@ enum {
     KIND_GRAPH_LAUNCH = 21,
     KIND_MEMOP = 22,
     KIND_GAP = 26,
+    KIND_ACCESSED = 27,
+    KIND_ARENAS = 28,
 };
 
 enum { HOW_SYNC = 1, HOW_STREAM_ORDERED = 2, HOW_VIRTUAL = 3, HOW_PINNED = 4, HOW_MANAGED = 5 };
 enum { HOW_GRAPH = 6 };
 enum { LAYER_DRIVER = 1 };
-enum { MODE_READ = 1, MODE_WRITE = 2 };
-enum { KNOWN_EXACT = 1, KNOWN_ASSUMED = 3, KNOWN_UNCERTAIN = 4 };
+enum { MODE_READ = 1, MODE_WRITE = 2, MODE_ATOMIC = 4 };
+enum { KNOWN_EXACT = 1, KNOWN_SUMMARY = 2, KNOWN_ASSUMED = 3, KNOWN_UNCERTAIN = 4 };
 enum { STREAM_BLOCKING = 1, STREAM_NONBLOCKING = 2, STREAM_PER_THREAD = 3, STREAM_LEGACY = 4 };
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3, HOST_TO_HOST = 4 };
 enum { HOST_NONE = 0, HOST_PINNED = 1, HOST_PAGEABLE = 2 };
@@ -48,7 +50,7 @@ typedef struct {
     uint16_t kind;
     union {
         struct { uint64_t address, size_bytes; uint8_t how, layer; } memory;
-        struct { uint32_t name, grid[3], block[3]; } launch;
+        struct { uint32_t name, grid[3], block[3]; uint8_t pending; } launch;
         struct {
             uint64_t lo, hi;
             uint8_t mode, known;
@@ -66,10 +68,12 @@ typedef struct {
         struct { uint32_t event; } event;
         struct { uint32_t graph, node; uint8_t work; uint32_t name; } node;
         struct { uint32_t graph, before, after; } edge;
-        struct { uint32_t graph, executable; } graph_launch;
+        struct { uint32_t graph, executable, pending; } graph_launch;
         struct { uint64_t address; uint8_t flag; } memop;
         struct { uint8_t phase; } host_call;
         struct { uint32_t what; uint64_t count; } gap;
+        struct { uint32_t node; uint8_t exact; } accessed;
+        struct { uint64_t size_bytes; } arenas;
         uint8_t own[56];
     };
 } record;

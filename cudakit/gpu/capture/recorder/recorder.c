@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "recorder.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -15,6 +16,7 @@ pthread_mutex_t recorder_lock = PTHREAD_MUTEX_INITIALIZER;
 sanitizer_api sanitizer;
 
 #define MAX_CONTEXTS 4096
+#define MAX_DETAIL 256
 
 static uint64_t last_seq;
 static int16_t devices[MAX_CONTEXTS]; /* by the number of the context */
@@ -23,6 +25,12 @@ void record_device(uint32_t context, CUdevice device)
 {
     if (context < MAX_CONTEXTS)
         devices[context] = (int16_t)device;
+}
+
+int device_of_context(CUcontext context)
+{
+    uint32_t number = number_of_context(context);
+    return number < MAX_CONTEXTS ? devices[number] : -1;
 }
 
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
@@ -49,12 +57,24 @@ void record_one(const record *one)
     spool_records(one, 1);
 }
 
-void record_gap(const char *what)
+void record_gaps(const char *what, uint64_t count)
 {
     record made = record_begin(KIND_GAP, 0, 0, 0);
     made.gap.what = spool_text(what);
-    made.gap.count = 1;
+    made.gap.count = count;
     record_one(&made);
+}
+
+void record_gap(const char *what)
+{
+    record_gaps(what, 1);
+}
+
+void record_gap_with(const char *what, const char *detail)
+{
+    char text[MAX_DETAIL];
+    snprintf(text, sizeof text, "%s%s", what, detail);
+    record_gaps(text, 1);
 }
 
 record record_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)

@@ -17,16 +17,28 @@
 #include "sanitizer_api.h"
 
 struct kernel_layout;
+struct arena;
+
+/* The launch of a graph whose nodes leave their accesses in an arena. */
+typedef struct {
+    record like;
+    uint32_t executable, kernels, left; /* kernels that have not come yet */
+    uint32_t base, room;                /* indices of launches; room 0: none yet */
+    uint64_t first_grid;                /* %gridid of the first index */
+    bool refused;
+} graph_entry;
 
 typedef struct {
     uint64_t id;    /* of the operating system */
     bool own_query; /* inside a call that the recorder itself makes */
+    bool patching;  /* and one that patches a module */
     bool in_graph;  /* inside the launch of a graph, whose nodes are known */
     uint32_t function; /* the driver's function that is being called, 0: another one */
 
     /* of a launch */
     void **parameters, **extra;
     const struct kernel_layout *layout;
+    uint64_t user_data; /* of its accesses */
     /* of the creation of a stream */
     uint32_t stream_flags;
     int32_t stream_priority;
@@ -35,7 +47,11 @@ typedef struct {
     /* of an instantiation: the number of the graph, and how many kernels it has */
     uint32_t graph, graph_kernels;
     /* of the launch of a graph */
-    uint32_t expected_kernels, seen_kernels;
+    uint32_t expected_kernels, seen_kernels, launched_graph;
+    graph_entry entry;
+    /* of a launch that has a place in an arena and is not in its stream yet */
+    struct arena *entered;
+    Sanitizer_StreamHandle entered_stream;
 } thread_state;
 
 extern __thread thread_state this_thread;
@@ -53,6 +69,9 @@ record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t s
 /* Remember which device the records of a context are of. */
 void record_device(uint32_t context, CUdevice device);
 
+/* The device of a context, -1 where it is not known. */
+int device_of_context(CUcontext context);
+
 /* Append one record. */
 void record_one(const record *one);
 
@@ -62,6 +81,8 @@ void record_unlocked(const record *made);
 
 /* Append a GAP: something that could not be understood. */
 void record_gap(const char *what);
+void record_gaps(const char *what, uint64_t count);
+void record_gap_with(const char *what, const char *detail);
 
 /* The callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);

@@ -1,6 +1,8 @@
 /* Memory, contexts and streams, as they come and go. */
 #include "allocations.h"
+#include "exact.h"
 #include "kernels.h"
+#include "patching.h"
 #include "recorder.h"
 #include "sites.h"
 
@@ -65,6 +67,7 @@ static void on_context_created(const Sanitizer_ResourceContextData *data)
 
 static void on_context_destroying(const Sanitizer_ResourceContextData *data)
 {
+    exact_context_gone(data->context);
     record made = record_locked(KIND_CONTEXT_SYNC, data->context, NULL);
     context_forget(data->context);
     record_unlocked(&made);
@@ -97,6 +100,7 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
 
 static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
 {
+    exact_stream_gone(data->context, data->hStream);
     record made = record_locked(KIND_STREAM_DESTROY, data->context, data->hStream);
     stream_forget(data->hStream);
     record_unlocked(&made);
@@ -117,8 +121,12 @@ void on_resource(uint32_t cbid, const void *data)
     case RESOURCE_STREAM_DESTROYING:
         on_stream_destroying(data);
         break;
+    case RESOURCE_MODULE_LOADED:
+        patching_module(data);
+        break;
     case RESOURCE_MODULE_UNLOADING:
         pthread_mutex_lock(&recorder_lock);
+        patching_module_gone(((const Sanitizer_ResourceModuleData *)data)->module);
         kernels_clear();
         pthread_mutex_unlock(&recorder_lock);
         break;

@@ -32,6 +32,7 @@ enum { /* Sanitizer_CallbackIdResource */
     RESOURCE_CONTEXT_DESTROYING = 4,
     RESOURCE_STREAM_CREATED = 6,
     RESOURCE_STREAM_DESTROYING = 7,
+    RESOURCE_MODULE_LOADED = 9,
     RESOURCE_MODULE_UNLOADING = 10,
     RESOURCE_DEVICE_ALLOC = 11,
     RESOURCE_DEVICE_FREE = 12,
@@ -52,7 +53,7 @@ enum { /* Sanitizer_CallackIdSync */
     SYNC_GREEN_CONTEXT = 3,
 };
 
-enum { LAUNCH_BEGIN = 1 }; /* Sanitizer_CallbackIdLaunch */
+enum { LAUNCH_BEGIN = 1, LAUNCH_END = 3 }; /* Sanitizer_CallbackIdLaunch */
 
 enum { /* Sanitizer_CallbackIdMemcpy */
     MEMCPY_STARTING = 1,
@@ -109,6 +110,14 @@ typedef struct {
     CUstream stream;
     Sanitizer_StreamHandle hStream;
 } Sanitizer_ResourceStreamData;
+
+typedef struct {
+    CUcontext context;
+    CUmodule module;
+    size_t cubinSize;
+    const char *pCubin;
+    void *library;
+} Sanitizer_ResourceModuleData;
 
 typedef struct {
     uint64_t address;
@@ -203,11 +212,16 @@ typedef struct {
     CUcontext deviceGraphLaunchesContext;
 } Sanitizer_GraphExecData;
 
-typedef struct { /* a union with the data of the node follows */
+typedef struct {
     CUgraphExec graphExec;
     uint32_t launchId;
     CUgraphNode node;
     int nodeType;
+    union { /* and others, which are no larger */
+        Sanitizer_LaunchData launchData;
+        Sanitizer_MemcpyData memcpyData;
+    };
+    uint32_t isGraphUpload;
 } Sanitizer_GraphNodeLaunchData;
 
 typedef struct {
@@ -236,6 +250,16 @@ typedef struct {
     int (*enable_callback)(uint32_t, Sanitizer_SubscriberHandle, int, uint32_t);
     int (*stream_handle)(CUcontext, CUstream, Sanitizer_StreamHandle *);
     int (*result_string)(int, const char **);
+    int (*add_patches)(const void *, CUcontext);
+    int (*patch_instructions)(int, CUmodule, const char *);
+    int (*patch_module)(CUmodule);
+    int (*set_launch_data)(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle, const void *);
+    int (*alloc)(CUcontext, void **, size_t);
+    int (*free)(CUcontext, void *);
+    int (*memset)(void *, int, size_t, Sanitizer_StreamHandle);
+    int (*to_host)(void *, void *, size_t, Sanitizer_StreamHandle);
+    int (*to_device)(void *, void *, size_t, Sanitizer_StreamHandle);
+    int (*stream_synchronize)(Sanitizer_StreamHandle);
 } sanitizer_api;
 
 #endif

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "exact.h"
 #include "graphs.h"
 #include "kernels.h"
+#include "patching.h"
 #include "recorder.h"
 #include "sites.h"
 #include "spool.h"
@@ -47,6 +49,15 @@ static const struct {
     {DOMAIN_EVENTS, 0},
 };
 
+/* And with a patch. */
+static const struct {
+    int domain;
+    uint32_t cbid;
+} PATCH_CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED},
+    {DOMAIN_LAUNCH, LAUNCH_END},
+};
+
 /* cuCtxSynchronize_v2, of CUDA 13.0: every library that is accepted knows it. */
 #define NEWEST_IN_ALL 800
 
@@ -61,6 +72,10 @@ static bool load(const char *path, char *why, size_t why_bytes)
     static const char *const NAMES[] = {
         "sanitizerSubscribe",      "sanitizerUnsubscribe",     "sanitizerEnableDomain",
         "sanitizerEnableCallback", "sanitizerGetStreamHandle", "sanitizerGetResultString",
+        "sanitizerAddPatches",     "sanitizerPatchInstructions", "sanitizerPatchModule",
+        "sanitizerSetLaunchCallbackData", "sanitizerAlloc",    "sanitizerFree",
+        "sanitizerMemset",         "sanitizerMemcpyDeviceToHost", "sanitizerMemcpyHostToDeviceAsync",
+        "sanitizerStreamSynchronize",
     };
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
@@ -92,6 +107,8 @@ static int listen_to_all(void)
         failed = CALLBACKS[i].cbid
                      ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
                      : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
+    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_wanted() && !failed; i++)
+        failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
     /* A function that is newer than the library is refused, and is none of the driver's that goes with it. */
     for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
         int refused = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
@@ -121,6 +138,7 @@ static void after_fork_in_child(void)
     graphs_clear();
     kernels_clear();
     numbers_clear();
+    exact_clear();
 }
 
 /* Exit handlers run in the reverse order of their registration: ours, which comes after the library was
@@ -160,6 +178,7 @@ void subscription_end(void)
 {
     if (!subscribed)
         return;
+    exact_finish();
     subscribed = false;
     sanitizer.unsubscribe(subscriber);
     pthread_mutex_lock(&recorder_lock);

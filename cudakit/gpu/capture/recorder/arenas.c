@@ -1,0 +1,155 @@
+#include "arenas.h"
+
+#include <stdlib.h>
+
+#include "recorder.h"
+
+static uint64_t at(const arena_memory *arena, uint64_t offset)
+{
+    return arena->base + offset;
+}
+
+static bool copy(const arena_memory *arena, void *into, uint64_t offset, size_t bytes)
+{
+    return !bytes || !sanitizer.to_host(into, (void *)at(arena, offset), bytes, arena->stream);
+}
+
+static bool zero(const arena_memory *arena, uint64_t offset, uint64_t bytes)
+{
+    return !bytes || !sanitizer.memset((void *)at(arena, offset), 0, bytes, arena->stream);
+}
+
+static uint32_t at_most(uint32_t count, uint32_t limit)
+{
+    return count < limit ? count : limit;
+}
+
+/* --- there and gone ------------------------------------------------------------------------------ */
+
+uint64_t arena_bytes(unsigned entries_log2)
+{
+    return CK_ARENA_BYTES(entries_log2, CK_MAX_PAGES(entries_log2)) + CK_ALIGNMENT;
+}
+
+static bool set_header(const arena_memory *arena)
+{
+    ck_header header = {.form = CK_FORM, .pages = arena->pages};
+    return !sanitizer.to_device((void *)arena->base, &header, sizeof header, arena->stream) &&
+           !sanitizer.stream_synchronize(arena->stream);
+}
+
+bool arena_make(arena_memory *made, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
+{
+    arena_memory arena = {
+        .context = context,
+        .stream = stream,
+        .entries_log2 = entries_log2,
+        .pages = (uint32_t)CK_MAX_PAGES(entries_log2),
+        .size_bytes = arena_bytes(entries_log2),
+    };
+    if (sanitizer.alloc(context, &arena.allocated, arena.size_bytes))
+        return false;
+    arena.base = ((uint64_t)(uintptr_t)arena.allocated + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
+    if (arena.base < CK_LOWEST_BASE || !zero(&arena, 0, CK_ARENA_BYTES(entries_log2, arena.pages)) ||
+        !set_header(&arena)) {
+        arena_free(&arena);
+        return false;
+    }
+    *made = arena;
+    return true;
+}
+
+void arena_free(arena_memory *arena)
+{
+    if (arena->allocated)
+        sanitizer.free(arena->context, arena->allocated);
+    arena->allocated = NULL;
+}
+
+/* --- to the host --------------------------------------------------------------------------------- */
+
+bool arena_look(const arena_memory *arena, arena_top *into)
+{
+    return copy(arena, into, 0, sizeof *into);
+}
+
+static bool is_full(const ck_page *page)
+{
+    return page->full >= CK_BITMAP_WORDS;
+}
+
+/* Bitmaps that are full need not be copied, but a copy of its own takes as long as that of so many. */
+#define WORTH_A_COPY 64
+
+static bool fetch_bitmaps(const arena_memory *arena, page_set *into)
+{
+    const uint64_t bitmaps = CK_BITMAPS_AT(arena->entries_log2);
+    for (size_t begin = 0, end, full; begin < into->count; begin = end + full) {
+        for (end = begin, full = 0; end + full < into->count && full < WORTH_A_COPY;) {
+            if (is_full(&into->pages[end + full]))
+                full++;
+            else
+                end += full + 1, full = 0;
+        }
+        while (end + full < into->count && is_full(&into->pages[end + full]))
+            full++;
+        if (!copy(arena, into->bitmaps + begin * CK_BITMAP_BYTES, bitmaps + begin * CK_BITMAP_BYTES,
+                  (end - begin) * CK_BITMAP_BYTES))
+            return false;
+    }
+    return true;
+}
+
+static bool fetch_pages(const arena_memory *arena, uint32_t count, page_set *into)
+{
+    into->count = 0;
+    if (!page_set_reserve(into, count))
+        return false;
+    into->count = count;
+    return copy(arena, into->pages, CK_PAGES_AT(arena->entries_log2), count * sizeof(ck_page)) &&
+           fetch_bitmaps(arena, into);
+}
+
+/* Tensor maps and their boxes, of which most launches have none. */
+static bool fetch_boxes(const arena_memory *arena, uint32_t maps, uint32_t boxes, arena_copy *into)
+{
+    if (!into->maps)
+        into->maps = malloc(CK_MAX_MAPS * sizeof *into->maps);
+    if (boxes > into->box_room) {
+        free(into->boxes);
+        into->boxes = malloc(boxes * sizeof *into->boxes);
+        into->box_room = into->boxes ? boxes : 0;
+    }
+    return into->maps && (into->boxes || !boxes) &&
+           copy(arena, into->maps, CK_MAPS_AT(arena->entries_log2), maps * sizeof(ck_map)) &&
+           copy(arena, into->boxes, CK_BOXES_AT(arena->entries_log2), boxes * sizeof(ck_box));
+}
+
+bool arena_fetch(const arena_memory *arena, arena_copy *into)
+{
+    if (!arena_look(arena, &into->top))
+        return false;
+    const ck_header *header = &into->top.header;
+    const uint32_t maps = at_most(header->maps, CK_MAX_MAPS), boxes = at_most(header->boxes, CK_MAX_BOXES);
+    return (!header->lost || copy(arena, into->lost, CK_LOST_AT, sizeof into->lost)) &&
+           fetch_boxes(arena, maps, boxes, into) &&
+           fetch_pages(arena, at_most(header->cursor, arena->pages), &into->pages);
+}
+
+/* --- ready for other launches -------------------------------------------------------------------- */
+
+bool arena_clear(const arena_memory *arena, const ck_header *used)
+{
+    const unsigned log2 = arena->entries_log2;
+    const uint64_t pages = at_most(used->cursor, arena->pages);
+    const uint64_t keys = used->maps || used->boxes ? CK_MAPS_AT(log2) - CK_MAP_KEYS_AT(log2) : 0;
+    return zero(arena, 0, CK_PAGES_AT(log2)) && zero(arena, CK_MAP_KEYS_AT(log2), keys) &&
+           zero(arena, CK_PAGES_AT(log2), pages * sizeof(ck_page)) &&
+           zero(arena, CK_BITMAPS_AT(log2), pages * CK_BITMAP_BYTES) && set_header(arena);
+}
+
+bool arena_mark(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream)
+{
+    void *word = (void *)at(arena, sizeof(ck_header) + marker * sizeof(uint32_t));
+    return !sanitizer.memset(word, 1, sizeof(uint32_t), stream);
+}
