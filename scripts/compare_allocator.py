@@ -7,7 +7,9 @@
 At every check of a scenario all of torch.cuda.memory_stats must be equal key by key, and the snapshots but
 for addresses, handles and times: segments, blocks, states, pools, the trace, the settings. Both begin with
 an empty cache. Best fit depends on the order of addresses, which the driver chooses: where the two differ,
-ours is run once more with the addresses that PyTorch got, and the table says so.
+ours is run once more with the addresses that PyTorch got, and the table says so. A pool that is brought back
+to a checkpoint goes through its segments, in PyTorch, in the order of a hash set of pointers, another one in
+every process: there alone the trace is compared segment by segment, and peaks may be those of any order.
 
 Prints a row for each scenario, what differs beneath it, and the sums; -o FILE keeps them as JSON. Exits with
 1 where something differs, or is not what the scenario expects.

@@ -1,6 +1,7 @@
 """What scripts/bench_sanitize.py runs, plainly and watched: prints one line of JSON.
 
     python scripts/sanitize_workload.py step [--csan] [--busy]   # a training step, in milliseconds
+    python scripts/sanitize_workload.py stream [--csan]          # a kernel over 1 GB of memory, likewise
     python scripts/sanitize_workload.py launches                 # how many kernels a step launches
     python scripts/sanitize_workload.py loop [--record DIR]      # a loop that is bound by launching
     python scripts/sanitize_workload.py starts                   # of python -c pass, in milliseconds
@@ -26,6 +27,7 @@ STEPS_AT_ONCE, BLOCKS, WARM_UP = 20, 15, 20
 BUSY_STEPS_AT_ONCE = 2  # each call waits for the interpreter then: a step takes a fifth of a second
 MOST_SECONDS, LEAST_BLOCKS = 8, 3
 LOOP_LAUNCHES = 20_000
+STREAM_TIMES = 15
 STARTS = 40
 
 
@@ -68,6 +70,24 @@ def step_times(*, busy: bool) -> dict[str, Any]:
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3 / steps)
     done.set()
+    return {"step_ms": statistics.median(times), "least_ms": min(times), "blocks": len(times)}
+
+
+def stream_times() -> dict[str, Any]:
+    """Time an addition in place to 1 GB: a kernel that reads and writes all of it, and does little else."""
+    import torch
+
+    numbers = torch.zeros(1 << 28, device="cuda")
+    repeat(lambda: numbers.add_(1), 2)
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(STREAM_TIMES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        numbers.add_(1)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
     return {"step_ms": statistics.median(times), "least_ms": min(times), "blocks": len(times)}
 
 
@@ -144,7 +164,7 @@ def start_times() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["step", "launches", "loop", "starts"])
+    parser.add_argument("what", choices=["step", "stream", "launches", "loop", "starts"])
     parser.add_argument("--csan", action="store_true")
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--record", type=Path)
@@ -154,6 +174,7 @@ def main() -> None:
         import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
     doing: dict[str, Callable[[], dict[str, Any]]] = {
         "step": lambda: step_times(busy=options.busy),
+        "stream": stream_times,
         "launches": kernels_of_a_step,
         "loop": lambda: loop_times(recorder),
         "starts": start_times,

@@ -198,6 +198,29 @@ def _completed_in_any_order(trace: list[dict[str, Any]]) -> Iterator[dict[str, A
             yield from entries
 
 
+def segment_by_segment(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort what brought a pool back to a state by segment: what it frees first, and what it divides then.
+
+    In which order PyTorch does either is that of a hash set of pointers to its own blocks, and so another one
+    in every process (c10/cuda/CUDACachingAllocator.cpp, get_private_pool_head_blocks). What happens to one
+    segment has an order.
+    """
+    return [
+        entry
+        for _, run in groupby(entries, key=lambda entry: entry["action"] == "snapshot")
+        for part in _freed_and_divided(list(run))
+        for entry in sorted(part, key=lambda entry: entry["at"][0])
+    ]
+
+
+def _freed_and_divided(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Part the entries of a return to a state: all is freed before the first segment is divided."""
+    divided = (number for number, entry in enumerate(entries) if entry["action"] == "alloc")
+    first = next(divided, len(entries))
+    yield entries[:first]
+    yield entries[first:]
+
+
 def _keys(
     snapshot: Mapping[str, Any], segments: list[dict[str, Any]], entries: list[dict[str, Any]]
 ) -> dict[str, set[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from allocator_scenarios.canonical import Names, Seen, canonical
+from allocator_scenarios.canonical import Names, Seen, canonical, segment_by_segment
 from allocator_scenarios.scenario import Check, Layout, Scenario, full_name
 from allocator_scenarios.subject import Subject
 
@@ -35,7 +35,7 @@ def run(scenario: Scenario, subject: Subject) -> list[Taken]:
 
 
 def _checks(scenario: Scenario, subject: Subject) -> Iterator[Taken]:
-    before = subject.statistics()
+    before, known, restores = subject.statistics(), 0, list[slice]()
     for check in scenario.steps(subject):
         statistics = dict(subject.statistics())
         snapshot = subject.snapshot()
@@ -43,6 +43,10 @@ def _checks(scenario: Scenario, subject: Subject) -> Iterator[Taken]:
             subject.stream_names(), subject.pool_names(), subject.total_bytes * 9 // 8 & -(2 << 20)
         )
         seen = canonical(snapshot, names)
+        if check.restored:
+            restores.append(slice(known, len(seen.trace)))
+        for entries in restores:
+            seen.trace[entries] = segment_by_segment(seen.trace[entries])
         yield Taken(
             check.label,
             statistics,
@@ -50,7 +54,7 @@ def _checks(scenario: Scenario, subject: Subject) -> Iterator[Taken]:
             tuple(wrong(check, before, statistics, seen)),
             dict(check.facts),
         )
-        before = statistics
+        before, known = statistics, len(seen.trace)
 
 
 def wrong(

@@ -23,7 +23,8 @@ class Check:
     ``changes`` are those of statistics since the check before: ``segment`` stands for
     ``segment.all.current``, ``segment.small_pool`` for its ``current``, and others for themselves. ``now``
     are values. ``blocks`` are the size and the state of each block, segment by segment as they were taken;
-    ``facts`` are all true.
+    ``facts`` are all true. ``restored``: since the check before, a pool of several segments was brought back
+    to a state, and nothing else was done; in which order it went through the segments is left open.
     """
 
     label: str
@@ -31,6 +32,7 @@ class Check:
     now: Mapping[str, int] = field(default_factory=dict)
     blocks: Layout | None = None
     facts: Mapping[str, bool] = field(default_factory=dict)
+    restored: bool = False
 
 
 Steps: TypeAlias = Iterator[Check]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from allocator_scenarios.canonical import Names, canonical
+from allocator_scenarios.canonical import Names, canonical, segment_by_segment
 from allocator_scenarios.judge import differences, run
 from allocator_scenarios.ours import Ours, in_memory
+from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
 from allocator_scenarios.scenario import MIB, Check, Steps, full_name, scenario
 from allocator_scenarios.subject import CannotRun, Subject
 from allocator_scenarios.verdict import judge
+
+from cudakit.core.memory.allocator.checkpoint import PoolState
 
 SHORT = random_run(1, 9, steps=1500)
 
@@ -39,8 +44,23 @@ class Failing(Ours):
         raise RuntimeError("no cache to empty")
 
 
-def changed(kind: type[Ours]) -> Ours:
-    sound = in_memory()
+class Backwards(Ours):
+    """Divides the last segment of a pool first."""
+
+    def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
+        return super().restore_pool(graph, replace(state, segments=state.segments[::-1]), stale)
+
+
+class Twice(Ours):
+    """Restores a pool that it has just restored."""
+
+    def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
+        self.allocator.restore(state)
+        return super().restore_pool(graph, state, stale)
+
+
+def changed(kind: type[Ours], *, rising: bool = True) -> Ours:
+    sound = in_memory(rising=rising)
     return kind(sound._upstream, sound._work)
 
 
@@ -85,6 +105,24 @@ def test_a_long_run_is_equal_at_the_same_addresses(settings: tuple[str, ...]) ->
     run = random_run(1, 9, steps=3000, settings=settings)
 
     assert judge(run, in_memory, falling()).problems == ()
+
+
+@pytest.mark.parametrize("kind", [Ours, Backwards])
+@pytest.mark.parametrize("rising", [True, False])
+def test_the_order_in_which_segments_are_restored_is_no_difference(
+    kind: type[Ours], rising: bool
+) -> None:
+    theirs = changed(kind, rising=rising)
+
+    verdict = judge(mixed_checkpoint, in_memory, theirs)
+
+    assert (verdict.problems, verdict.placed) == ((), False)
+
+
+def test_a_pool_that_is_restored_otherwise_is_shown() -> None:
+    verdict = judge(mixed_checkpoint, in_memory, changed(Twice))
+
+    assert any(problem.startswith("restored: trace") for problem in verdict.problems)
 
 
 def test_sizes_that_differ_are_shown_with_both_values() -> None:
@@ -228,3 +266,29 @@ def test_frees_that_are_completed_together_have_no_order() -> None:
     low, high = entry("free_completed", 4 * MIB, 512), entry("free_completed", 5 * MIB, 512)
 
     assert places(begin, low, high) == places(begin, high, low)
+
+
+def restored(*told: tuple[str, int]) -> list[dict[str, Any]]:
+    """Return what is compared of entries: an action each, and the segment."""
+    entries = [{"action": action, "at": (f"segment {number}", 0)} for action, number in told]
+    return segment_by_segment(entries)
+
+
+FREED = ("free_requested", 0), ("free_requested", 1)
+DIVIDED = ("alloc", 0), ("free_requested", 0), ("alloc", 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ((*FREED[::-1], *DIVIDED), True),
+        ((*FREED, DIVIDED[2], *DIVIDED[:2]), True),
+        ((*FREED, ("free_requested", 0), ("alloc", 0), ("alloc", 1)), False),
+        ((FREED[0], *DIVIDED, FREED[1]), False),
+        ((*FREED, *DIVIDED[:2]), False),
+    ],
+)
+def test_of_a_restore_only_the_order_of_the_segments_is_open(
+    told: tuple[tuple[str, int], ...], same: bool
+) -> None:
+    assert (restored(*told) == restored(*FREED, *DIVIDED)) is same
