@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
+    from cudakit.core.sanitize.races import Race
     from cudakit.core.sanitize.report import Report
     from cudakit.trace.spool import Batch
 
@@ -47,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("refuse", "run"),
         default="refuse",
         help="where CUDA cannot be watched: refuse to run (default), or run and say so",
+    )
+    group.addoption(
+        "--cuda-sanitize-accesses",
+        choices=("exact", "arguments"),
+        help="how to know what kernels touch, as cudakit run --accesses; exact by default, where it can be",
     )
     parser.addini(
         "cuda_sanitize_suppress",
@@ -125,14 +132,17 @@ class _Sanitizer:
         self._raced: set[str] = set()
         self._calls: defaultdict[tuple[int, int], _Calls] = defaultdict(_Calls)
         self._shared: list[str] = []  # earlier tests that have a side in a race of this one
-        on_missing = config.getoption("--cuda-sanitize-on-missing")
-        self._recording = begin(self._take, on_missing=on_missing)
+        self._recording = begin(
+            self._take,
+            accesses=config.getoption("--cuda-sanitize-accesses"),
+            on_missing=config.getoption("--cuda-sanitize-on-missing"),
+        )
         self._recording.watch_simulated(wanted=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
         if self._everything or item.get_closest_marker(_MARKER):
-            with self._recording.drained():
+            with self._settled():
                 self._report = self._new_report()
                 self._test = item.nodeid
                 self._tests += 1
@@ -153,7 +163,7 @@ class _Sanitizer:
         """Count what was seen, by the names of ``_COUNTED``."""
         from cudakit.core.sanitize.message import findings
 
-        with self._recording.drained():
+        with self._settled():
             result = self._watch.result(self._outside)
         seen = result.coverage
         return {
@@ -167,9 +177,9 @@ class _Sanitizer:
         }
 
     @property
-    def unwatched(self) -> str:
-        """Why CUDA is not watched; empty where it is."""
-        return self._recording.unwatched
+    def notes(self) -> tuple[str, ...]:
+        """Why CUDA is not watched, or accesses are not known exactly; nothing where all is well."""
+        return self._recording.cuda.notes
 
     def _charged(self, item: pytest.Item, when: str) -> Wrapper:
         """Fail the test for a race in this part of it; what the test itself says comes first."""
@@ -189,7 +199,7 @@ class _Sanitizer:
 
         if self._report is self._outside:
             return ""
-        with self._recording.drained():
+        with self._settled():
             races = findings(self._watch.result(self._report))
             shared, self._shared = self._shared, []
             self._report = self._new_report()
@@ -204,10 +214,22 @@ class _Sanitizer:
 
         return Report(suppressions=self._suppressions, demangle=demangle)
 
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Look at all that was enqueued so far; nothing more comes within the block."""
+        with self._recording.settled():
+            for trace, races in self._watch.finish(self._report).items():
+                self._share(self._calls[trace], races)
+            yield
+
     def _take(self, batch: Batch) -> None:
         calls = self._calls[batch.process, batch.chain]
         calls.add(int(batch.records["seq"].max()), self._test)
-        for race in self._watch.feed(batch, self._report):
+        self._share(calls, self._watch.feed(batch, self._report))
+
+    def _share(self, calls: _Calls, races: Iterable[Race]) -> None:
+        """Note which other tests have a side in races."""
+        for race in races:
             owner = calls.test_of(race.previous.seq)
             if race.previous.seq and owner != self._test:
                 where = f"in {owner}" if owner else "outside of the tests that are watched"
@@ -219,13 +241,13 @@ class _Summary:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._unwatched = ""
+        self._notes: dict[str, None] = {}  # each once, in order
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         sanitizer = session.config.pluginmanager.get_plugin(_NAME)
         if sanitizer is None:
             return
-        told = {"counts": sanitizer.summary(), "unwatched": sanitizer.unwatched}
+        told = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[_NAME] = told
         self._add(told)
@@ -240,12 +262,12 @@ class _Summary:
             terminalreporter.section("races on the GPU", sep="-")
             said = (_counted(name, count) for name, count in self._counts.items() if count)
             terminalreporter.write_line(f"watched: {', '.join(said)}")
-        if self._unwatched:
-            terminalreporter.write_line(f"not watched: {self._unwatched}")
+        for note in self._notes:
+            terminalreporter.write_line(note)
 
     def _add(self, told: dict[str, Any]) -> None:
         self._counts.update(told.get("counts", {}))
-        self._unwatched = told.get("unwatched", "") or self._unwatched
+        self._notes |= dict.fromkeys(told.get("notes", ()))
 
 
 def _counted(name: str, count: int) -> str:

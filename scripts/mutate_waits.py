@@ -24,7 +24,6 @@ import argparse
 import ast
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -37,6 +36,7 @@ from pathlib import Path
 import judge_races
 import race_logs
 
+from cudakit.core.sanitize.late import NEVER_READ, in_turn
 from cudakit.core.sanitize.message import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
@@ -175,12 +175,7 @@ def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome
         log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.npz"
         command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
         command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome("broken", f"it did not end in {MOST_SECONDS} s")
+        done = judge_races.timed(command, MOST_SECONDS)
         if not output.exists() or json.loads(output.read_text(encoding="utf-8"))["exit_status"]:
             return Outcome("broken", judge_races.last_line(done.stderr))
         return outcome(race_logs.load(log))
@@ -190,9 +185,11 @@ def outcome(chains: list[race_logs.Chain]) -> Outcome:
     """Hold what the engine says of a run to what brute force finds in it."""
     found = Found([], Counter())
     for chain in chains:
-        one = unordered(unpack(chain.records, chain.strings))
+        records, never_read = in_turn(chain.records)
+        one = unordered(unpack(records, chain.strings))
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)
+        found.doubts.update({NEVER_READ: never_read} if never_read else {})
     return judged(race_logs.judged(chains), found)
 
 

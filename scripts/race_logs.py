@@ -24,6 +24,7 @@ from cudakit.trace.log import Frame, Stack
 from cudakit.trace.spool import Batch
 
 VERSION = 1
+MOST_BYTES = 200_000  # of a log that is kept in the repository
 
 # The fields of records that are numbers of strings.
 _NAMES = {
@@ -122,6 +123,7 @@ def judged(
             process, chain.records, chain.strings, chain.stacks, simulated=chain.simulated
         )
         watch.feed(batch, report)
+    watch.finish(report)
     return watch.result(report, exit_status=exit_status, notes=notes)
 
 

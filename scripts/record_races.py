@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import race_logs
 
 from cudakit.core.sanitize.message import findings
+from cudakit.gpu.capture.exact import Accesses, with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.render import json
 from cudakit.run.child import shell_status
@@ -29,18 +32,30 @@ def options() -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, required=True, help="the races as JSON")
     parser.add_argument("--log", type=Path, required=True, help="what was recorded, as .npz")
     parser.add_argument("--accesses", choices=["exact", "arguments"])
+    parser.add_argument("--most-bytes", type=int, help="leave out a log that is larger")
     parser.add_argument("words", nargs="+")
     return parser.parse_args()
 
 
-def settings(python: str, accesses: str | None) -> Settings:
+def settings(python: str, accesses: Accesses | None, patches: Path) -> Settings:
     """Return what the agent is told; without a GPU simulated devices are recorded all the same."""
     found = preflight(python)
     if not isinstance(found, Ready):
         print(f"CUDA is not watched: {found.message}; {found.hint}", file=sys.stderr)
         return Settings(sanitize=True)
-    chosen = {"accesses": accesses} if accesses else {}
-    return Settings(sanitize=True, **found.settings(), **chosen)
+    found, why_not = with_accesses(found, accesses, patches)
+    if why_not:
+        print(why_not, file=sys.stderr)
+    return Settings(sanitize=True, **found.settings())
+
+
+def keep(log: Path, chains: Sequence[race_logs.Chain], most_bytes: int | None) -> None:
+    """Write the log, unless it is too large."""
+    race_logs.save(log, chains)
+    size_bytes = log.stat().st_size
+    if most_bytes is not None and size_bytes > most_bytes:
+        log.unlink()
+        print(f"no log is kept: it would take {size_bytes:,} bytes", file=sys.stderr)
 
 
 def main() -> int:
@@ -48,15 +63,16 @@ def main() -> int:
     command = resolve(chosen.words, python=sys.executable)
     recording = race_logs.Recording(Path(chosen.words[0]).name)
     notices: list[Notice] = []
-    status = supervise(
-        command,
-        settings=settings(sys.executable, chosen.accesses),
-        consume=recording.add,
-        notify=notices.append,
-    )
+    with TemporaryDirectory() as patches:
+        status = supervise(
+            command,
+            settings=settings(sys.executable, chosen.accesses, Path(patches)),
+            consume=recording.add,
+            notify=notices.append,
+        )
     code = shell_status(status)
     chains = recording.chains()
-    race_logs.save(chosen.log, chains)
+    keep(chosen.log, chains, chosen.most_bytes)
     result = race_logs.judged(chains, exit_status=code, notes=[each.text for each in notices])
     chosen.output.write_text(json.render(result), encoding="utf-8")
     return code or int(bool(findings(result)))

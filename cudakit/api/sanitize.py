@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cudakit.trace.spool import Batch
 
     Which = Literal["auto", "sim"]
+    Accesses = Literal["exact", "arguments"]
 
 
 class Sanitized:
@@ -48,6 +49,7 @@ def sanitize(
     raise_on_race: bool = False,
     suppress: Iterable[str] = (),
     show: Literal["likely", "possible"] = "likely",
+    accesses: Accesses | None = None,
     gpu: Which = "auto",
 ) -> Iterator[Sanitized]:
     """Find races between streams in what a block enqueues on GPUs, from all threads of this process.
@@ -55,11 +57,13 @@ def sanitize(
     Enter the first block before CUDA is used: to import torch is early enough, to make a tensor on the
     GPU is too late. From then on the process stays recorded, and later blocks know what came before them.
     With ``raise_on_race`` a race raises RaceError at the end of the block, with the report as its message.
-    ``suppress`` and ``show`` mean what the options of ``cudakit run`` mean. Simulated devices that are
-    opened inside the block are watched too, and with ``gpu="sim"`` nothing else is.
+    ``suppress``, ``show`` and ``accesses`` mean what the options of ``cudakit run`` mean; how accesses are
+    known is settled by the first block. Simulated devices that are opened inside the block are watched too,
+    and with ``gpu="sim"`` nothing else is. Where accesses are exact, to ask for races waits for the GPU, as
+    the end of the block does: what launches did is known when they are done.
 
     Raises UsageError where CUDA is in use already, inside another block, and under ``cudakit run
-    --sanitize``; EnvironmentUnusable where CUDA cannot be recorded.
+    --sanitize``; EnvironmentUnusable where CUDA cannot be recorded, or not with the accesses wanted.
 
     >>> with cudakit.sanitize(gpu="sim") as report:
     ...     pass
@@ -72,7 +76,7 @@ def sanitize(
     from cudakit.gpu.demangle import demangle
 
     report = Report(show=Confidence(show), suppressions=suppressions(suppress), demangle=demangle)
-    session = _session(gpu)
+    session = _session(gpu, accesses)
     session.enter(report)
     sanitized = Sanitized(session, report)
     try:
@@ -94,14 +98,14 @@ def _raise(result: SanitizeResult) -> None:
 class _Session:
     """The recording of this process, and the block that it is in."""
 
-    def __init__(self, gpu: Which) -> None:
+    def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
         from cudakit.core.sanitize.watch import Watch
         from cudakit.gpu.capture.inprocess import begin
 
         self._watch: Watch = Watch()
         self._outside = _nobodys()
         self._report: Report = self._outside
-        self._recording: Recording = begin(self._take, gpu=gpu)
+        self._recording: Recording = begin(self._take, gpu=gpu, accesses=accesses)
 
     def enter(self, report: Report) -> None:
         if self._report is not self._outside:
@@ -109,7 +113,8 @@ class _Session:
                 "a block of cudakit.sanitize() is inside another one",
                 hint="the outer one finds the races of both: leave the inner one out",
             )
-        with self._recording.drained():
+        with self._recording.settled():
+            self._watch.finish(self._report)
             self._report = report
         self._recording.watch_simulated(wanted=True)
 
@@ -118,18 +123,35 @@ class _Session:
         self._report = self._outside
 
     def result(self, report: Report) -> SanitizeResult:
-        with self._recording.drained():
-            unwatched = self._recording.unwatched
-            return self._watch.result(report, notes=(unwatched,) if unwatched else ())
+        with self._recording.settled():
+            self._watch.finish(self._report)
+            return self._watch.result(report, notes=self._recording.cuda.notes)
+
+    def must_have(self, accesses: Accesses | None) -> None:
+        """Raise UsageError where accesses are known in another way than is wanted."""
+        had = self._recording.cuda.accesses
+        if accesses and had and accesses != had:
+            raise UsageError(
+                f"this process is recorded with accesses={had!r}, since its first block",
+                hint="a process is recorded in one way: say so in its first block",
+            )
 
     def _take(self, batch: Batch) -> None:
         self._watch.feed(batch, self._report)
 
 
-# A process can be recorded once: what is known of it serves every block.
+def _session(gpu: Which, accesses: Accesses | None) -> _Session:
+    """Return what is known of this process, which can be recorded once: it serves every block."""
+    sessions = _sessions()
+    if gpu not in sessions:
+        sessions[gpu] = _Session(gpu, accesses)
+    sessions[gpu].must_have(accesses)
+    return sessions[gpu]
+
+
 @cache
-def _session(gpu: Which) -> _Session:
-    return _Session(gpu)
+def _sessions() -> dict[Which, _Session]:
+    return {}
 
 
 def _nobodys() -> Report:

@@ -22,6 +22,7 @@ class Settings:
     library: str = ""  # of the Sanitizer API
     recorder: str = ""  # the native recorder; empty: only simulated devices are recorded
     frames: Mapping[str, str] = field(default_factory=dict)  # what reads stacks, by cache tag
+    patches: Mapping[str, str] = field(default_factory=dict)  # of exact accesses, by capability
     follow: bool = True  # into processes that are started by the program
 
 
@@ -46,6 +47,7 @@ def _told(settings: Settings, spool: Path) -> dict[str, Any]:
         "library": settings.library,
         "recorder": settings.recorder,
         "frames": dict(settings.frames),
+        "patches": dict(settings.patches),
         "follow": settings.follow,
         "supervisor": os.getpid(),
     }

@@ -45,6 +45,15 @@ def run(code: str, *, gpu: str = "sim") -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_simulated_devices_touch_is_known_exactly_whatever_is_asked() -> None:
+    run("""
+for accesses in ("exact", "arguments", None):
+    with SANITIZE, accesses=accesses) as report:
+        step()
+    assert [race.confidence.value for race in report.races] == ["certain"]
+""")
+
+
 def test_a_block_finds_the_races_in_it_while_it_runs_and_keeps_them() -> None:
     run("""
 with SANITIZE) as report:

@@ -294,6 +294,38 @@ def test_on_missing_run_runs_it_and_says_so(here: Here) -> None:
     assert (here.path / "started").exists()
 
 
+# --- how accesses are known ---------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
+@pytest.mark.parametrize("accesses", ["exact", "arguments"])
+def test_what_simulated_devices_touch_is_known_exactly_whatever_is_asked(
+    here: Here, accesses: str
+) -> None:
+    run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
+
+    assert run.exit_code == 1
+    assert "accesses are assumed" not in run.stderr
+    (race,) = json.loads((here.path / "races.json").read_text())["races"]
+    assert race["confidence"] == "certain"
+
+
+@pytest.mark.gpu
+def test_without_an_assembler_exact_accesses_are_refused_only_if_they_are_asked_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAKIT_PTXAS", "/no/such/ptxas")
+    refused = here.run("--sanitize", "--accesses", "exact", here.program(text=TELLTALE))
+    assert refused.exit_code == 125
+    assert "CUDAKIT_PTXAS is '/no/such/ptxas'" in refused.stderr
+    assert not (here.path / "started").exists()
+
+    run = here.run("--sanitize", here.program(text=TELLTALE))
+    assert run.exit_code == 0
+    assert run.stderr.startswith("cudakit: accesses are assumed from arguments: CUDAKIT_PTXAS is ")
+    assert (here.path / "started").exists()
+
+
 # --- memory -----------------------------------------------------------------------------------------
 
 # As much of torch as a snapshot needs.

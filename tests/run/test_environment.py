@@ -37,6 +37,7 @@ def test_the_agent_is_told_what_to_do(tmp_path: Path) -> None:
         library="/lib.so",
         recorder="/rec.so",
         frames={"cpython-312": "/f.so"},
+        patches={"90": "/sm_90.cubin"},
         follow=False,
     )
 
@@ -49,6 +50,7 @@ def test_the_agent_is_told_what_to_do(tmp_path: Path) -> None:
         "library": "/lib.so",
         "recorder": "/rec.so",
         "frames": {"cpython-312": "/f.so"},
+        "patches": {"90": "/sm_90.cubin"},
         "follow": False,
         "supervisor": os.getpid(),
     }

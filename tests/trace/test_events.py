@@ -50,11 +50,14 @@ def test_a_record_is_laid_out_as_c_does(kind: Kind) -> None:
 # A recorder written in C writes these; a difference breaks every file that there is.
 PLACES = {
     Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
-    Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56},
+    Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},
     Kind.ACCESS: {"lo": 40, "hi": 48, "mode": 56, "known": 57, "stride_bytes": 64, "count": 72},
     Kind.COPY: {"destination": 40, "source": 48, "size_bytes": 56, "rows": 64, "direction": 88},
     Kind.STREAM_WAIT: {"event": 40, "stream": 24},
     Kind.GRAPH_NODE: {"graph": 40, "node": 44, "work": 48, "name": 52},
+    Kind.GRAPH_LAUNCH: {"graph": 40, "executable": 44, "pending": 48},
+    Kind.ACCESSED: {"node": 40, "exact": 44},
+    Kind.ARENAS: {"size_bytes": 40},
 }
 
 

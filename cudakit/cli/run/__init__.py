@@ -39,6 +39,12 @@ from cudakit.cli.run.launcher import Launcher, before_the_start
     multiple=True,
     help="Leave out races of kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists such patterns.",
 )
+@click.option(
+    "--accesses",
+    type=click.Choice(["exact", "arguments"]),
+    help="How to know what kernels touch: exact, as they run, or arguments, from the pointers that they"
+    " are given. By default exact, where the device and what is installed allow it.",
+)
 @click.option("--stop-on-first", is_flag=True, help="Stop the program at its first race.")
 @click.option(
     "--host-threads",

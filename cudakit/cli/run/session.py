@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from cudakit.cli.failure import ExitCode, report
@@ -16,6 +17,7 @@ from cudakit.cli.run.watching import Watching
 from cudakit.core.sanitize.message import findings
 from cudakit.core.sanitize.races import Confidence
 from cudakit.errors import UsageError
+from cudakit.gpu.capture.exact import with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
@@ -35,6 +37,7 @@ class RunSpec:
     quiet: bool
     show: Literal["likely", "possible"]
     suppress: tuple[str, ...]
+    accesses: Literal["exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]
@@ -102,21 +105,26 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         watching.unwatched(command.unwatched)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         watching.unwatched("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
-    return _Prepared(command, _settings(spec, command, watching, memory), watching, files)
-
-
-def _settings(spec: RunSpec, command: Command, watching: Watching, memory: Path | None) -> Settings:
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
-    if not spec.sanitize:
-        return settings
+    if spec.sanitize and (ready := _ready(spec, command, watching)):
+        patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
+        ready, why_not = with_accesses(ready, spec.accesses, patches)
+        if why_not:
+            watching.unwatched(why_not)
+        settings = replace(settings, **ready.settings())
+    return _Prepared(command, settings, watching, files)
+
+
+def _ready(spec: RunSpec, command: Command, watching: Watching) -> Ready | None:
+    """Return what it takes to watch CUDA; None where it cannot be, and nothing is missed or that is said."""
     found = preflight(command.python)
     if isinstance(found, Ready):
-        return replace(settings, **found.settings())
+        return found
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
         watching.unwatched(f"CUDA is not watched: {found.message}; {found.hint}")
-    return settings
+    return None
 
 
 def _has_device() -> bool:
@@ -133,6 +141,7 @@ def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
         voice.snapshots(watching.snapshots)
     if not spec.sanitize:
         return ExitCode.OK
+    watching.finish()
     result = watching.result(exit_status=exit_status)
     voice.races(result, quiet=spec.quiet)
     outputs.write(prepared.files, result)

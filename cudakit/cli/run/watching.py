@@ -63,6 +63,11 @@ class Watching:
             self._warn(reason)
         self._notes[reason] += 1
 
+    def finish(self) -> None:
+        """Take that nothing more comes: what is still held back is looked at as well as can be."""
+        if self._failure is None:
+            self._watch.finish(self._report)
+
     def result(self, *, exit_status: int | None = None) -> SanitizeResult:
         """Return what is known by now. Raises what went wrong while it was looked at."""
         if self._failure:

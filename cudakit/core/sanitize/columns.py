@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.calls import Call
+from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view
 
@@ -47,9 +48,12 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.GRAPH_LAUNCH: ("graph", "executable"),
     Kind.MEMOP: ("address", "flag"),
     Kind.GAP: ("what", "count"),
+    Kind.ACCESSED: ("node", "exact"),
+    Kind.ARENAS: ("size_bytes",),
 }
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
-_ACCESS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+ACCESS_FIELDS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
 _WHERE: Final = ("stream", "context", "device", "thread", "site")
 _IS_KNOWN: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
 
@@ -57,35 +61,39 @@ _IS_KNOWN: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
 class Batch:
     """Some records, which are in order; ``last_seq`` is the call before the first of them.
 
-    ``kinds`` are those of the records that are no accesses, ``following`` how many accesses come behind
-    each of them, ``leading`` how many before the first. ``strays`` is how many belong to no call before
-    them, ``bare_launches`` of how many launches none was seen.
+    ``kinds`` are those of the records that tell no more of the call before them, ``following`` how many
+    accesses come behind each of them, ``leading`` how many before the first. ``strays`` is how many belong
+    to no call before them. ``grades`` says how well each launch is known, ``leading_grade`` what is told
+    before the first call.
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
-        known = _IS_KNOWN[records["kind"]] & ~_strays(records, last_seq)
+        is_more = _is_more(records)
+        known = _IS_KNOWN[records["kind"]] & ~_strays(records, is_more, last_seq)
         self.strays = 0
         if not known.all():
             self.strays = int(np.count_nonzero(records["kind"][~known] == Kind.ACCESS))
-            records = records[known]
+            records, is_more = records[known], is_more[known]
         kinds = records["kind"]
         is_access = kinds == Kind.ACCESS
-        calls = np.flatnonzero(~is_access)
-        ends = np.append(calls, len(records))
-        self.leading = int(ends[0])
-        following = np.diff(ends) - 1
-        launches = kinds[calls] == Kind.LAUNCH
-        self.launches = int(np.count_nonzero(launches))
-        self.bare_launches = int(np.count_nonzero(launches & (following == 0)))
+        calls = np.flatnonzero(~is_more)
+        first = int(calls[0]) if len(calls) else len(records)
+        grades = _grades(records, is_access, is_more)
+        self.leading = int(np.count_nonzero(is_access[:first]))
+        self.leading_grade = Grade(grades[:first].max(initial=0))
+        following = _by_call(np.add, is_access, calls)
         self.kinds: list[int] = kinds[calls].tolist()
+        self.grades: list[int] = _by_call(np.maximum, grades, calls)[
+            kinds[calls] == Kind.LAUNCH
+        ].tolist()
         self.following: list[int] = following.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
-            kind: _calls(view(records[kinds == kind], kind), kind)
+            kind: _calls(view(records[(kinds == kind) & ~is_more], kind), kind)
             for kind in map(Kind, set(self.kinds))
         }
         accesses = view(records[is_access], Kind.ACCESS)
         self.known = np.bincount(accesses["known"], minlength=max(Known) + 1).tolist()
-        self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, _ACCESS), strict=False)
+        self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, ACCESS_FIELDS), strict=False)
 
 
 def in_order(records: Records) -> Records:
@@ -96,13 +104,40 @@ def in_order(records: Records) -> Records:
     return records[np.argsort(seqs, kind="stable")]
 
 
-def _strays(records: Records, last_seq: int) -> npt.NDArray[np.bool_]:
+def _is_more(records: Records) -> _Mask:
+    """Mark what tells more of the call before it: accesses, and that they are all there."""
+    kinds = records["kind"]
+    is_more: _Mask = kinds == Kind.ACCESS
+    if len(told := np.flatnonzero(kinds == Kind.ACCESSED)):
+        is_more[told] = view(records[told], Kind.ACCESSED)["node"] == 0
+    return is_more
+
+
+def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
     """Mark the accesses that are not of the same call as what is before them."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
-    is_access = records["kind"] == Kind.ACCESS
-    before = np.maximum.accumulate(np.where(is_access, -1, np.arange(len(records))))
-    strays: npt.NDArray[np.bool_] = is_access & (seqs[:-1] != seqs[before])
+    before = np.maximum.accumulate(np.where(is_more, -1, np.arange(len(records))))
+    strays: _Mask = is_more & (seqs[:-1] != seqs[before])
     return strays
+
+
+def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
+    """Say of each record how well it says its launch is known."""
+    grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
+    grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
+    if len(told := np.flatnonzero(is_more & ~is_access)):
+        exact = view(records[told], Kind.ACCESSED)["exact"]
+        grades[told] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
+    return grades
+
+
+def _by_call(
+    together: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
+) -> npt.NDArray[Any]:
+    """Reduce what stands behind each call, and at it."""
+    if not len(calls):
+        return values[:0]
+    return together.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:

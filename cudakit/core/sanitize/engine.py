@@ -18,7 +18,7 @@ from cudakit.core.sanitize.columns import AccessRow, Batch, in_order
 from cudakit.core.sanitize.conflicts import Conflict, Judge
 from cudakit.core.sanitize.memory import Memory
 from cudakit.core.sanitize.pruning import MOST_SEGMENTS, coarsen, prune
-from cudakit.core.sanitize.races import Confidence, Coverage, Race
+from cudakit.core.sanitize.races import Confidence, Coverage, Grade, Race
 from cudakit.core.sanitize.replays import Replays
 from cudakit.core.sanitize.shadow import Shadow
 from cudakit.core.sanitize.streams import Order
@@ -29,6 +29,7 @@ from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records
 
 _LAUNCH: Final = int(Kind.LAUNCH)
+_ACCESSED: Final = int(Kind.ACCESSED)
 _Taker: TypeAlias = Callable[[Iterable[AccessRow]], None]
 
 # So many records are taken at once: what is made of them is gone before the next ones.
@@ -73,7 +74,8 @@ class Engine:
         }
         self._take: _Taker = self._work.accesses  # accesses of the last call that has any
         self._last_seq = 0
-        self._ends_bare = False  # the last record was a launch
+        self._last_grade: int | None = None  # of the last call, where that was a launch
+        self._arenas: dict[int, int] = {}  # bytes by device
         self._forgets_above = self._enough = forgets_above
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -110,7 +112,7 @@ class Engine:
         if batch.leading:
             self._take(islice(accesses, batch.leading))
         for kind, following in zip(batch.kinds, batch.following, strict=True):
-            if replays.launched is not None:
+            if replays.launched is not None and kind != _ACCESSED:
                 replays.finish()
             if kind == _LAUNCH:  # as nearly all are: the short way
                 self._take = launch(next(rows[_LAUNCH])[0], islice(accesses, following))
@@ -125,11 +127,15 @@ class Engine:
         coverage, known = self.coverage, batch.known
         if batch.strays:
             self.gaps[STRAY_ACCESS] += batch.strays
-        if batch.leading and self._ends_bare:  # so the last launch has accesses after all
-            coverage.launches_unknown -= 1
-        self._ends_bare = batch.kinds[-1:] == [Kind.LAUNCH] and not batch.following[-1]
-        coverage.launches += batch.launches
-        coverage.launches_unknown += batch.bare_launches
+        if self._last_grade is not None and batch.leading_grade > self._last_grade:
+            coverage.count(self._last_grade, -1)  # there is more of the last launch
+            coverage.count(batch.leading_grade)
+            self._last_grade = batch.leading_grade
+        if batch.kinds:
+            self._last_grade = batch.grades[-1] if batch.kinds[-1] == _LAUNCH else None
+        coverage.launches += len(batch.grades)
+        for grade in Grade:
+            coverage.count(grade, batch.grades.count(grade))
         coverage.accesses_exact += known[Known.EXACT]
         coverage.accesses_summary += known[Known.SUMMARY]
         coverage.accesses_assumed += known[Known.ASSUMED]
@@ -163,6 +169,10 @@ class Engine:
     def _gap(self, _: Call, what: int, count: int) -> None:
         self.gaps[self._strings[what]] += count
 
+    def _holds(self, call: Call, size_bytes: int) -> None:
+        self._arenas[call.device] = size_bytes
+        self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, sum(self._arenas.values()))
+
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         work, memory, waits, replays = self._work, self._memory, self._waits, self._replays
         return {
@@ -187,4 +197,6 @@ class Engine:
             Kind.GRAPH_LAUNCH: replays.launch,
             Kind.MEMOP: waits.memop,
             Kind.GAP: self._gap,
+            Kind.ACCESSED: replays.accessed,
+            Kind.ARENAS: self._holds,
         }

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
-from cudakit.core.sanitize.calls import Call
+from cudakit.core.sanitize.calls import ASSUMED, Call
 from cudakit.core.sanitize.clocks import Clock
-from cudakit.core.sanitize.columns import AccessRow
+from cudakit.core.sanitize.columns import ACCESS_FIELDS, AccessRow
+from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Work
 
+_KNOWN = ACCESS_FIELDS.index("known")
 _KINDS = {
     Work.LAUNCH: Kind.LAUNCH,
     Work.COPY: Kind.COPY,
@@ -77,6 +79,11 @@ class Graph:
     def node(self, number: int) -> Node:
         return self._nodes[number]
 
+    @property
+    def kernels(self) -> Iterator[int]:
+        """The nodes that are kernels."""
+        return (number for number, node in self._nodes.items() if node.call.kind == Kind.LAUNCH)
+
     def _in_order(self) -> list[int]:
         """List the nodes so that each stands behind those it waits for: as they were made, if they can."""
         if all(before < node for node, some in self._before.items() for before in some):
@@ -99,13 +106,27 @@ class GraphLaunch:
     tick: int
     past: Clock
     accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
+    exact: set[int] = field(default_factory=set)  # the nodes of which all is told
+    lost: set[int] = field(default_factory=set)  # the nodes of which something was lost
 
     def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
         """Yield what each node does, in an order that keeps to the edges."""
         own = self.call
         for number in self.graph.ancestors:
             added = self.graph.node(number)
-            accesses = added.accesses + self.accesses.get(number, [])
+            accesses = self._accesses(number)
             if accesses:
                 site = added.call.site or own.site
                 yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
+
+    def grade(self, number: int) -> Grade:
+        """Say how well it is known what a node did; of nothing told, that it was assumed to do nothing."""
+        if number in self.exact:
+            return Grade.EXACT
+        worst = max((row[_KNOWN] for row in self._accesses(number)), default=ASSUMED)
+        return Grade.ASSUMED if number in self.lost or worst >= ASSUMED else Grade.EXACT
+
+    def _accesses(self, number: int) -> list[AccessRow]:
+        """List what a node did: what its description says, unless all is told of this launch."""
+        told = self.accesses.get(number, [])
+        return told if number in self.exact else self.graph.node(number).accesses + told

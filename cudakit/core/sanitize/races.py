@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from cudakit.trace.kinds import How, Kind, Known, Mode
 
@@ -100,20 +100,47 @@ class Race:
     approximate: bool = False  # the map of this allocation was coarsened: the bytes may be fewer
 
 
+class Grade(IntEnum):
+    """How well it is known what a launch did: as well as the worst part of it."""
+
+    UNKNOWN = 0  # nothing was told
+    EXACT = 1  # all is known as it was seen
+    ASSUMED = 2
+
+
 @dataclass(slots=True)
 class Coverage:
-    """How much of what happened was understood. Counts."""
+    """How much of what happened was understood. Counts, and bytes where the name says so."""
 
     launches: int = 0  # of kernels, nodes of graphs not counted
     launches_unknown: int = 0  # without any access: their arguments were not seen
+    launches_exact: int = (
+        0  # nodes of graphs counted in each launch: all that they touched is known
+    )
+    launches_assumed: int = (
+        0  # likewise: what they touched is known from their arguments, or in part
+    )
     copies: int = 0  # exact, and not counted among the accesses
     fills: int = 0  # likewise
     accesses_exact: int = 0  # of kernels and of nodes of graphs
-    accesses_summary: int = 0  # remembered of an earlier launch
+    accesses_summary: int = 0  # seen, in pieces that were too many and have been joined
     accesses_assumed: int = 0  # from a pointer among the arguments of a kernel
     accesses_uncertain: int = 0  # from a large table among them, which may hold old pointers
     graph_launches: int = 0
     suspected: int = 0  # races that are only possible, and were not reported
+    arenas_bytes: int = (
+        0  # the most memory of devices that recording held, of all processes together
+    )
+
+    def count(self, grade: int, launches: int = 1) -> None:
+        """Add launches that are known like that."""
+        match grade:
+            case Grade.UNKNOWN:
+                self.launches_unknown += launches
+            case Grade.EXACT:
+                self.launches_exact += launches
+            case Grade.ASSUMED:
+                self.launches_assumed += launches
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(

@@ -70,11 +70,18 @@ class Replays:
             if self.launched is not None:
                 self.launched.accesses.setdefault(row[-1], []).append(row)
 
+    def accessed(self, call: Call, node: int, exact: bool) -> None:
+        """Take that all is told of a node in the last launch, or that something of it was lost."""
+        if self.launched is not None and self.launched.call.seq == call.seq:
+            (self.launched.exact if exact else self.launched.lost).add(node)
+
     def finish(self) -> None:
         """Look at all that the last launch does, now that it is known."""
         launched, self.launched = self.launched, None
         if launched is None:
             return
+        for kernel in launched.graph.kernels:
+            self._coverage.count(launched.grade(kernel))
         self._shadow.judge.ancestors = launched.graph.ancestors
         for call, accesses in launched.work():
             self._shadow.add_all(accesses, call, launched)

@@ -34,7 +34,7 @@ class Side:
     reads: bool  # the bytes below
     writes: bool  # the bytes below
     atomic: bool  # its accesses are
-    known: Known  # how: seen, remembered of an earlier launch, or from the arguments only
+    known: Known  # how: seen, seen in pieces that were joined, or from the arguments only
     address: int  # of the first byte that it touches
     size_bytes: int  # that it touches, or may touch where that is not known exactly
     graph: int  # the CUDA graph that it is a node of; 0 where it is none

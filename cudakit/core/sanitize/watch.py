@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.late import NEVER_READ, LateAccesses
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
@@ -31,15 +32,18 @@ class Watch:
         """Take what came; return the races in it that count, suppressed ones included."""
         chain = self._chain(batch)
         chain.streams.update(_created(batch.records))
-        races = chain.engine.feed(batch.records, batch.strings)
-        report.add(
-            batch.process,
-            races,
-            stacks=batch.stacks,
-            streams=chain.streams,
-            chain=batch.chain,
-        )
-        return [race for race in races if counts(race.confidence)]
+        return chain.look_at(chain.late.feed(batch.records), report)
+
+    def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
+        """Look at what is held back, by what is known of it: no more is told of it.
+
+        Returns the races in it that count, by the process and the number of its trace.
+        """
+        return {
+            trace: chain.look_at(chain.late.rest(), report)
+            for trace, chain in self._chains.items()
+            if chain.late.held
+        }
 
     def result(
         self,
@@ -53,8 +57,8 @@ class Watch:
         return report.result(
             exit_status=exit_status,
             coverage=self._coverage(),
-            gaps=[chain.engine.gaps for chain in self._chains.values()],
-            simulated=any(chain.simulated for chain in self._chains.values()),
+            gaps=[gaps for chain in self._chains.values() for gaps in chain.gaps()],
+            simulated=any(chain.last.simulated for chain in self._chains.values()),
             stopped=stopped,
             notes=notes,
         )
@@ -68,17 +72,38 @@ class Watch:
     def _chain(self, batch: Batch) -> _Chain:
         key = batch.process, batch.chain
         if key not in self._chains:
-            self._chains[key] = _Chain(self._new_engine(), batch.simulated)
-        return self._chains[key]
+            self._chains[key] = _Chain(self._new_engine(), batch)
+        chain = self._chains[key]
+        chain.last = batch
+        return chain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Chain:
     """What is known of one trace."""
 
     engine: Engine
-    simulated: bool
+    last: Batch  # the last one that came: its tables are those of all
+    late: LateAccesses = field(default_factory=LateAccesses)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
+
+    def look_at(self, records: Records, report: Report) -> list[Race]:
+        """Report the races in records whose turn has come; return those that count."""
+        races = self.engine.feed(records, self.last.strings)
+        report.add(
+            self.last.process,
+            races,
+            stacks=self.last.stacks,
+            streams=self.streams,
+            chain=self.last.chain,
+        )
+        return [race for race in races if counts(race.confidence)]
+
+    def gaps(self) -> Iterator[Mapping[str, int]]:
+        """Yield what could not be understood."""
+        yield self.engine.gaps
+        if self.late.never_read:
+            yield {NEVER_READ: self.late.never_read}
 
 
 def counts(confidence: Confidence) -> bool:

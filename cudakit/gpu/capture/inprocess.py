@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+from cudakit.gpu.capture.exact import Accesses, with_accesses
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 from cudakit.gpu.sim.spool import VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
@@ -26,17 +28,27 @@ Consume: TypeAlias = Callable[[Batch], object]
 _SECONDS_BETWEEN_READS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """How CUDA itself is recorded, besides simulated devices."""
+
+    accesses: Accesses | None = None  # how they are known; None where nothing is recorded
+    notes: tuple[str, ...] = ()  # why nothing is, or why accesses are not exact, where that is news
+    tell: Callable[[], None] | None = None  # has the recorder say what launches did so far
+
+
+NOT_RECORDED = Cuda()
+
+
 class Recording:
     """What this process enqueues on GPUs, from ``begin`` on until it ends, handed to a consumer.
 
-    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and with ``always``
-    what comes is read every second, that neither a block nor what follows it fills the disk.
+    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and what comes is read
+    every second, that neither a block nor what follows it fills the disk.
     """
 
-    def __init__(
-        self, consume: Consume, directory: Path, *, always: bool, unwatched: str = ""
-    ) -> None:
-        self.unwatched = unwatched  # why CUDA itself is not recorded; empty where nothing is missed
+    def __init__(self, consume: Consume, directory: Path, cuda: Cuda = NOT_RECORDED) -> None:
+        self.cuda = cuda
         self._consume = consume
         self._directory = directory
         self._spool = Spool(directory, discard=True)
@@ -44,7 +56,7 @@ class Recording:
         self._lock = threading.Lock()
         self._closed = False
         atexit.register(self.close)
-        if always:
+        if cuda.accesses:
             threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
 
     @contextmanager
@@ -59,6 +71,14 @@ class Recording:
         with self._lock:
             for batch in () if self._closed else self._spool.batches():
                 self._consume(batch)
+            yield
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """As ``drained``, and what launches did so far is told: their work is waited for."""
+        if self.cuda.tell and os.getpid() == self._process:
+            self.cuda.tell()
+        with self.drained():
             yield
 
     def close(self) -> None:
@@ -89,15 +109,17 @@ def begin(
     consume: Consume,
     *,
     gpu: str = "auto",
+    accesses: Accesses | None = None,
     on_missing: str = "refuse",
     found: Ready | Refusal | None = None,
 ) -> Recording:
     """Record this process; call it before CUDA is used.
 
     ``gpu`` "sim" leaves CUDA itself alone. So does "auto" where CUDA cannot be recorded and shows no device
-    either: nothing can be missed. ``on_missing`` "run" goes on where something can. ``found`` replaces the
-    preflight. Raises UsageError where it is too late or the process is watched already,
-    EnvironmentUnusable where the recorder cannot work.
+    either: nothing can be missed. ``accesses`` are exact where they can be, unless it says which are
+    wanted. ``on_missing`` "run" goes on where something is missed. ``found`` replaces the preflight. Raises
+    UsageError where it is too late or the process is watched already, EnvironmentUnusable where the
+    recorder cannot work, or exact accesses are wanted and cannot be had.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -105,19 +127,18 @@ def begin(
             hint="one of them is enough: it finds the races of all",
         )
     directory = Path(mkdtemp(prefix="cudakit-"))
-    recorded, unwatched = False, ""
     try:
-        recorded = gpu == "auto" and _record_cuda(directory, found)
+        cuda = _record_cuda(directory, found, accesses) if gpu == "auto" else NOT_RECORDED
     except CudakitError as error:
         if on_missing == "refuse":
-            directory.rmdir()
+            shutil.rmtree(directory)
             raise
-        unwatched = f"CUDA was not watched: {error.message}"
-    return Recording(consume, directory, always=recorded, unwatched=unwatched)
+        cuda = Cuda(notes=(f"CUDA was not watched: {error.message}",))
+    return Recording(consume, directory, cuda)
 
 
-def _record_cuda(directory: Path, found: Ready | Refusal | None) -> bool:
-    """Start the recorder; False where it does not work and nothing can be missed."""
+def _record_cuda(directory: Path, found: Ready | Refusal | None, accesses: Accesses | None) -> Cuda:
+    """Start the recorder, unless it does not work and nothing can be missed."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
@@ -128,23 +149,32 @@ def _record_cuda(directory: Path, found: Ready | Refusal | None) -> bool:
         )
     found = found or preflight(None)
     if isinstance(found, Ready):
-        _subscribe(found, directory)
-        return True
+        ready, why_not = with_accesses(found, accesses, directory)
+        recorder = _subscribe(ready, directory)
+        return Cuda(
+            accesses="exact" if ready.patches else "arguments",
+            notes=(why_not,) if why_not else (),
+            tell=getattr(recorder, "read", None),
+        )
     if device_count():
         raise found.error()
-    return False
+    return NOT_RECORDED
 
 
-def _subscribe(ready: Ready, directory: Path) -> None:
+def _subscribe(ready: Ready, directory: Path) -> Any:
+    """Start the recorder, and return it."""
     frames = ready.frames.get(sys.implementation.cache_tag)
     walker = _load("_frames", frames).walker if frames else 0
+    patches = [(number, path.read_bytes()) for number, path in ready.patches.items()]
+    recorder = _load("_recorder", ready.recorder)
     try:
-        _load("_recorder", ready.recorder).start(str(directory), str(ready.library), walker)
+        recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
+    return recorder
 
 
 def _load(name: str, path: Path) -> Any:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class Ready:
     version: tuple[int, ...]  # of the library; empty where it is not known
     recorder: Path
     frames: Mapping[str, Path]  # what reads Python's frames, by sys.implementation.cache_tag
+    packages: Sequence[
+        str
+    ] = ()  # where those of the program's interpreter are, if not cudakit's own
+    patches: Mapping[int, Path] = field(default_factory=dict)  # by compute capability, as 90
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that the environment of the program carries, ready for JSON."""
@@ -52,6 +56,7 @@ class Ready:
             "library": str(self.library),
             "recorder": str(self.recorder),
             "frames": {tag: str(path) for tag, path in self.frames.items()},
+            "patches": {str(number): str(path) for number, path in self.patches.items()},
         }
 
 
@@ -81,12 +86,11 @@ def preflight(python: str | None, *, places: Places | None = None) -> Ready | Re
 def _ready(python: str, places: Places) -> Ready:
     _refuse_other_tools(places.environment)
     _refuse_old_driver(places.root)
-    if python != sys.executable:
-        packages = _packages(python, places.environment)
-        places = replace(places, packages=(*places.packages, *packages))
+    packages = [] if python == sys.executable else _packages(python, places.environment)
+    places = replace(places, packages=(*places.packages, *packages))
     native, library = recorder(places), sanitizer_library(places)
     check_structures(_layouts(python, places.environment, native, library), library)
-    return Ready(library.path, library.version, native, walkers(places))
+    return Ready(library.path, library.version, native, walkers(places), packages)
 
 
 def _refuse_other_tools(environment: Mapping[str, str]) -> None:

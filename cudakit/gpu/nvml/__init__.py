@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ class Nvml:
             devices=tuple(self._devices()),
             links=(),
         )
+
+    def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
+        """Return the compute capabilities of the GPUs; Unavailable where one does not tell its own."""
+        found = set()
+        for index in range(self._count()):
+            reader = Reader(self.lib, None, self._reasons())
+            handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
+            if isinstance(handle, Unavailable):
+                return handle
+            pair = reader.attempt(partial(self.lib.nvmlDeviceGetCudaComputeCapability, handle))
+            if isinstance(pair, Unavailable):
+                return pair
+            major, minor = pair
+            found.add((major, minor))
+        return frozenset(found)
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
         """Say how the GPUs of a view are connected."""

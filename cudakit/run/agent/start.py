@@ -101,7 +101,13 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     if library := _mapped(b"/libcuda.so"):
         raise RuntimeError(f"CUDA was loaded before it could be watched: {library}")
     recorder = _extension("_recorder", settings["recorder"])
-    recorder.start(settings["spool"], settings["library"], _walker(settings["frames"], spool))
+    walker = _walker(settings["frames"], spool)
+    patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
+    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
+    if patches:
+        import atexit
+
+        atexit.register(recorder.finish)  # by the exit handlers of C, CUDA may be gone
     # It ends by an exit handler of its own: what Python drops at its end is still to be seen, and a
     # library that destroys its context after the end of the recording crashes in that of NVIDIA's.
     if not settings["follow"]:
@@ -133,6 +139,11 @@ def _walker(frames: dict[str, str], spool: "Spool") -> int:
     if path:
         spool.attempt(lambda: walkers.append(_extension("_frames", path).walker))
     return walkers[0] if walkers else 0
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _extension(name: str, path: str) -> "ModuleType":

@@ -181,7 +181,14 @@ def report_of(*races: Race, report: Report | None = None, process: int = 4242) -
 
 def result_of(report: Report, *, simulated: bool = False, stopped: bool = False) -> SanitizeResult:
     coverage = Coverage(
-        launches=19_000, copies=1_200, fills=12, accesses_exact=2_424, accesses_assumed=38_000
+        launches=19_000,
+        launches_exact=18_990,
+        launches_assumed=10,
+        copies=1_200,
+        fills=12,
+        accesses_exact=38_000,
+        accesses_assumed=24,
+        arenas_bytes=256 * MIB,
     )
     return report.result(
         exit_status=0, coverage={4242: coverage}, simulated=simulated, stopped=stopped

@@ -18,6 +18,7 @@ from cudakit.core.sanitize.rows import rows_of
 from cudakit.core.sanitize.transfers import fill_is_waited_for, host_side
 from cudakit.trace.events import (
     Access,
+    Accessed,
     Alloc,
     CaptureBegin,
     CaptureEnd,
@@ -46,12 +47,13 @@ from cudakit.trace.kinds import Flag, How, Known, Mode, StreamFlag
 
 # What the order knows as it is.
 _PLAIN = (
-    *(Launch, GraphNode, GraphEdge, GraphLaunch),
+    *(Launch, GraphEdge),
     *(EventRecord, StreamWait, EventSync, EventQueryOk, StreamSync, StreamQueryOk),
 )
 # Numbers of events that the trace does not have.
 _FIRST_OWN_EVENT = 1 << 24
 _MOST_ROWS = 1 << 16
+_ASSUMED = "an access that is not known exactly"
 
 
 class Pair(NamedTuple):
@@ -70,7 +72,7 @@ class Found:
 
 
 def unordered(trace: Iterable[Event]) -> Found:
-    """Find the pairs of a trace of one process."""
+    """Find the pairs of a trace of one process, in which all is told in turn (``late.in_turn``)."""
     order, told = Order(), _Told()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
     touching: set[tuple[int, int]] = set()  # the calls, and nodes, that accesses may be of
@@ -87,6 +89,7 @@ def unordered(trace: Iterable[Event]) -> Found:
             case Launch():
                 touching.add((event.seq, 0))
         order.feed(event)
+    told.end()
     return Found(_pairs(order.operations), told.doubts)
 
 
@@ -103,6 +106,10 @@ class _Told:
     _memory: dict[int, Alloc] = field(default_factory=dict)
     _words: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _freed: list[tuple[int, int, int]] = field(default_factory=list)  # from, up to, event
+    _assumed: Counter[tuple[int, int]] = field(default_factory=Counter)  # of nodes, by graph
+    _graphs: dict[int, int] = field(default_factory=dict)  # by the call that describes a node
+    _launched: tuple[int, int] = (0, 0)  # the last launch of a graph, and the graph
+    _told: set[int] = field(default_factory=set)  # the nodes of which all is told in it
     _events: int = _FIRST_OWN_EVENT
 
     def plainly(self, event: Event) -> Iterator[Event]:
@@ -149,10 +156,18 @@ class _Told:
                 return None
         return ()
 
+    def end(self) -> None:
+        """Count what is only assumed of the nodes of the graph that was launched last."""
+        _, graph = self._launched
+        for (of, node), count in self._assumed.items():
+            if of == graph and node not in self._told:
+                self.doubts[_ASSUMED] += count
+        self._launched, self._told = (0, 0), set()
+
     def _facts(self, event: Event) -> Iterator[Fact]:
         match event.fact:
             case Access() as access:
-                yield from self._access(access)
+                yield from self._access(event, access)
             case Copy() as copy:
                 yield from self._copy(copy)
             case Fill() as fill:
@@ -168,12 +183,28 @@ class _Told:
             case HostCall(stream):
                 self.doubts["a function of the host in a stream"] += 1
                 yield StreamSync(stream)
+            case _:
+                yield from self._rest(event)
+
+    def _rest(self, event: Event) -> Iterator[Fact]:
+        match event.fact:
+            case GraphNode(graph=graph) as made:
+                self._graphs[event.seq] = graph
+                yield made
+            case GraphLaunch(graph=graph) as launch:
+                self.end()
+                self._launched = event.seq, graph
+                yield launch
+            case Accessed(node, True) if event.seq == self._launched[0]:
+                self._told.add(node)
             case fact if isinstance(fact, _PLAIN):
                 yield fact
 
-    def _access(self, access: Access) -> Iterator[Fact]:
-        if access.known is not Known.EXACT:
-            self.doubts["an access that is not known exactly"] += 1
+    def _access(self, event: Event, access: Access) -> Iterator[Fact]:
+        if access.known >= Known.ASSUMED and event.seq in self._graphs:
+            self._assumed[self._graphs[event.seq], access.node] += 1
+        elif access.known is not Known.EXACT:
+            self.doubts[_ASSUMED] += 1
         elif access.count > _MOST_ROWS:
             self.doubts["an access with more rows than brute force has time for"] += 1
         else:

@@ -4,7 +4,7 @@ from core.sanitize.scene import READ, SIZE, WRITE, Scene, place
 
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.replays import UNKNOWN_GRAPH
-from cudakit.trace.events import Access, GraphEdge, GraphLaunch, GraphNode
+from cudakit.trace.events import Access, Accessed, Event, GraphEdge, GraphLaunch, GraphNode, Launch
 from cudakit.trace.kinds import Kind, Known, Mode, Work
 
 
@@ -106,6 +106,69 @@ def test_what_kernels_do_may_come_with_each_launch() -> None:
     assert "last" in (race.current.name, race.previous.name)
     s.call(GraphEdge(1, 2, 3))
     assert s.call(GraphLaunch(1, 1, executable=1), *accesses) == []
+
+
+def test_what_a_node_is_told_to_have_done_takes_the_place_of_what_was_assumed() -> None:
+    s = Scene()
+    for node in (1, 2):
+        assumed = access(node, "x", READ | WRITE, Known.ASSUMED)
+        s.call(GraphNode(1, node, Work.LAUNCH, "k"), assumed)
+    s.copy(2, "x", "z")
+    done = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *done)
+    assert (race.current.node, race.confidence) == (2, Confidence.LIKELY)
+    (race,) = s.R(3, "y")
+    assert (race.previous.node, race.confidence) == (1, Confidence.CERTAIN)
+    seen = s.engine.coverage
+    assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (1, 2, 1)
+
+
+def test_what_is_told_of_a_launch_before_is_not_taken_for_that_of_a_node() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    launch, graph_launch = Launch(2, "k", pending=True), GraphLaunch(1, 1, 1, pending=1)
+    s.feed(
+        [
+            *(Event(fact, seq=50, context=1) for fact in (launch, Accessed())),
+            *(Event(fact, seq=51, context=1) for fact in (graph_launch, Accessed(1))),
+        ]
+    )
+    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (2, 0)
+
+
+def test_what_is_told_of_one_launch_holds_for_no_other() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    s.copy(2, "x", "z")
+    assert s.call(GraphLaunch(1, 1, executable=1, pending=1), Accessed(1)) == []
+    assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1
+    assert s.engine.coverage.launches_exact == s.engine.coverage.launches_assumed == 1
+
+
+def test_a_node_of_which_something_was_lost_is_not_exact_whatever_is_told_of_it() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "k"))
+    s.call(GraphLaunch(1, 1, 1, pending=1), access(1, "x", WRITE), Accessed(1, exact=False))
+    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
+
+
+def test_what_is_told_of_another_call_is_not_of_the_launch_before_it() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", WRITE, Known.ASSUMED))
+    s.feed([Event(GraphLaunch(1, 1, 1), seq=50, context=1), Event(Accessed(1), seq=51, context=1)])
+    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
+
+
+def test_what_nodes_did_may_be_told_in_several_batches() -> None:
+    s = Scene()
+    for node in (1, 2):
+        s.call(GraphNode(1, node, Work.LAUNCH, "k"))
+    facts = [GraphLaunch(1, 1, 1, pending=2)]
+    for node in (1, 2):
+        facts += [*[access(node, "x", WRITE)] * 9000, Accessed(node)]
+    (race,) = s.call(*facts)
+    assert (race.previous.node, race.current.node) == (1, 2)
+    assert s.engine.coverage.launches_exact == 2
 
 
 def test_pointers_of_kernels_in_graphs_are_pointers() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cudakit.core.sanitize.engine import Engine
 from cudakit.trace.events import (
     Access,
+    Accessed,
     CaptureBegin,
     CaptureEnd,
     Copy,
@@ -43,7 +44,7 @@ def calls(*facts: Fact) -> list[Event]:
     """Make a trace of two streams; an access is of the call before it."""
     events: list[Event] = []
     for fact in (*STREAMS, *facts):
-        seq = len({event.seq for event in events}) + (not isinstance(fact, Access))
+        seq = len({event.seq for event in events}) + (not isinstance(fact, Access | Accessed))
         events.append(Event(fact, seq=seq, context=1))
     return events
 
@@ -140,6 +141,22 @@ def test_a_word_in_memory_orders_what_is_before_its_write() -> None:
 
     assert pairs(Fill(1, 0, 8), Memop(1, 900, Flag.WRITE), *waits) == []
     assert pairs(Memop(1, 900, Flag.WRITE), Fill(1, 0, 8), *waits) == [(2, 4)]
+
+
+def test_what_is_assumed_of_a_node_is_a_doubt_where_it_is_not_told() -> None:
+    node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Known.ASSUMED, node=1))
+    launch = GraphLaunch(1, 1, 1, pending=1)
+    told, lost = (
+        (launch, Access(0, 8, WRITE, node=1), Accessed(1)),
+        (launch, Accessed(1, exact=False)),
+    )
+
+    assert unordered(calls(*node)).doubts == {}
+    assert unordered(calls(*node, *told)).doubts == {}
+    assert unordered(calls(*node, *told, *lost, launch)).doubts == {
+        "an access that is not known exactly": 2
+    }
+    assert pairs(*node, Fill(2, 0, 8), *told) == [(2, 3)]
 
 
 def test_what_is_not_known_exactly_is_a_doubt() -> None:

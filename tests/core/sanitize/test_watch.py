@@ -7,7 +7,7 @@ from cudakit.core.sanitize.message import findings, message
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.watch import Watch
-from cudakit.trace.events import Access, Event, Fact, Fill, Launch, StreamCreate
+from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, Launch, StreamCreate
 from cudakit.trace.kinds import Known, Mode, StreamFlag
 from cudakit.trace.log import Clock, Frame
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
@@ -119,3 +119,45 @@ def test_a_message_has_the_places_of_the_program_and_the_fix(tmp_path: Path) -> 
         "  fix:     record an event on stream 3 after the fill (train.py:3)"
         " and make stream 4 wait for it before the fill (train.py:4)"
     )
+
+
+PENDING = (
+    Launch(3, "add", pending=True),
+    Access(4096, 8192, Mode.WRITE, Known.ASSUMED),
+    Fill(4, 4096, 64),
+)
+DONE = (Access(4096, 5120, Mode.WRITE), Accessed())
+
+
+def of_calls(batch: Batch, *seqs: int) -> Batch:
+    """Renumber the calls of a batch."""
+    records = batch.records.copy()
+    records["seq"] = seqs
+    return replace(batch, records=records)
+
+
+def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: Path) -> None:
+    watch, report = Watch(), Report()
+    assert (
+        watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []
+    )
+    (race,) = watch.feed(of_calls(batch(tmp_path / "b", *DONE), 3, 3), report)
+
+    assert race.confidence is Confidence.CERTAIN
+    assert watch.finish(report) == {}
+    result = watch.result(report)
+    assert (result.coverage.launches_exact, result.coverage.accesses_assumed) == (1, 0)
+    assert result.gaps == {}
+
+
+def test_what_is_never_told_is_looked_at_in_the_end_as_it_was_assumed(tmp_path: Path) -> None:
+    watch, report = Watch(), Report()
+    found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
+    watch.feed(found, report)
+
+    ((trace, (race,)),) = watch.finish(report).items()
+    assert trace == (found.process, found.chain)
+    assert race.confidence is Confidence.LIKELY
+    result = watch.result(report)
+    assert result.gaps == {"launch whose accesses were never read": 1}
+    assert result.coverage.launches_assumed == 1

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "driver_api.h"
+#include "fake_device.h"
 
 static Sanitizer_CallbackFunc told;
 
@@ -52,73 +53,7 @@ int sanitizerGetResultString(int result, const char **words)
     return 0;
 }
 
-/* --- the patch, which runs nowhere, and device memory, which is the host's ------------------------ */
-
-int sanitizerAddPatches(const void *image, CUcontext context)
-{
-    (void)image, (void)context;
-    return 0;
-}
-
-int sanitizerPatchInstructions(int instruction, CUmodule module, const char *called)
-{
-    (void)instruction, (void)module, (void)called;
-    return 0;
-}
-
-int sanitizerPatchModule(CUmodule module)
-{
-    (void)module;
-    return 0;
-}
-
-int sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction function,
-                                   Sanitizer_StreamHandle stream, const void *data)
-{
-    (void)launch, (void)function, (void)stream, (void)data;
-    return 0;
-}
-
-int sanitizerAlloc(CUcontext context, void **memory, size_t bytes)
-{
-    (void)context;
-    *memory = malloc(bytes);
-    return *memory ? 0 : 2;
-}
-
-int sanitizerFree(CUcontext context, void *memory)
-{
-    (void)context;
-    free(memory);
-    return 0;
-}
-
-int sanitizerMemset(void *memory, int value, size_t bytes, Sanitizer_StreamHandle stream)
-{
-    (void)stream;
-    memset(memory, value, bytes);
-    return 0;
-}
-
-int sanitizerMemcpyDeviceToHost(void *to, void *from, size_t bytes, Sanitizer_StreamHandle stream)
-{
-    (void)stream;
-    memcpy(to, from, bytes);
-    return 0;
-}
-
-int sanitizerMemcpyHostToDeviceAsync(void *to, void *from, size_t bytes, Sanitizer_StreamHandle stream)
-{
-    (void)stream;
-    memcpy(to, from, bytes);
-    return 0;
-}
-
-int sanitizerStreamSynchronize(Sanitizer_StreamHandle stream)
-{
-    (void)stream;
-    return 0;
-}
+/* --- callbacks -------------------------------------------------------------------------------------- */
 
 static void tell(int domain, uint32_t cbid, const void *data)
 {
@@ -141,18 +76,33 @@ typedef struct {
     size_t parameters, offsets[8], sizes[8];
 } kernel;
 
+int capability = 90; /* by the tests */
+
 int cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     (void)device;
-    *value = attribute == COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+    *value = attribute == COMPUTE_CAPABILITY_MAJOR ? capability / 10 : capability % 10;
     return 0;
 }
 
+static char own;
+
 int cuStreamCreate(CUstream *stream, unsigned flags)
 {
-    static char own;
     (void)flags;
     *stream = &own;
+    return 0;
+}
+
+void drop_own_stream(void *context)
+{
+    Sanitizer_ResourceStreamData data = {context, NULL, &own, &own};
+    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
+}
+
+int cuStreamDestroy_v2(CUstream stream)
+{
+    (void)stream;
     return 0;
 }
 
@@ -336,22 +286,57 @@ void fill(void *context, void *stream, uint64_t address, uint64_t width, uint32_
     tell(DOMAIN_MEMSET, 1, &data);
 }
 
+static __thread const touch *touches; /* of the next kernels of this thread */
+static __thread uint32_t touch_count;
+static __thread int launch_result;
+static void *module;
+static uint64_t last_grid;
+
+/* What the next kernels touch; nodes of a graph touch one each. They fail where the result is not 0. */
+void will_touch(const touch *all, uint32_t count, int result)
+{
+    touches = all;
+    touch_count = count;
+    launch_result = result;
+}
+
+void load_module(void *context, void *loaded, const char *cubin, size_t bytes)
+{
+    Sanitizer_ResourceModuleData data = {context, loaded, bytes, cubin, NULL};
+    module = loaded;
+    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED, &data);
+}
+
+static Sanitizer_LaunchData launch_data(void *context, void *stream, const kernel *function, fake_launch *handle)
+{
+    handle->module = module;
+    return (Sanitizer_LaunchData){.context = context,
+                                  .hStream = stream,
+                                  .module = module,
+                                  .function = (char *)function + 1,
+                                  .functionName = function->name,
+                                  .gridDim_x = 2,
+                                  .gridDim_y = 3,
+                                  .gridDim_z = 4,
+                                  .blockDim_x = 32,
+                                  .blockDim_y = 1,
+                                  .blockDim_z = 1,
+                                  .gridId = handle->grid,
+                                  .hLaunch = handle};
+}
+
 void launch(void *context, void *stream, kernel *function, void **parameters, void **extra)
 {
     launch_params call = {.f = function, .hStream = stream, .kernelParams = parameters, .extra = extra};
-    Sanitizer_LaunchData data = {.context = context,
-                                 .hStream = stream,
-                                 .function = (char *)function + 1,
-                                 .functionName = function->name,
-                                 .gridDim_x = 2,
-                                 .gridDim_y = 3,
-                                 .gridDim_z = 4,
-                                 .blockDim_x = 32,
-                                 .blockDim_y = 1,
-                                 .blockDim_z = 1};
+    fake_launch handle = {.grid = __atomic_add_fetch(&last_grid, 1, __ATOMIC_RELAXED)};
+    Sanitizer_LaunchData data = launch_data(context, stream, function, &handle);
     tell_call(CBID_cuLaunchKernel, 0, &call, 0);
     tell(DOMAIN_LAUNCH, LAUNCH_BEGIN, &data);
-    tell_call(CBID_cuLaunchKernel, 1, &call, 0);
+    if (!launch_result) {
+        device_launch(stream, &handle, touches, touch_count);
+        tell(DOMAIN_LAUNCH, LAUNCH_END, &data);
+    }
+    tell_call(CBID_cuLaunchKernel, 1, &call, launch_result);
 }
 
 void event(uint32_t cbid, void *of, void *context, void *stream)
@@ -379,7 +364,18 @@ void call_host(void *stream)
 void synchronize(uint32_t cbid, void *context, void *stream)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
+    device_drain(cbid == SYNC_STREAM ? stream : NULL);
     tell(DOMAIN_SYNCHRONIZE, cbid, &data);
+}
+
+/* A wait of which the end is one thing, and that it is told another. */
+void synchronize_but(void *context, void *stream, int tells)
+{
+    Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
+    if (tells)
+        tell(DOMAIN_SYNCHRONIZE, SYNC_STREAM, &data);
+    else
+        device_drain(stream);
 }
 
 void instantiate(graph *of, void *executable)
@@ -397,7 +393,7 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
     struct {
         Sanitizer_GraphNodeLaunchData head;
         char work[512];
-    } node = {{executable, 1, NULL, NODE_KERNEL}, {0}};
+    } node = {.head = {.graphExec = executable, .launchId = 1, .nodeType = NODE_KERNEL}};
     Sanitizer_MemcpyData inner = {.direction = MEMCPY_HOST_TO_DEVICE, .size = 8, .width = 8};
     tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (int i = 0; i < kernels; i++)
@@ -406,10 +402,46 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
     tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
 }
 
+/* A graph of kernels, each of which touches what is its own. Those in one line all have the user data that was
+ * set last. The first one's grid has this number, the others' come behind. */
+void launch_kernels(void *context, void *stream, void *executable, void *all, uint64_t first_grid, int in_line)
+{
+    enum { MOST = 8 };
+    const graph *of = all;
+    struct {
+        void *executable, *stream;
+    } call = {executable, stream};
+    Sanitizer_GraphLaunchData data = {context, NULL, stream, executable, 0};
+    fake_launch handles[MOST] = {0};
+    tell_call(CBID_cuGraphLaunch, 0, &call, 0);
+    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
+    for (size_t i = 0; i < of->nodes; i++) {
+        handles[i].grid = first_grid + i;
+        Sanitizer_GraphNodeLaunchData node = {
+            .graphExec = executable, .launchId = 1, .node = of->node[i], .nodeType = NODE_KERNEL};
+        node.launchData = launch_data(context, stream, of->node[i]->kernel.func, handles + i);
+        tell(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
+    }
+    for (size_t i = 0; i < of->nodes && !launch_result; i++) {
+        if (in_line)
+            handles[i].user_data = handles[of->nodes - 1].user_data;
+        device_launch(stream, handles + i, touches + i, 1);
+    }
+    if (!launch_result)
+        tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
+    tell_call(CBID_cuGraphLaunch, 1, &call, launch_result);
+}
+
 void unload_module(void)
 {
-    char data[64] = {0};
-    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, data);
+    Sanitizer_ResourceModuleData data = {.module = module};
+    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, &data);
+}
+
+void drop_context(void *context, int device)
+{
+    Sanitizer_ResourceContextData data = {context, NULL, device};
+    tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING, &data);
 }
 
 /* How long a callback takes: so many launches of a kernel with three pointers. */

@@ -12,7 +12,10 @@ import pytest
 
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
+SOURCES = ("ranges.c", "page_set.c", "boxes.c", "tensor_maps.c", "machine_code.c")
 BITMAP_BYTES = 2048
+MAP_KEYS, NO_MAP = 8192, 0xFFFF
+MAX_MAPS, MAX_BOXES = 4096, 1 << 17
 
 
 class Range(ctypes.Structure):
@@ -44,6 +47,38 @@ class Page(ctypes.Structure):
     )
 
 
+class TensorMap(ctypes.Structure):
+    """ck_map of arena.h."""
+
+    _fields_ = (
+        ("content", ctypes.c_uint64 * 8),
+        ("place", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 3),
+    )
+
+
+class Box(ctypes.Structure):
+    """ck_box of arena.h."""
+
+    _fields_ = (
+        ("launch", ctypes.c_uint32),
+        ("map", ctypes.c_uint16),
+        ("mode", ctypes.c_uint16),
+        ("word", ctypes.c_uint32 * 12),
+    )
+
+
+class PageSet(ctypes.Structure):
+    """page_set of page_set.h."""
+
+    _fields_ = (
+        ("pages", ctypes.POINTER(Page)),
+        ("bitmaps", ctypes.POINTER(ctypes.c_ubyte)),
+        ("count", ctypes.c_size_t),
+        ("room", ctypes.c_size_t),
+    )
+
+
 def build_patch(directory: Path) -> ctypes.CDLL:
     """Build the patch and the reader for the host; skip the test where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -53,11 +88,12 @@ def build_patch(directory: Path) -> ctypes.CDLL:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
          "-Wno-unknown-pragmas", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
-         str(HERE / "patch_on_host.c"), str(CAPTURE / "recorder/ranges.c"), "-lpthread", "-o", str(library)],
+         str(HERE / "patch_on_host.c"), *(str(CAPTURE / "recorder" / name) for name in SOURCES),
+         "-lpthread", "-o", str(library)],
         check=True,
     )  # fmt: skip
     built = ctypes.CDLL(str(library))
-    for name in ("new_arena", "pages_of", "bitmaps_in"):
+    for name in ("new_arena", "pages_of", "bitmaps_in", "maps_of", "boxes_of"):
         getattr(built, name).restype = ctypes.c_void_p
     for name in ("userdata_of", "read_ranges"):
         getattr(built, name).restype = ctypes.c_uint64

@@ -102,9 +102,14 @@ CK_INLINE ck_u32 until_next(ck_u32 heads)
     return behind & ((next & -next) - 1);
 }
 CK_INLINE ck_u32 bits_in(ck_u32 word) { return __builtin_popcount(word); }
+CK_INLINE ck_u32 opaque(ck_u32 value) { return value; }
 CK_INLINE ck_u32 renewed(ck_u32 value) { return value; }
 CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high) { return (ck_u64)high << 32 | low; }
 #define fetched(variable) (*(variable))
+
+static ck_u64 number_of_grid;
+void set_grid(ck_u64 number) { number_of_grid = number; }
+CK_INLINE ck_u32 grid(void) { return (ck_u32)number_of_grid; }
 
 #include "accesses.cu"
 
@@ -217,6 +222,8 @@ ck_u32 pages_taken(const ck_header *arena)
 }
 const char *pages_of(const char *arena, ck_u32 log2) { return arena + CK_PAGES_AT(log2); }
 const char *bitmaps_in(const char *arena, ck_u32 log2) { return arena + CK_BITMAPS_AT(log2); }
+const char *maps_of(const char *arena, ck_u32 log2) { return arena + CK_MAPS_AT(log2); }
+const char *boxes_of(const char *arena, ck_u32 log2) { return arena + CK_BOXES_AT(log2); }
 
 typedef struct {
     access_range *room;
@@ -232,7 +239,7 @@ static void keep(void *to, const access_range *range)
 }
 
 /* Returns how many ranges there are; as many as there is room for are written. */
-size_t read_ranges(const ck_page *pages, const void *bitmaps, size_t count, access_range *room, size_t size)
+size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *room, size_t size)
 {
     kept into = {room, 0, size};
     return ranges_of(pages, bitmaps, count, keep, &into) ? into.used : (size_t)-1;

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -16,7 +17,10 @@ from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
 
 HERE = Path(__file__).parent
-HEADERS = HERE.parents[2] / "cudakit/gpu/capture/recorder"
+CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
+SOURCES = ("ranges.c", "page_set.c", "boxes.c", "tensor_maps.c")  # that the patch on the host needs
+
+Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # by compute capability
 
 # What every program begins with. Handles of CUDA are addresses: any number that is not given twice.
 BEGIN = """
@@ -42,26 +46,35 @@ def pointers(*values):
     array.held = held
     return array
 
-recorder.start(spool, library)
+recorder.start(spool, library, 0, PATCHES)
 assert "again" in os.environ or not os.listdir(spool), "nothing is written before CUDA is used"
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
 """
 
 
-def recorded(directory: Path, library: Path, program: str, *, status: int = 0) -> list[Event]:
+def recorded(
+    directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
+) -> list[Event]:
     """Run a program, and return the events of its process in the order in which they came."""
-    processes = recorded_processes(directory, library, program, status=status)
+    processes = recorded_processes(directory, library, program, status=status, patches=patches)
     assert len(processes) <= 1
     return processes[0] if processes else []
 
 
 def recorded_processes(
-    directory: Path, library: Path, program: str, *, status: int = 0
+    directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
 ) -> list[list[Event]]:
     """Run a program that may fork, and return the events of each process."""
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", BEGIN + program, str(directory), str(library)],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            f"PATCHES = {patches}" + BEGIN + program,
+            str(directory),
+            str(library),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -83,8 +96,10 @@ def build_library(directory: Path) -> Path:
         pytest.skip("the recorder was not built")
     library = directory / "libfake_cuda.so"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-std=c11", f"-I{HEADERS}", "-Wl,-soname,libcuda.so.1",
-         str(HERE / "fake_cuda.c"), "-o", str(library)],
+        [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
+         "-Wno-unknown-pragmas", f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}", "-Wl,-soname,libcuda.so.1",
+         *(str(HERE / name) for name in ("fake_cuda.c", "fake_device.c", "patch_on_host.c")),
+         *(str(CAPTURE / "recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],
         check=True,
     )  # fmt: skip
     return library

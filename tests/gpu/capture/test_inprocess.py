@@ -13,7 +13,7 @@ PROGRAM = """
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from cudakit.gpu.capture.inprocess import Recording
+from cudakit.gpu.capture.inprocess import Cuda, Recording
 from cudakit.trace.events import Event, Free
 from cudakit.trace.log import Clock
 from cudakit.trace.spool import SpoolWriter
@@ -37,7 +37,7 @@ def run(code: str) -> None:
 
 def test_what_came_is_handed_over_when_it_is_asked_for() -> None:
     run("""
-recording = Recording(take, Path(name), always=False)
+recording = Recording(take, Path(name))
 writer.write(Event(Free(1, 1), seq=7))
 assert taken == []
 with recording.drained():
@@ -51,7 +51,7 @@ with recording.drained():
 
 def test_what_comes_is_read_by_itself_so_that_the_disk_is_not_filled() -> None:
     run("""
-recording = Recording(take, Path(name), always=True)
+recording = Recording(take, Path(name), Cuda(accesses="arguments"))
 writer.write(Event(Free(1, 1), seq=7))
 deadline = time.monotonic() + 30
 while not taken and time.monotonic() < deadline:
@@ -63,7 +63,7 @@ assert taken == [7]
 def test_a_process_that_is_forked_off_leaves_the_recording_to_its_parent() -> None:
     run("""
 import os
-recording = Recording(take, Path(name), always=False)
+recording = Recording(take, Path(name))
 writer.write(Event(Free(1, 1), seq=7))
 child = os.fork()
 if not child:
@@ -72,6 +72,19 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 with recording.drained():
     assert taken == [7]
+""")
+
+
+def test_what_launches_did_is_told_before_what_came_is_handed_over() -> None:
+    run("""
+def tell():
+    writer.write(Event(Free(1, 1), seq=8))
+recording = Recording(take, Path(name), Cuda(tell=tell))
+writer.write(Event(Free(1, 1), seq=7))
+with recording.drained():
+    assert taken == [7]
+with recording.settled():
+    assert taken == [7, 8]
 """)
 
 
@@ -142,7 +155,7 @@ with recording.drained():
     assert kinds.count(Kind.FILL) == 1
     assert {batch.process for batch in taken} == {os.getpid()}
     assert not any(batch.simulated for batch in taken)
-assert recording.unwatched == ""
+assert recording.cuda.accesses == "arguments" and not recording.cuda.notes
 """,
     )
 
@@ -158,6 +171,6 @@ except CudakitError as error:
 else:
     raise AssertionError("nothing was raised")
 again = begin(taken.append, found=ready, on_missing="run")
-assert "CUDA was not watched" in again.unwatched
+assert "CUDA was not watched" in again.cuda.notes[0]
 """,
     )

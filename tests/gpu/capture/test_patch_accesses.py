@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from gpu.capture.on_host import build_patch, read_ranges
+from gpu.capture.on_host import MAX_BOXES, MAX_MAPS, Box, TensorMap, build_patch, read_ranges
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +27,7 @@ FLAGS = {
     2 | 1 << 7: SYNC,
 }
 PREFETCH = 1 | 1 << 3
+BY_GRID = 1 << 22
 ADDRESSES = (0x7F12_3400_0000, 0x7F12_3400_0000 + 65536, 0x200_0000, (1 << 57) - 65536)
 
 
@@ -59,6 +60,14 @@ class Arena:
     @property
     def lost(self) -> int:
         return self.header()[3]
+
+    def maps(self) -> list[TensorMap]:
+        at = self.library.maps_of(ctypes.c_void_p(self.at), self.log2)
+        return list((TensorMap * min(self.header()[4], MAX_MAPS)).from_address(at))
+
+    def boxes(self) -> list[Box]:
+        at = self.library.boxes_of(ctypes.c_void_p(self.at), self.log2)
+        return list((Box * min(self.header()[5], MAX_BOXES)).from_address(at))
 
     def lost_launches(self) -> set[int]:
         bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
@@ -263,6 +272,25 @@ def test_prefetches_and_launches_without_user_data_are_nothing(library: ctypes.C
         assert made.header()[2:] == (0, 0, 0, 0)
 
 
+def test_kernels_that_share_user_data_are_told_apart_by_their_grid(library: ctypes.CDLL) -> None:
+    pc, at = ctypes.c_uint64(7), 0x10000
+    with arena(library) as made:
+        shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
+        for grid in (1, 3, (1 << 40) + 5):
+            library.set_grid(ctypes.c_uint64(grid))
+            library.ck_memory_access(shared, pc, ctypes.c_uint64(at + grid % 64 * 4), 4, 1, None)
+            library.ck_copy_async(shared, pc, ctypes.c_uint64(at + 4096), 64, 16, 0)
+            library.ck_bulk_store(shared, pc, ctypes.c_uint64(at + 8192), 0, 1, 0)
+        library.set_grid(ctypes.c_uint64(77))
+        made.access(131070, at, 4, 1)
+        expected = {(131070, READ): set(range(at, at + 4))}
+        for grid, launch in ((1, 131071), (3, 1), (5, 3)):
+            word = set(range(at + grid * 4, at + grid * 4 + 4))
+            expected[launch, READ] = word | set(range(at + 4096, at + 4112))
+            expected[launch, WRITE] = set(range(at + 8192, at + 8208))
+        assert made.bytes() == expected
+
+
 def test_asynchronous_copies_read_what_is_not_filled_with_zeros(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         pc = ctypes.c_uint64(7)
@@ -290,45 +318,80 @@ def test_bulk_copies_touch_every_block_that_their_mask_lets_through(library: cty
         }
 
 
+def tensor_load(made: Arena, launch: int, at: ctypes.c_uint64, stage: int, x: int) -> None:
+    words = (stage, stage, x, 1, 2, 3, 4, 2, 0, 0, 0)
+    made.library.ck_tensor_load(made.userdata(launch), ctypes.c_uint64(7), at, *words)
+
+
+def address_of(content: ctypes.Array[ctypes.c_uint64]) -> ctypes.c_uint64:
+    return ctypes.c_uint64(ctypes.addressof(content))
+
+
 def test_a_box_of_a_tensor_map_is_written_down_once(library: ctypes.CDLL) -> None:
-    tensor_map = (ctypes.c_uint64 * 16)(*range(100, 116))
-    at = ctypes.c_uint64(ctypes.addressof(tensor_map))
+    content = (ctypes.c_uint64 * 8)(*range(100, 108))
+    again = (ctypes.c_uint64 * 8)(*content)
     with arena(library) as made:
         for stage in range(3):
             for x in (0, 64, -64):
-                library.ck_tensor_load(
-                    made.userdata(5),
-                    ctypes.c_uint64(7),
-                    at,
-                    stage,
-                    stage,
-                    x,
-                    1,
-                    2,
-                    3,
-                    4,
-                    2,
-                    0,
-                    0,
-                    0,
-                )
-        library.ck_tensor_store(made.userdata(5), ctypes.c_uint64(7), at, 9, *range(7))
-        assert made.header()[2:] == (0, 0, 1, 4)
-        tensor_map[0] = 99  # a map that the kernel changes is another
-        library.ck_tensor_store(made.userdata(5), ctypes.c_uint64(7), at, 9, *range(7))
-        assert made.header()[2:] == (0, 0, 2, 5)
-        maps = (ctypes.c_uint64 * (20 * 1024)).from_address(made.at + 4096 + 16384)
-        contents = {tuple(maps[i + 4 : i + 20]) for i in range(0, len(maps), 20) if maps[i]}
-        assert contents == {tuple(range(100, 116)), (99, *range(101, 116))}
+                tensor_load(made, 5, address_of(content), stage, x)
+        tensor_load(made, 6, address_of(again), 0, 64)
+        library.ck_tensor_store(
+            made.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
+        )
+        assert made.header()[2:] == (0, 0, 1, 5)
+        content[0] = 99  # a map that the kernel changes is another
+        library.ck_tensor_store(
+            made.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
+        )
+        assert made.header()[2:] == (0, 0, 2, 6)
+        maps, boxes = made.maps(), made.boxes()
+        assert [list(each.content) for each in maps] == [list(again), list(content)]
+        first, second = (each.place for each in maps)
+        assert [(box.launch, box.map, box.mode) for box in boxes] == [
+            *[(5, first, READ)] * 3,
+            (6, first, READ),
+            (5, first, WRITE),
+            (5, second, WRITE),
+        ]
+        assert [ctypes.c_int32(box.word[2]).value for box in boxes[:4]] == [0, 64, -64, 64]
+        assert list(boxes[3].word) == [0, 0, 64, 1, 2, 3, 4, 2, 0, 0, 0, 0]
+        assert list(boxes[5].word) == [9, 0, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0]
 
 
-def test_more_boxes_than_there_is_room_for_are_said(library: ctypes.CDLL) -> None:
-    tensor_map = (ctypes.c_uint64 * 16)()
-    at = ctypes.c_uint64(ctypes.addressof(tensor_map))
+def test_boxes_of_kernels_that_share_user_data_are_those_of_their_launches(
+    library: ctypes.CDLL,
+) -> None:
+    content = (ctypes.c_uint64 * 8)()
     with arena(library) as made:
-        for x in range(20000):
-            library.ck_tensor_load(
-                made.userdata(5), ctypes.c_uint64(7), at, 0, 0, x, 0, 0, 0, 0, 2, 0, 0, 0
-            )
-        assert made.lost_launches() == {5}
-        assert 14000 < made.header()[5] <= 16384
+        shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
+        for grid in (1, 5):
+            library.set_grid(ctypes.c_uint64(grid))
+            library.ck_tensor_store(shared, ctypes.c_uint64(7), address_of(content), *range(8))
+        assert [box.launch for box in made.boxes()] == [131071, 3]
+
+
+def test_there_is_room_for_as_many_boxes_as_are_said(library: ctypes.CDLL) -> None:
+    content = (ctypes.c_uint64 * 8)()
+    with arena(library) as made:
+        for x in range(MAX_BOXES):
+            tensor_load(made, 5, address_of(content), 0, x)
+        assert made.header()[3:] == (0, 1, MAX_BOXES)
+        assert {box.word[2] for box in made.boxes()} == set(range(MAX_BOXES))
+        tensor_load(made, 6, address_of(content), 0, 7)
+        tensor_load(made, 5, address_of(content), 1, 7)
+        assert made.lost_launches() == {6}
+        before = library.atomics_so_far()
+        for x in range(100):
+            tensor_load(made, 6, address_of(content), 0, x)
+        assert library.atomics_so_far() == before
+
+
+def test_a_map_for_which_there_is_no_room_is_missed_by_its_boxes(library: ctypes.CDLL) -> None:
+    content = (ctypes.c_uint64 * 8)()
+    with arena(library) as made:
+        for number in range(MAX_MAPS + 1):
+            content[0] = number
+            tensor_load(made, 5 + (number == MAX_MAPS), address_of(content), 0, 0)
+        places = {each.place for each in made.maps()}
+        assert len(places) == MAX_MAPS
+        assert [box.launch for box in made.boxes() if box.map not in places] == [6]

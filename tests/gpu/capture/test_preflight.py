@@ -68,6 +68,7 @@ def test_a_machine_that_has_everything_is_ready(machine: Places) -> None:
         "library": f"{machine.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
         "recorder": f"{machine.native}/_recorder.py",
         "frames": {"cpython-312": f"{machine.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
+        "patches": {},
     }
 
 
@@ -84,6 +85,7 @@ def test_the_packages_of_the_programs_interpreter_are_looked_at_too(
 
     assert isinstance(outcome, Ready)
     assert outcome.version == (13, 6, 1)
+    assert f"{program}/lib" in outcome.packages
 
 
 def test_a_refusal_is_an_error_with_its_remedy(machine: Places) -> None:

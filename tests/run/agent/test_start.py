@@ -20,14 +20,23 @@ from cudakit.run.notices import About, Notice
 # A module that tells how it is called, in the place of the native recorder.
 STAND_IN = """
 #define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdio.h>
 static PyObject *start(PyObject *self, PyObject *args) {
     const char *spool, *library; unsigned long long walker = 0;
+    PyObject *patches = NULL;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ss|K", &spool, &library, &walker)) return NULL;
+    if (!PyArg_ParseTuple(args, "ss|KO", &spool, &library, &walker, &patches)) return NULL;
     if (!*library) { PyErr_SetString(PyExc_RuntimeError, "no library\\nhere"); return NULL; }
-    printf("start %s %llu\\n", library, walker); fflush(stdout);
+    printf("start %s %llu\\n", library, walker);
+    for (Py_ssize_t i = 0; patches && i < PyList_Size(patches); i++) {
+        int capability; const char *image; Py_ssize_t bytes;
+        PyObject *patch = PyList_GetItem(patches, i);
+        if (!PyArg_ParseTuple(patch, "iy#", &capability, &image, &bytes)) return NULL;
+        printf("patch %d %.*s\\n", capability, (int)bytes, image);
+    }
+    fflush(stdout);
     Py_RETURN_NONE;
 }
 static PyObject *stop(PyObject *self, PyObject *args) {
@@ -35,7 +44,13 @@ static PyObject *stop(PyObject *self, PyObject *args) {
     printf("stop\\n"); fflush(stdout);
     Py_RETURN_NONE;
 }
-static PyMethodDef methods[] = {{"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0}, {0}};
+static PyObject *finish(PyObject *self, PyObject *args) {
+    (void)self; (void)args;
+    printf("finish\\n"); fflush(stdout);
+    Py_RETURN_NONE;
+}
+static PyMethodDef methods[] = {
+    {"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0}, {"finish", finish, METH_NOARGS, 0}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, 0, methods, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit_NAME(void) {
     PyObject *made = PyModule_Create(&module);
@@ -100,6 +115,22 @@ def test_without_frames_for_this_python_the_recorder_runs_without_them(
     done, notices = run("pass", settings, tmp_path)
 
     assert done.stdout == "start /s.so 0\n"
+    assert notices == []
+
+
+def test_the_recorder_is_handed_the_patches_and_reads_what_is_left_when_the_program_ends(
+    tmp_path: Path, recorder: str
+) -> None:
+    for number in ("80", "90"):
+        (tmp_path / f"sm_{number}.cubin").write_bytes(b"of " + number.encode())
+    patches = {number: str(tmp_path / f"sm_{number}.cubin") for number in ("80", "90")}
+    settings = replace(WATCHING, library="/s.so", recorder=recorder, patches=patches)
+
+    code = "import atexit; atexit.register(print, 'at exit', flush=True)"
+    done, notices = run(code, settings, tmp_path)
+
+    started = "start /s.so 0\npatch 80 of 80\npatch 90 of 90\n"
+    assert done.stdout == f"{started}at exit\nfinish\n"
     assert notices == []
 
 

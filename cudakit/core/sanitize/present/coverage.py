@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Note
-from cudakit.units import format_count
+from cudakit.units import format_bytes, format_count
 
 _MOST_GAPS = 8
 
@@ -14,6 +15,7 @@ _MOST_GAPS = 8
 def notes(result: SanitizeResult) -> Iterator[Note]:
     """Say what was seen, always, and then what was not."""
     yield _seen(result)
+    yield from _exactness(result.coverage)
     for text in result.notes:
         yield Note("warn", text)
     yield from _unknown_launches(result)
@@ -39,7 +41,7 @@ def _seen(result: SanitizeResult) -> Note:
         f"{format_count(count)} {how}"
         for how, count in (
             ("exact", seen.accesses_exact),
-            ("remembered of earlier launches", seen.accesses_summary),
+            ("in pieces that were joined", seen.accesses_summary),
             ("assumed from arguments", seen.accesses_assumed),
             ("uncertain, in tables among arguments", seen.accesses_uncertain),
         )
@@ -48,6 +50,21 @@ def _seen(result: SanitizeResult) -> Note:
     understood = f"{_counted('event', gaps)} not understood" if gaps else "every event understood"
     accesses = f"; accesses: {', '.join(known)}" if known else ""
     return Note("info", f"seen: {', '.join(done)}{_across(result)}{accesses}; {understood}")
+
+
+def _exactness(seen: Coverage) -> Iterator[Note]:
+    """Say of how many kernels all is known that they touched, and what it took."""
+    kernels = seen.launches_exact + seen.launches_assumed + seen.launches_unknown
+    if not kernels:
+        return
+    nodes = ", those of graphs included" if kernels > seen.launches else ""
+    held = (
+        f"; recording held {format_bytes(seen.arenas_bytes)} of the devices' memory at most"
+        if seen.arenas_bytes
+        else ""
+    )
+    exact = format_count(seen.launches_exact)
+    yield Note("info", f"launches: {format_count(kernels)}{nodes}, of which {exact} exact{held}")
 
 
 def _across(result: SanitizeResult) -> str:

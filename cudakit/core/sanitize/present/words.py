@@ -21,7 +21,7 @@ MEANINGS: Final = {
 
 _KNOWN: Final = {
     Known.EXACT: "exact",
-    Known.SUMMARY: "what it did when it was last looked at",
+    Known.SUMMARY: "seen in pieces that were too many, and were joined",
     Known.ASSUMED: "assumed, from a pointer among its arguments",
     Known.UNCERTAIN: "uncertain, from a table among its arguments that may hold old pointers",
 }

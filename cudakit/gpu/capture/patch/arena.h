@@ -132,9 +132,8 @@ typedef struct { /* one use of a tensor map */
 #define CK_ARENA_BYTES(entries_log2, pages) \
     (CK_BITMAPS_AT(entries_log2) + (ck_u64)(pages) * CK_BITMAP_BYTES)
 
-/* To be zeros before an arena is used (again): the header but for ``form`` and ``pages``, the bits of launches
- * and the entries, which are one piece; the keys of maps and of boxes, another, where there were any; and the
- * pages that were taken, with their bitmaps. */
+/* To be zeros before an arena is used again: of the header, what counts; the bits of launches; the entries;
+ * the keys of maps and of boxes, where there were any; and the pages that were taken, with their bitmaps. */
 
 #ifdef __cplusplus
 #define CK_STATIC_ASSERT static_assert

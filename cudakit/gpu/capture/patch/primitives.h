@@ -76,7 +76,7 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
     return old;
 }
 
-/* The number of the launch, or of the kernel node in a launch of a graph: the gridId of Sanitizer_LaunchData. */
+/* The number of the launch, or of the node in a launch of a graph: the gridId of Sanitizer_LaunchData. */
 CK_INLINE ck_u32 grid(void)
 {
     ck_u64 number;

@@ -13,15 +13,21 @@
 
 /* Where a kernel is to leave its accesses. The patch takes whatever is there for it: a launch without would
  * fault. */
-static void set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
+static bool set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
 {
-    sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
+    return !sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
+}
+
+/* One launch that the driver cuts into several: it has ended when the call has. */
+static bool is_split(const Sanitizer_LaunchData *launch)
+{
+    return launch->splitLaunchPart > 0;
 }
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
     static record group[1 + MAX_ACCESSES]; /* used under the lock */
-    if (launch->splitLaunchPart > 1) { /* one launch that the driver cuts into several */
+    if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
         return;
     }
@@ -40,8 +46,8 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         record_gap("more pointers among the arguments of a kernel than are looked at");
     bool patched = patching_is_in(launch->context);
     pthread_mutex_unlock(&recorder_lock);
-    if (patched)
-        set_user_data(launch, this_thread.user_data);
+    if (patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
+        exact_unset();
 }
 
 static const uint8_t DIRECTION_OF[] = {
@@ -138,7 +144,8 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     record made = record_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                          stream ? sync->hStream : NULL);
     record_unlocked(&made);
-    exact_waited(sync->context, stream ? sync->hStream : NULL);
+    if (!stream || sync->hStream)
+        exact_waited(sync->context, stream ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -211,9 +218,6 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
 
 static void on_graph_launched(void)
 {
-    pthread_mutex_lock(&recorder_lock);
-    exact_graph_end();
-    pthread_mutex_unlock(&recorder_lock);
     exact_entered();
     if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
         pthread_mutex_lock(&recorder_lock);
@@ -278,7 +282,7 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
     case DOMAIN_LAUNCH:
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
-        else if (cbid == LAUNCH_END && !this_thread.in_graph)
+        else if (cbid == LAUNCH_END && !this_thread.in_graph && !is_split(data))
             exact_entered();
         break;
     case DOMAIN_MEMCPY:

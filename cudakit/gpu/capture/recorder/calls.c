@@ -58,7 +58,7 @@ static void enter(uint32_t cbid, const void *parameters, CUcontext context)
         break;
     case CBID_cuGraphLaunch:
     case CBID_cuGraphLaunch_ptsz:
-        exact_prepare(context, 0);
+        exact_prepare_graph(context, *(const CUgraphExec *)parameters);
         break;
     case CBID_cuStreamCreate:
         this_thread.stream_flags = stream->flags;
@@ -235,6 +235,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_capture(-1); /* also one that failed has ended */
     exact_entered(); /* also what failed is not on its way any more */
+    if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
+        this_thread.in_graph = false;
     this_thread.function = 0;
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.layout = NULL;

@@ -45,8 +45,28 @@ static arena *arena_for(CUcontext context)
     return of ? of->current : NULL;
 }
 
+static void leave_out(graph_entry *graph, uint32_t node)
+{
+    graph->like.access.node = node;
+    tell_nothing(&graph->like);
+}
+
+/* Kernels of a graph that were expected and did not come will not be told. */
+static void entered(void)
+{
+    arena *in = this_thread.entered;
+    if (!in)
+        return;
+    for (graph_entry *graph = &this_thread.entry; graph->left; graph->left--)
+        leave_out(graph, 0);
+    uses_enqueued(&in->uses, this_thread.entered_stream);
+    in->entering--;
+    this_thread.entered = NULL;
+}
+
 static void enter(arena *in, Sanitizer_StreamHandle stream)
 {
+    entered(); /* one whose end was not told */
     in->entering++;
     this_thread.entered = in;
     this_thread.entered_stream = stream;
@@ -63,7 +83,7 @@ uint64_t exact_take(const record *like, const Sanitizer_LaunchData *launch)
     const char *lacks = patching_lacks(launch->module, launch->functionName);
     arena *in = arena_for(launch->context);
     bool stores = lacks && !strcmp(lacks, MACHINE_CODE_TENSOR_STORES);
-    if ((lacks && !stores) || !in || !has_room(in, 1) || !pool_use(in, launch->hStream)) {
+    if ((lacks && !stores) || !in || !has_room(in, 1) || !uses_of(&in->uses, launch->hStream)) {
         record_gap_with(ALONE, lacks ? lacks : "no room for its accesses");
         return 0;
     }
@@ -83,13 +103,17 @@ void exact_entered(void)
     if (!this_thread.entered)
         return;
     pthread_mutex_lock(&recorder_lock);
-    arena *in = this_thread.entered;
-    stream_use *use = pool_use(in, this_thread.entered_stream);
-    if (use)
-        use->enqueued++;
-    in->entering--;
+    entered();
     pthread_mutex_unlock(&recorder_lock);
-    this_thread.entered = NULL;
+}
+
+void exact_unset(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (this_thread.entered)
+        this_thread.entered->spoiled = true;
+    record_gap("a launch that could not be told where to leave its accesses");
+    pthread_mutex_unlock(&recorder_lock);
 }
 
 /* --- graphs ---------------------------------------------------------------------------------------- */
@@ -105,38 +129,53 @@ static struct {
 #define GRIDS_BEFORE 64
 #define GRIDS_BEHIND(kernels) (4 * (uint64_t)(kernels) + 256)
 
+static uint64_t room_of(uint32_t executable, uint32_t kernels)
+{
+    const uint64_t lo = grids[executable].lo, hi = grids[executable].hi;
+    return hi ? hi - lo + 1 : GRIDS_BEFORE + GRIDS_BEHIND(kernels) + 1;
+}
+
+static void refuse_graph(void)
+{
+    record_gap("the launch of a graph from arguments alone: no room for its accesses");
+}
+
 uint32_t exact_graph(const record *like, const Sanitizer_GraphLaunchData *launch, uint32_t executable,
                      uint32_t kernels)
 {
-    arena *in = patching_is_in(launch->context) ? arena_for(launch->context) : NULL;
+    pool *of = patching_is_in(launch->context) ? pool_of(launch->context) : NULL;
     graph_entry *graph = &this_thread.entry;
+    entered();
     *graph = (graph_entry){0};
-    if (!in || !kernels || executable >= MAX_EXECUTABLES || !pool_use(in, launch->hStream)) {
-        if (kernels && patching_is_in(launch->context))
-            record_gap("the launch of a graph from arguments alone: no room for its accesses");
+    if (!kernels || !patching_is_in(launch->context))
+        return 0;
+    if (!of || !of->current || executable >= MAX_EXECUTABLES || !uses_of(&of->current->uses, launch->hStream)) {
+        refuse_graph();
         return 0;
     }
     graph->like = *like;
     graph->executable = executable;
     graph->kernels = graph->left = kernels;
-    enter(in, launch->hStream);
+    of->since_looked += kernels;
+    enter(of->current, launch->hStream);
     return kernels;
 }
 
 /* Reserve the indices of all nodes when the first one comes. */
 static bool reserve(arena *in, graph_entry *graph, uint64_t grid)
 {
-    uint64_t lo = grids[graph->executable].lo, hi = grids[graph->executable].hi;
-    if (!hi || grid < lo || grid > hi) {
-        lo = grid > GRIDS_BEFORE ? grid - GRIDS_BEFORE : 0;
-        hi = grid + GRIDS_BEHIND(graph->kernels);
-        grids[graph->executable].lo = grids[graph->executable].hi = grid;
-    }
-    graph->room = (uint32_t)(hi - lo + 1);
-    if (hi - lo >= CK_MAX_LAUNCHES || !has_room(in, graph->room))
+    const uint32_t of = graph->executable;
+    const bool known = grids[of].hi && grid >= grids[of].lo && grid <= grids[of].hi;
+    if (!known)
+        grids[of].lo = grids[of].hi = 0;
+    const uint64_t room = room_of(of, graph->kernels);
+    graph->first_grid = known ? grids[of].lo : grid > GRIDS_BEFORE ? grid - GRIDS_BEFORE : 0;
+    if (room > CK_MAX_LAUNCHES || !has_room(in, room)) {
+        refuse_graph();
         return false;
+    }
+    graph->room = (uint32_t)room;
     graph->base = in->used;
-    graph->first_grid = lo;
     in->used += graph->room;
     return true;
 }
@@ -149,122 +188,148 @@ static uint64_t userdata_of(const arena *in, const graph_entry *graph)
 
 static void widen(uint32_t executable, uint64_t grid)
 {
-    if (grid < grids[executable].lo)
+    if (!grids[executable].hi || grid < grids[executable].lo)
         grids[executable].lo = grid;
     if (grid > grids[executable].hi)
         grids[executable].hi = grid;
 }
 
-static void leave_out(graph_entry *graph, uint32_t node)
+/* Give a kernel its place in those of its graph: false where it has none, and the accesses of others may be
+ * its own. */
+static bool place_node(arena *in, graph_entry *graph, uint64_t grid, uint32_t node)
 {
-    graph->like.access.node = node;
-    tell_nothing(&graph->like);
+    const uint64_t behind = grid - graph->first_grid;
+    widen(graph->executable, grid);
+    if (behind >= graph->room) {
+        in->spoiled = true;
+        return false;
+    }
+    if (node)
+        place(in, graph->base + (uint32_t)behind, &graph->like, node);
+    return node;
 }
 
+/* A node more than were expected has user data as well: it may be that of the others. */
 uint64_t exact_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
     arena *in = this_thread.entered;
     graph_entry *graph = &this_thread.entry;
-    if (!in || !graph->left)
+    if (!in || !graph->kernels)
         return 0;
-    graph->left--;
-    memset(graph->like.own, 0, sizeof graph->like.own);
-    if (!graph->refused && !graph->room && !reserve(in, graph, launch->gridId))
-        graph->refused = true;
+    const bool expected = graph->left > 0;
     const char *lacks = patching_lacks(launch->module, launch->functionName);
+    graph->left -= expected;
+    memset(graph->like.own, 0, sizeof graph->like.own);
     if (lacks)
         record_gap_with("a kernel of a graph from arguments alone: ", lacks);
-    if (graph->refused || lacks || !node) {
+    if (!graph->refused && !graph->room)
+        graph->refused = !reserve(in, graph, launch->gridId);
+    const bool placed =
+        !graph->refused && place_node(in, graph, launch->gridId, expected && !lacks ? node : 0);
+    if (expected && !placed)
         leave_out(graph, node);
-        return graph->refused ? 0 : userdata_of(in, graph);
-    }
-    widen(graph->executable, launch->gridId);
-    uint64_t behind = launch->gridId - graph->first_grid;
-    if (behind >= graph->room) {
-        in->spoiled = true; /* it may leave its accesses in another one's place */
-        leave_out(graph, node);
-    } else {
-        place(in, graph->base + (uint32_t)behind, &graph->like, node);
-    }
-    return userdata_of(in, graph);
-}
-
-void exact_graph_end(void)
-{
-    graph_entry *graph = &this_thread.entry;
-    for (; this_thread.entered && graph->left; graph->left--)
-        leave_out(graph, 0);
+    return graph->refused ? 0 : userdata_of(in, graph);
 }
 
 /* --- waits ----------------------------------------------------------------------------------------- */
 
-/* A thread that streams memory reads and writes 16 bytes, as a guess: what takes more is said to be missing. */
-#define THREADS_OF_A_PAGE (CK_BITMAP_BITS * 4 / 16 / 2)
+/* A thread that streams memory reads and writes 32 bytes, as a guess: what takes more is said to be missing. */
+#define THREADS_OF_A_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
 
-void exact_prepare(CUcontext context, uint64_t threads)
+static void prepare(CUcontext context, uint64_t pages, uint64_t indices)
 {
     if (!patching_wanted())
         return;
     pool *of = pool_open(context);
     if (!of || of->off)
         return;
-    if (!of->current || ++of->since_looked >= LOOK_AT_CALLS)
+    pthread_mutex_lock(&recorder_lock);
+    bool due = !of->current || ++of->since_looked >= LOOK_AT_CALLS;
+    pthread_mutex_unlock(&recorder_lock);
+    if (due)
         pool_look(of, false);
-    pool_reserve(of, threads / THREADS_OF_A_PAGE);
+    pool_reserve(of, pages, indices);
+}
+
+void exact_prepare(CUcontext context, uint64_t threads)
+{
+    prepare(context, threads / THREADS_OF_A_PAGE, 1);
+}
+
+void exact_prepare_graph(CUcontext context, CUgraphExec executable)
+{
+    uint32_t number, kernels;
+    pthread_mutex_lock(&recorder_lock);
+    graph_of_executable(executable, &number, &kernels);
+    uint64_t indices = kernels && number < MAX_EXECUTABLES ? room_of(number, kernels) : 0;
+    pthread_mutex_unlock(&recorder_lock);
+    if (indices) /* for more than there can be, nobody waits */
+        prepare(context, 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
+}
+
+static pool *pool_to_look_at(CUcontext context)
+{
+    pthread_mutex_lock(&recorder_lock);
+    pool *of = context ? pool_of(context) : NULL;
+    bool off = !of || of->off;
+    pthread_mutex_unlock(&recorder_lock);
+    return off ? NULL : of;
 }
 
 void exact_reached(CUcontext context)
 {
-    if (!patching_wanted())
-        return;
-    pthread_mutex_lock(&recorder_lock);
-    pool *of = pool_of(context);
-    pthread_mutex_unlock(&recorder_lock);
-    if (of && !of->off)
+    pool *of = pool_to_look_at(context);
+    if (of)
         pool_look(of, true);
-}
-
-static void waited(arena *of, Sanitizer_StreamHandle stream)
-{
-    for (size_t i = 0; i < of->use_count; i++)
-        if (!stream || of->uses[i].stream == stream)
-            of->uses[i].done = of->uses[i].enqueued;
 }
 
 void exact_waited(CUcontext context, Sanitizer_StreamHandle stream)
 {
-    if (!patching_wanted())
+    pool *of = pool_to_look_at(context);
+    if (!of)
         return;
     pthread_mutex_lock(&recorder_lock);
-    pool *of = pool_of(context);
-    for (size_t i = 0; of && i < ARENAS; i++)
-        waited(of->arenas + i, stream);
+    for (size_t i = 0; i < ARENAS; i++)
+        uses_waited(&of->arenas[i].uses, stream);
     pthread_mutex_unlock(&recorder_lock);
-    if (of && !of->off)
-        pool_look(of, true);
+    pool_look(of, true);
+}
+
+bool exact_owns(Sanitizer_StreamHandle stream)
+{
+    pthread_mutex_lock(&recorder_lock);
+    bool ours = pool_owns(stream);
+    pthread_mutex_unlock(&recorder_lock);
+    return ours;
 }
 
 void exact_stream_gone(CUcontext context, Sanitizer_StreamHandle stream)
 {
-    pthread_mutex_lock(&recorder_lock);
-    pool *of = pool_of(context);
-    pthread_mutex_unlock(&recorder_lock);
-    if (of && !of->off && stream != of->stream)
-        pool_mark(of, stream);
+    pool *of = pool_to_look_at(context);
+    if (of)
+        pool_stream_gone(of, stream);
 }
 
 void exact_context_gone(CUcontext context)
 {
-    pool_finish(context, true);
+    if (!patching_wanted() || !context)
+        return;
+    pool_finish(context);
     pthread_mutex_lock(&recorder_lock);
     patching_context_gone(context);
     pthread_mutex_unlock(&recorder_lock);
 }
 
+void exact_read(void)
+{
+    if (patching_wanted())
+        pool_read();
+}
+
 void exact_finish(void)
 {
     if (patching_wanted())
-        pool_finish(NULL, false);
+        pool_finish(NULL);
 }
 
 void exact_clear(void)

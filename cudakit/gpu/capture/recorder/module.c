@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include "exact.h"
 #include "patching.h"
 #include "record.h"
 #include "sanitizer_api.h"
@@ -72,6 +73,30 @@ static PyObject *stop(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     Py_BEGIN_ALLOW_THREADS
     subscription_end();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for what kernels access up to now, and write it down.");
+
+static PyObject *read_all(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    exact_read();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(finish_doc, "finish()\n--\n\n"
+                         "Read what kernels accessed up to now, while CUDA is still there; later ones tell\n"
+                         "nothing. For the end of the program.");
+
+static PyObject *finish(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    exact_finish();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -236,6 +261,8 @@ static PyObject *offsets(PyObject *self, PyObject *unused)
 
 static PyMethodDef METHODS[] = {
     {"start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS, start_doc},
+    {"read", read_all, METH_NOARGS, read_doc},
+    {"finish", finish, METH_NOARGS, finish_doc},
     {"stop", stop, METH_NOARGS, stop_doc},
     {"check", check, METH_VARARGS, check_doc},
     {"counts", counts, METH_NOARGS, counts_doc},

@@ -28,7 +28,9 @@ static size_t context_count;
 
 /* The Sanitizer API asks that what patches be done by one thread at a time (sanitizer_patching.h). */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-static table patched, unseen; /* modules; their functions with accesses that are not told, and why */
+/* The numbers of modules, which are given once; their functions with accesses that are not told, and why. */
+static table patched, unseen;
+static uint32_t last_module;
 
 static const struct {
     int instruction; /* Sanitizer_InstructionId */
@@ -123,9 +125,9 @@ void patching_context_gone(CUcontext context)
 
 /* --- modules ------------------------------------------------------------------------------------- */
 
-static uint64_t key_of(CUmodule module, const char *function)
+static uint64_t key_of(uint32_t module, const char *function)
 {
-    uint64_t hash = (uint64_t)(uintptr_t)module * 0x9E3779B97F4A7C15ull ^ 0xcbf29ce484222325ull; /* FNV-1a */
+    uint64_t hash = module * 0x9E3779B97F4A7C15ull ^ 0xcbf29ce484222325ull; /* FNV-1a */
     for (; *function; function++)
         hash = (hash ^ (uint8_t)*function) * 0x100000001b3ull;
     return hash | 1;
@@ -148,7 +150,9 @@ static uint32_t reason_number(const char *what)
 static void found_unseen(void *module, const char *function, const char *what)
 {
     pthread_mutex_lock(&recorder_lock);
-    table_put(&unseen, key_of(module, function), reason_number(what));
+    uint64_t key = key_of(*(const uint32_t *)module, function);
+    if (!table_get(&unseen, key) || strcmp(what, MACHINE_CODE_TENSOR_STORES)) /* which weigh the least */
+        table_put(&unseen, key, reason_number(what));
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -166,14 +170,16 @@ void patching_module(const Sanitizer_ResourceModuleData *data)
     this_thread.own_query = this_thread.patching = true;
     pthread_mutex_lock(&one_at_a_time);
     bool done = is_ready(data->context) && patch(data->module);
+    uint32_t number = ++last_module;
     pthread_mutex_unlock(&one_at_a_time);
     this_thread.own_query = within;
     this_thread.patching = false;
     if (!done)
         return;
-    machine_code_unseen(data->pCubin, data->cubinSize, found_unseen, data->module);
+    if (machine_code_unseen(data->pCubin, data->cubinSize, found_unseen, &number) < 0)
+        return;
     pthread_mutex_lock(&recorder_lock);
-    table_put(&patched, (uint64_t)(uintptr_t)data->module, 1);
+    table_put(&patched, (uint64_t)(uintptr_t)data->module, number);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -184,14 +190,16 @@ void patching_module_gone(CUmodule module)
 
 const char *patching_lacks(CUmodule module, const char *function)
 {
-    if (!table_get(&patched, (uint64_t)(uintptr_t)module))
-        return "machine code that could not be patched";
-    uint32_t why = function && unseen.slots ? table_get(&unseen, key_of(module, function)) : 0;
+    uint32_t number = table_get(&patched, (uint64_t)(uintptr_t)module);
+    if (!number)
+        return "machine code that could not be read or patched";
+    uint32_t why = function && unseen.slots ? table_get(&unseen, key_of(number, function)) : 0;
     return why ? reasons[why - 1] : NULL;
 }
 
 void patching_clear(void)
 {
+    one_at_a_time = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     context_count = 0;
     table_clear(&patched);
     table_clear(&unseen);

@@ -1,38 +1,25 @@
-#define _GNU_SOURCE
 #include "pool.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "allocations.h"
-#include "driver.h"
 #include "graphs.h"
+#include "looking.h"
 #include "patching.h"
 #include "recorder.h"
+#include "supply.h"
 #include "telling.h"
 
 #define MAX_POOLS 32
-/* Of what the program has allocated, arenas take a tenth in all, and at least 256 MiB. */
-#define LEAST_ENTRIES_LOG2 17
 #define LOOK_EVERY_NS 20000000
 #define LOOK_AT_LAUNCHES 512
 /* So long a launch is held back while there is no room; what is not told then is said to be missing. */
 #define PATIENCE_NS 500000000
-#define PATIENCE_STEP_US 200
+#define PATIENCE_AT_END_NS 5000000000
 
 static pool *pools[MAX_POOLS];
 static size_t pool_count;
-static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER; /* whoever reads, makes or clears arenas */
-static arena_copy copy;                                     /* guarded by it */
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
+static arena_copy copy; /* of whoever looks */
 
 pool *pool_of(CUcontext context)
 {
@@ -42,100 +29,117 @@ pool *pool_of(CUcontext context)
     return NULL;
 }
 
-stream_use *pool_use(arena *of, Sanitizer_StreamHandle stream)
+bool pool_owns(Sanitizer_StreamHandle stream)
 {
-    for (size_t i = of->use_count; i-- > 0;)
-        if (of->uses[i].stream == stream)
-            return of->uses + i;
-    if (of->use_count == of->use_room) {
-        size_t room = of->use_room ? 2 * of->use_room : 16;
-        stream_use *moved = realloc(of->uses, room * sizeof *moved);
-        if (!moved)
-            return NULL;
-        of->uses = moved;
-        of->use_room = room;
+    for (size_t i = 0; i < pool_count; i++)
+        if (stream && pools[i]->stream == stream)
+            return true;
+    return false;
+}
+
+static void reset(arena *of)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (of->used)
+        memset(of->launches, 0, of->used * sizeof *of->launches);
+    of->used = of->uses.markers = 0;
+    of->expected = of->stores.count = 0;
+    of->uses.count = 0;
+    of->spoiled = of->retired = false;
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- pools come ------------------------------------------------------------------------------------ */
+
+/* Pools are never freed, a thread may be about to look at one; but that of a context that is gone is given to
+ * another one. */
+static pool *new_pool(CUcontext context)
+{
+    pthread_mutex_lock(&recorder_lock);
+    pool *made = pool_of(NULL);
+    if (made)
+        made->context = context;
+    pthread_mutex_unlock(&recorder_lock);
+    for (size_t i = 0; made && i < ARENAS; i++) {
+        made->arenas[i].memory.allocated = NULL; /* what was not freed is gone with its context */
+        reset(made->arenas + i);
     }
-    of->uses[of->use_count] = (stream_use){.stream = stream};
-    return of->uses + of->use_count++;
+    if (!made && pool_count < MAX_POOLS && (made = calloc(1, sizeof *made)))
+        made->context = context;
+    return made;
 }
 
-/* --- arenas come ----------------------------------------------------------------------------------- */
-
-static void tell_size(const pool *of)
+static pool *make(CUcontext context)
 {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < ARENAS; i++)
-        bytes += of->arenas[i].memory.allocated ? of->arenas[i].memory.size_bytes : 0;
+    pool *made = new_pool(context);
+    if (!made)
+        return NULL;
+    made->stream = supply_stream(context, &made->own);
+    bool works = made->stream && supply_memory(made, made->arenas);
     pthread_mutex_lock(&recorder_lock);
-    record made = record_begin(KIND_ARENAS, number_of_context(of->context), 0, 0);
-    made.arenas.size_bytes = bytes;
-    record_one(&made);
+    made->looked_ns = looking_now_ns();
+    made->current = works ? made->arenas : NULL;
+    made->off = !works;
+    made->stuck = false;
+    if (!pool_of(context))
+        pools[pool_count++] = made;
+    if (!works)
+        record_gap("no device memory for what kernels access: accesses from arguments");
     pthread_mutex_unlock(&recorder_lock);
-}
-
-static unsigned wanted_entries_log2(void)
-{
-    pthread_mutex_lock(&recorder_lock);
-    uint64_t share = allocations_device_bytes() / 10 / ARENAS;
-    pthread_mutex_unlock(&recorder_lock);
-    unsigned log2 = LEAST_ENTRIES_LOG2;
-    while (log2 < CK_MAX_ENTRIES_LOG2 && arena_bytes(log2 + 1) <= share)
-        log2++;
-    return log2;
-}
-
-/* An arena that launches can use: of the size that is wanted now, and empty. */
-static bool provide(pool *of, arena *free)
-{
-    unsigned wanted = wanted_entries_log2();
-    arena_memory larger;
-    if (free->memory.allocated && free->memory.entries_log2 >= wanted)
-        return true;
-    if (!arena_make(&larger, of->context, of->stream, wanted))
-        return free->memory.allocated;
-    arena_free(&free->memory);
-    free->memory = larger;
-    tell_size(of);
-    return true;
-}
-
-static Sanitizer_StreamHandle stream_of_our_own(CUcontext context)
-{
-    const driver_queries *ask = driver();
-    Sanitizer_StreamHandle handle = NULL;
-    CUstream stream;
-    if (ask && !ask->cuStreamCreate(&stream, STREAM_NON_BLOCKING) &&
-        sanitizer.stream_handle(context, stream, &handle))
-        handle = NULL;
-    return handle;
+    return made;
 }
 
 pool *pool_open(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
-    pool *of = pool_of(context);
-    bool wanted = !of && patching_is_in(context) && pool_count < MAX_POOLS && !graphs_are_captured();
+    pool *of = context ? pool_of(context) : NULL;
+    bool wanted = !of && patching_is_in(context) && !graphs_are_captured();
     pthread_mutex_unlock(&recorder_lock);
-    if (!wanted || pthread_mutex_trylock(&looking))
+    if (!wanted || !looking_begin(PATIENCE_NS))
         return of;
-    this_thread.own_query = true;
-    pool *made = pool_of(context) ? NULL : calloc(1, sizeof *made);
-    if (made) {
-        made->context = context;
-        made->stream = stream_of_our_own(context);
-        made->off = !made->stream || !provide(made, made->arenas);
-        made->current = made->off ? NULL : made->arenas;
-        made->looked_ns = now_ns();
-    }
-    this_thread.own_query = false;
+    of = pool_of(context); /* of another thread's making, meanwhile */
+    if (!of)
+        of = make(context);
+    looking_end();
+    return of;
+}
+
+/* --- arenas are read ------------------------------------------------------------------------------- */
+
+static bool is_complete(const arena *of)
+{
+    arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    if (made)
-        pools[pool_count++] = made;
-    if (made && made->off)
-        record_gap("no device memory for what kernels access: accesses from arguments");
+    bool entered = !of->entering;
     pthread_mutex_unlock(&recorder_lock);
-    pthread_mutex_unlock(&looking);
-    return made;
+    if (!entered || uses_are_done(&of->uses, NULL))
+        return entered;
+    return of->uses.markers && arena_look(&of->memory, &top) && uses_are_done(&of->uses, &top);
+}
+
+/* Tell what a retired arena holds, and have it ready for other launches. */
+static void take(pool *of, arena *from)
+{
+    bool fetched = from->memory.allocated && arena_fetch(&from->memory, &copy);
+    if (!fetched)
+        memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
+    tell(&copy, from->launches, from->used, &from->stores, from->spoiled || !fetched);
+    if (!fetched || !arena_clear(&from->memory, &copy.top.header))
+        arena_free(&from->memory); /* the next launches get a new one */
+    reset(from);
+    of->stuck = false;
+}
+
+static void read_retired(pool *of)
+{
+    for (size_t i = 0; i < ARENAS; i++) {
+        arena *one = of->arenas + i;
+        if (!one->retired)
+            continue;
+        uses_mark(&one->uses, &one->memory, NULL); /* what could not be, when it was retired */
+        if (is_complete(one))
+            take(of, one);
+    }
 }
 
 /* --- arenas are retired ---------------------------------------------------------------------------- */
@@ -148,30 +152,10 @@ static arena *free_arena(pool *of)
     return NULL;
 }
 
-/* Have the streams that nobody waited for say when they have come so far. What is captured runs never. */
-static void mark(arena *of, Sanitizer_StreamHandle only)
-{
-    for (size_t i = 0; i < of->use_count; i++) {
-        pthread_mutex_lock(&recorder_lock);
-        stream_use use = of->uses[i];
-        bool needed = use.stream && use.done < use.enqueued && use.marked < use.enqueued &&
-                      (!only || use.stream == only) && of->markers < MAX_MARKERS &&
-                      !graphs_are_captured();
-        uint32_t marker = needed ? of->markers++ : 0;
-        pthread_mutex_unlock(&recorder_lock);
-        if (!needed || !arena_mark(&of->memory, marker, use.stream))
-            continue;
-        pthread_mutex_lock(&recorder_lock);
-        of->uses[i].marker = marker;
-        of->uses[i].marked = use.enqueued;
-        pthread_mutex_unlock(&recorder_lock);
-    }
-}
-
 static bool retire(pool *of)
 {
     arena *next = free_arena(of);
-    bool provided = next && provide(of, next);
+    bool provided = next && supply_memory(of, next);
     pthread_mutex_lock(&recorder_lock);
     arena *full = of->current;
     bool turned = provided && (!full || (full->used && !full->entering));
@@ -182,87 +166,44 @@ static bool retire(pool *of)
     }
     pthread_mutex_unlock(&recorder_lock);
     if (turned && full)
-        mark(full, NULL);
+        uses_mark(&full->uses, &full->memory, NULL);
     return turned;
 }
 
-/* --- arenas are read ------------------------------------------------------------------------------- */
-
-static bool is_done(const stream_use *use, const arena_top *top)
-{
-    return use->done == use->enqueued ||
-           (top && use->marked == use->enqueued && top->markers[use->marker]);
-}
-
-static bool is_complete(const arena *of, const arena_top *top)
-{
-    bool complete = !of->entering;
-    pthread_mutex_lock(&recorder_lock);
-    for (size_t i = 0; i < of->use_count; i++)
-        complete = complete && is_done(of->uses + i, top);
-    pthread_mutex_unlock(&recorder_lock);
-    return complete;
-}
-
-static void reset(arena *of)
-{
-    pthread_mutex_lock(&recorder_lock);
-    memset(of->launches, 0, of->used * sizeof *of->launches);
-    of->used = of->markers = 0;
-    of->large_pages = of->stores.count = 0;
-    of->use_count = 0;
-    of->spoiled = of->retired = false;
-    pthread_mutex_unlock(&recorder_lock);
-}
-
-/* Read what a retired arena holds, if all of it is there. */
-static bool read_arena(arena *of)
-{
-    arena_top top;
-    if (!is_complete(of, NULL) &&
-        (!of->markers || !arena_look(&of->memory, &top) || !is_complete(of, &top)))
-        return false;
-    bool fetched = arena_fetch(&of->memory, &copy);
-    if (!fetched)
-        memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
-    tell(&copy, of->launches, of->used, &of->stores, of->spoiled || !fetched);
-    if (fetched && arena_clear(&of->memory, &copy.top.header)) {
-        reset(of);
-        return true;
-    }
-    arena_free(&of->memory); /* the next launches get a new one */
-    reset(of);
-    return true;
-}
-
-static void read_retired(pool *of)
-{
-    for (size_t i = 0; i < ARENAS; i++)
-        if (of->arenas[i].retired)
-            read_arena(of->arenas + i);
-}
-
 /* --- when ------------------------------------------------------------------------------------------ */
+
+#define MOST(of_all) ((of_all) / 8 * 7)
 
 enum { ROOM, HALF_FULL, FULL };
 
 static int filled(const arena *of)
 {
     arena_top top;
-    if (of->used > CK_MAX_LAUNCHES / 8 * 7)
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t used = of->used;
+    bool many_streams = of->uses.count > MAX_MARKERS / 2;
+    pthread_mutex_unlock(&recorder_lock);
+    if (used > MOST(CK_MAX_LAUNCHES))
         return FULL;
     if (!arena_look(&of->memory, &top))
         return ROOM;
-    if (top.header.cursor > of->memory.pages / 8 * 7)
+    if (top.header.cursor > MOST(of->memory.pages))
         return FULL;
-    return top.header.cursor > of->memory.pages / 2 || of->used > CK_MAX_LAUNCHES / 2 ? HALF_FULL : ROOM;
+    bool half = top.header.cursor > of->memory.pages / 2 || used > CK_MAX_LAUNCHES / 2;
+    return half || many_streams ? HALF_FULL : ROOM;
 }
 
+/* Where it was in vain, as behind a kernel that waits for the host, the next launches are not held back. */
 static void wait_for_room(pool *of)
 {
-    const int64_t until = now_ns() + PATIENCE_NS;
-    while (!retire(of) && now_ns() < until) {
-        usleep(PATIENCE_STEP_US);
+    const int64_t until = looking_now_ns() + PATIENCE_NS;
+    read_retired(of);
+    while (!retire(of)) {
+        if (of->stuck || looking_now_ns() >= until) {
+            of->stuck = true;
+            return;
+        }
+        looking_pause();
         read_retired(of);
     }
 }
@@ -270,7 +211,7 @@ static void wait_for_room(pool *of)
 static void look(pool *of, bool host_waits)
 {
     read_retired(of);
-    of->looked_ns = now_ns();
+    of->looked_ns = looking_now_ns();
     of->since_looked = 0;
     if (!of->current || (host_waits && of->current->used)) {
         if (retire(of))
@@ -286,89 +227,141 @@ static void look(pool *of, bool host_waits)
 
 void pool_look(pool *of, bool host_waits)
 {
-    if (host_waits && of->current && of->current->used < LOOK_AT_LAUNCHES &&
-        now_ns() - of->looked_ns < LOOK_EVERY_NS)
+    pthread_mutex_lock(&recorder_lock);
+    bool early = host_waits && of->current && of->current->used < LOOK_AT_LAUNCHES &&
+                 looking_now_ns() - of->looked_ns < LOOK_EVERY_NS;
+    pthread_mutex_unlock(&recorder_lock);
+    if (early || !looking_begin(0))
         return;
-    if (pthread_mutex_trylock(&looking))
-        return;
-    this_thread.own_query = true;
-    look(of, host_waits);
-    this_thread.own_query = false;
-    pthread_mutex_unlock(&looking);
+    if (!of->off)
+        look(of, host_waits);
+    looking_end();
 }
 
-#define MOST(pages) ((pages) / 8 * 7)
-
-void pool_reserve(pool *of, uint64_t pages)
+static bool has_room(const arena *in, uint64_t pages, uint64_t indices)
 {
-    if (!of->current || pages < of->current->memory.pages / 8 || pthread_mutex_trylock(&looking))
-        return;
-    this_thread.own_query = true;
-    if (of->current->large_pages && of->current->large_pages + pages > MOST(of->current->memory.pages))
-        wait_for_room(of);
-    of->current->large_pages += pages;
-    this_thread.own_query = false;
-    pthread_mutex_unlock(&looking);
+    return !in->used || (in->expected + pages <= MOST(in->memory.pages) && in->used + indices <= CK_MAX_LAUNCHES);
 }
 
-void pool_mark(pool *of, Sanitizer_StreamHandle stream)
+void pool_reserve(pool *of, uint64_t pages, uint64_t indices)
 {
-    /* Where another thread reads, the stream goes unmarked: the context will be waited for, or the end. */
-    if (!pthread_mutex_trylock(&looking)) {
-        this_thread.own_query = true;
+    pthread_mutex_lock(&recorder_lock);
+    bool wanted = of->current && !has_room(of->current, pages, indices);
+    pthread_mutex_unlock(&recorder_lock);
+    if (wanted && looking_begin(0)) {
+        if (of->current && !has_room(of->current, pages, indices))
+            wait_for_room(of);
+        looking_end();
+    }
+    pthread_mutex_lock(&recorder_lock);
+    if (of->current)
+        of->current->expected += pages;
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- streams and contexts go ----------------------------------------------------------------------- */
+
+void pool_stream_gone(pool *of, Sanitizer_StreamHandle stream)
+{
+    bool wanted = false;
+    pthread_mutex_lock(&recorder_lock);
+    for (size_t i = 0; i < ARENAS; i++)
+        wanted = wanted || uses_wait_for(&of->arenas[i].uses, stream);
+    pthread_mutex_unlock(&recorder_lock);
+    if (wanted && looking_begin(PATIENCE_NS)) {
         for (size_t i = 0; i < ARENAS; i++)
-            mark(of->arenas + i, stream);
-        this_thread.own_query = false;
-        pthread_mutex_unlock(&looking);
+            uses_mark(&of->arenas[i].uses, &of->arenas[i].memory, stream);
+        looking_end();
     }
     pthread_mutex_lock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
-        for (size_t j = 0; j < of->arenas[i].use_count; j++)
-            if (of->arenas[i].uses[j].stream == stream)
-                of->arenas[i].uses[j].stream = NULL;
+        uses_forget(&of->arenas[i].uses, stream);
     pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Read an arena at the end. Markers are waited for, not streams: a kernel that never ends would keep the
+ * process from ending. What it may still write to is not given back. */
+static void finish_arena(pool *of, arena *one)
+{
+    const int64_t until = looking_now_ns() + PATIENCE_AT_END_NS;
+    arena_top top;
+    uses_mark(&one->uses, &one->memory, NULL);
+    if (!uses_wait(&one->uses))
+        one->spoiled = true;
+    while (!is_complete(one)) {
+        if (looking_now_ns() >= until || !arena_look(&one->memory, &top)) {
+            one->memory.allocated = NULL;
+            one->spoiled = true;
+            break;
+        }
+        looking_pause();
+    }
+    take(of, one);
 }
 
 static void finish(pool *of)
 {
-    for (size_t i = 0; i < ARENAS; i++) {
-        arena *one = of->arenas + i;
-        for (size_t j = 0; j < one->use_count; j++) {
-            stream_use *use = one->uses + j;
-            if (use->done < use->enqueued && use->stream)
-                sanitizer.stream_synchronize(use->stream);
-            use->done = use->enqueued;
-        }
-        if (one->used && one->memory.allocated)
-            read_arena(one);
-    }
+    pthread_mutex_lock(&recorder_lock);
+    if (of->current)
+        of->current->retired = of->current->used;
+    of->current = NULL;
+    pthread_mutex_unlock(&recorder_lock);
+    for (size_t i = 0; i < ARENAS; i++)
+        if (of->arenas[i].retired)
+            finish_arena(of, of->arenas + i);
 }
 
-void pool_finish(CUcontext context, bool gone)
+void pool_read(void)
 {
-    pthread_mutex_lock(&looking);
-    this_thread.own_query = true;
+    if (!looking_begin(PATIENCE_AT_END_NS))
+        return;
+    for (size_t i = 0; i < pool_count; i++)
+        if (pools[i]->context && !pools[i]->off)
+            finish(pools[i]);
+    looking_end();
+}
+
+/* Somebody looks for too long: the arenas go with their context, unread. */
+static void abandon(CUcontext context)
+{
+    pthread_mutex_lock(&recorder_lock);
+    pool *of = pool_of(context);
+    if (of) {
+        of->off = true;
+        of->context = NULL;
+        of->current = NULL;
+        record_gap("a context that was destroyed before what its kernels access was read");
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void pool_finish(CUcontext context)
+{
+    if (!looking_begin(PATIENCE_AT_END_NS)) {
+        if (context)
+            abandon(context);
+        return;
+    }
     for (size_t i = pool_count; i-- > 0;) {
         pool *of = pools[i];
-        if (context && of->context != context)
+        if (!of->context || (context && of->context != context))
             continue;
-        finish(of);
-        if (!gone)
-            continue;
+        if (!of->off) {
+            finish(of);
+            supply_end(of, !context);
+        }
         pthread_mutex_lock(&recorder_lock);
-        of->current = NULL;
         of->off = true;
-        of->context = NULL; /* the pool stays: a thread may be about to look at it */
+        if (context)
+            of->context = NULL;
         pthread_mutex_unlock(&recorder_lock);
-        for (size_t j = 0; j < ARENAS; j++)
-            arena_free(&of->arenas[j].memory);
     }
-    this_thread.own_query = false;
-    pthread_mutex_unlock(&looking);
+    looking_end();
 }
 
 void pool_clear(void)
 {
-    looking = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    looking_clear();
+    memset(&copy, 0, sizeof copy); /* another thread may have been about to change it */
     pool_count = 0;
 }

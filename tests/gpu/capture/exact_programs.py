@@ -1,0 +1,107 @@
+"""Programs whose kernels are patched, and what a trace says of their launches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu.capture.recorded import facts, recorded
+from gpu.capture.test_machine_code import Image
+
+from cudakit.trace.events import Access, Accessed, Event, Gap, GraphLaunch, Launch
+from cudakit.trace.kinds import Known, Mode
+
+PATCHES = ((90, b"a patch"),)
+LOADS, TENSOR_STORES, TEXTURES = 0x981, 0x3B5, 0xB60  # operation codes of machine code
+
+
+def cubin() -> bytes:
+    """Return a module of three kernels."""
+    image = Image()
+    image.code("plain", LOADS)
+    image.code("textures", LOADS, TEXTURES)
+    image.code("stores", LOADS, TENSOR_STORES)
+    return image.file()
+
+
+BEGIN = f"""
+CUBIN = {cubin()!r}
+MODULE = P(0x5000)
+READ, WRITE = 1, 2
+
+class Touch(ctypes.Structure):
+    _fields_ = [("address", U), ("stride", U), ("count", U), ("bytes", ctypes.c_uint32),
+                ("flags", ctypes.c_uint32)]
+
+held = []
+def will_touch(*each, result=0):
+    all = (Touch * len(each))(*each)
+    held.append(all)
+    cuda.will_touch(all, len(all), result)
+
+def read(address, size=4, *, stride=0, count=1):
+    return Touch(address, stride, count, size, READ)
+
+def write(address, size=4, *, stride=0, count=1):
+    return Touch(address, stride, count, size, WRITE)
+
+plain, textures = Kernel(b"plain", 1, (0,), (8,)), Kernel(b"textures", 1, (0,), (8,))
+def launch(*each, stream=STREAM, kernel=plain, pointer=0x100000, result=0, context=CONTEXT):
+    will_touch(*each, result=result)
+    cuda.launch(context, stream, ctypes.byref(kernel), pointers(pointer), None)
+
+def wait(stream=STREAM, context=CONTEXT):
+    cuda.synchronize(1, context, stream)
+
+def load_module(module=MODULE, context=CONTEXT):
+    cuda.load_module(context, module, CUBIN, ctypes.c_size_t(len(CUBIN)))
+
+memory(ALLOC, 0x100000, 0x100000)
+load_module()
+"""
+
+
+@dataclass
+class Told:
+    """What a trace says of one launch."""
+
+    pending: int
+    assumed: list[Access] = field(default_factory=list)
+    did: list[tuple[int, int, Mode, int]] = field(default_factory=list)  # from, to, how, node
+    known: set[Known] = field(default_factory=set)
+    ends: list[tuple[int, bool]] = field(default_factory=list)  # node, exact
+
+
+def told(events: list[Event]) -> list[Told]:
+    """Return what is told of each launch, of a kernel or a graph, in their order."""
+    launches = {
+        e.seq: Told(e.fact.pending) for e in events if isinstance(e.fact, Launch | GraphLaunch)
+    }
+    for event in events:
+        fact, of = event.fact, launches.get(event.seq)
+        if isinstance(fact, Accessed):
+            assert of, "of a launch that there is"
+            of.ends.append((fact.node, fact.exact))
+        elif isinstance(fact, Access) and of and fact.known >= Known.ASSUMED:
+            of.assumed.append(fact)
+        elif isinstance(fact, Access) and of:
+            assert all(node != fact.node for node, _ in of.ends), "before it is said to be all"
+            of.did.append((fact.lo, fact.hi, fact.mode, fact.node))
+            of.known.add(fact.known)
+    for one in launches.values():
+        assert len(one.ends) == one.pending, "each that is pending comes to its end once"
+    return list(launches.values())
+
+
+def gaps(events: list[Event]) -> dict[str, int]:
+    """Count what is missing, by what it is."""
+    counts: dict[str, int] = defaultdict(int)
+    for gap in facts(events, Gap):
+        counts[gap.what] += gap.count
+    return dict(counts)
+
+
+def run(directory: Path, library: Path, program: str) -> list[Event]:
+    """Run a program with a patch, and return the events of its process."""
+    return recorded(directory, library, BEGIN + program, patches=PATCHES)

@@ -1,0 +1,349 @@
+"""Uses of tensor maps become the bytes that they move, as recorded maps and a loop over elements have it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from gpu.capture.on_host import (
+    BITMAP_BYTES,
+    MAP_KEYS,
+    NO_MAP,
+    Box,
+    Page,
+    PageSet,
+    TensorMap,
+    build_patch,
+    read_ranges,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+READ, WRITE, ATOMIC, SYNC = range(4)
+TILED, IM2COL = 0, 1
+# CUtensorMapDataType: the type in the map, its upper bit for TF32, and its size.
+TYPES = {0: (0, 1), 1: (1, 2), 2: (2, 4), 3: (3, 4), 4: (4, 8), 5: (5, 8), 6: (6, 2), 7: (7, 4)}
+TYPES |= {8: (9, 8), 9: (10, 2), 10: (8, 4), 11: (7 | 1 << 9, 4), 12: (8 | 1 << 9, 4)}
+PACKED = 13  # in the map; of less than a byte
+RECORDED = json.loads(
+    (Path(__file__).parents[2] / "data/tensor_maps.json").read_text(encoding="utf-8")
+)
+Pieces = dict[tuple[int, int], list[tuple[int, int]]]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_patch(tmp_path_factory.mktemp("patch"))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The arguments of cuTensorMapEncodeTiled that matter in global memory."""
+
+    type: int
+    address: int
+    dims: Sequence[int]
+    strides: Sequence[int]
+    box: Sequence[int]
+    steps: Sequence[int]
+    interleave: int = 0
+
+    def encoded(self, extra: int = 0) -> bytes:
+        """Return the half of a map that the device reads, with extra bits in the word of the type."""
+        code = TYPES[self.type][0] if self.type in TYPES else self.type
+        words = [0] * 16
+        words[0:2] = self.address & 0xFFFFFFFF, self.address >> 32
+        words[2] = (len(self.dims) - 1) << 4 | code << 7 | self.interleave << 11 | extra
+        for i, stride in enumerate(self.strides):
+            words[3 + i] = stride >> 4 & 0xFFFFFFFF
+            words[7] |= stride >> 36 << 4 * i
+        for i, (dim, box, step) in enumerate(zip(self.dims, self.box, self.steps, strict=True)):
+            words[8 + i] = dim - 1
+            words[13] |= (step - 1) << 3 * i
+            words[13 + (3 + i) // 4] |= (box - 1) << (3 + i) % 4 * 8
+        return b"".join(word.to_bytes(4, "little") for word in words)
+
+    def rows(self, at: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield where each row of the box begins and ends, element by element."""
+        size = TYPES[self.type][1]
+        inside = [
+            [c for c in range(first, first + box, step) if 0 <= c < dim]
+            for first, box, step, dim in zip(at, self.box, self.steps, self.dims, strict=True)
+        ]
+        for others in product(*reversed(inside[1:])):
+            row = self.address + sum(
+                c * stride for c, stride in zip(reversed(others), self.strides, strict=True)
+            )
+            for c in inside[0]:
+                yield row + c * size, row + (c + 1) * size
+
+
+def recorded(each: dict[str, object]) -> Tensor:
+    return Tensor(**{name: each[name] for name in Tensor.__dataclass_fields__})  # type: ignore[arg-type]
+
+
+def tensor_map(encoded: bytes, place: int) -> TensorMap:
+    made = TensorMap(place=place)
+    ctypes.memmove(made.content, encoded, 64)
+    return made
+
+
+def load(launch: int, place: int, at: Sequence[int], rank: int = 0, mode: int = TILED) -> Box:
+    """Return a box as the patch writes it for a load: what shared memory has of it varies."""
+    coordinates = [*at, 0, 0, 0, 0, 0][:5]
+    words = (launch * 16, 77, *coordinates, rank or len(at), 1, 3 << 16, mode, 0)
+    return Box(launch, place, READ, (ctypes.c_uint32 * 12)(*(w & 0xFFFFFFFF for w in words)))
+
+
+def store(launch: int, place: int, at: Sequence[int], mode: int = WRITE) -> Box:
+    coordinates = [*at, 0, 0, 0, 0, 0][:5]
+    words = (launch * 16, *coordinates, len(at), TILED, 0, 0, 0, 0)
+    return Box(launch, place, mode, (ctypes.c_uint32 * 12)(*(w & 0xFFFFFFFF for w in words)))
+
+
+@dataclass
+class Expansion:
+    """The pages of boxes, beside those that were there."""
+
+    library: ctypes.CDLL
+    pages: PageSet = field(default_factory=PageSet)
+    lost: set[int] = field(default_factory=set)
+
+    def add_page(self, key: int, bits: int, full: int = 0) -> None:
+        index = self.pages.count
+        assert self.library.page_set_reserve(ctypes.byref(self.pages), ctypes.c_size_t(index + 1))
+        self.pages.pages[index] = Page(key, full)
+        content = bits.to_bytes(BITMAP_BYTES, "little")
+        ctypes.memmove(
+            ctypes.addressof(self.pages.bitmaps.contents) + index * BITMAP_BYTES,
+            content,
+            BITMAP_BYTES,
+        )
+        self.pages.count += 1
+
+    def expand(self, maps: Sequence[TensorMap], boxes: Sequence[Box]) -> None:
+        lose = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
+            lambda _, launch: self.lost.add(launch)
+        )
+        assert self.library.boxes_expand(
+            (TensorMap * len(maps))(*maps),
+            ctypes.c_size_t(len(maps)),
+            (Box * len(boxes))(*boxes),
+            ctypes.c_size_t(len(boxes)),
+            ctypes.byref(self.pages),
+            lose,
+            None,
+        )
+
+    def pieces(self) -> Pieces:
+        found: Pieces = {}
+        if self.pages.count:
+            for each in read_ranges(
+                self.library, self.pages.pages, self.pages.bitmaps, self.pages.count
+            ):
+                found.setdefault((each.launch, each.mode), []).extend(each.pieces())
+        self.library.page_set_free(ctypes.byref(self.pages))
+        return found
+
+
+def expand(
+    library: ctypes.CDLL, maps: Sequence[TensorMap], boxes: Sequence[Box]
+) -> tuple[Pieces, set[int]]:
+    one = Expansion(library)
+    one.expand(maps, boxes)
+    return one.pieces(), one.lost
+
+
+def joined(rows: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for begin, end in sorted(rows):
+        if out and begin <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((begin, end))
+    return out
+
+
+class Decoded(ctypes.Structure):
+    """tensor_map of tensor_maps.h."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("dims", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 5),
+        ("box", ctypes.c_uint32 * 5),
+        ("steps", ctypes.c_uint32 * 5),
+        ("rank", ctypes.c_uint),
+        ("interleave", ctypes.c_uint),
+    )
+
+
+def decode(library: ctypes.CDLL, encoded: bytes) -> Decoded | None:
+    made = Decoded()
+    known = library.tensor_map_of(
+        (ctypes.c_uint64 * 8).from_buffer_copy(encoded), ctypes.byref(made)
+    )
+    return made if known & 1 else None
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED["encoded"])))
+def test_a_recorded_map_is_read_as_it_was_made(library: ctypes.CDLL, number: int) -> None:
+    each = RECORDED["encoded"][number]
+    tensor, content = recorded(each), bytes.fromhex(each["map"])
+    found = decode(library, content)
+    assert found is not None
+    rank = len(tensor.dims)
+    assert (found.rank, found.interleave, found.address) == (
+        rank,
+        tensor.interleave,
+        tensor.address,
+    )
+    assert list(found.dims)[:rank] == tensor.dims
+    assert list(found.strides)[:rank] == [TYPES[tensor.type][1], *tensor.strides]
+    assert list(found.box)[:rank] == tensor.box
+    assert list(found.steps)[:rank] == tensor.steps
+    elsewhere = each["fill"] << 15 | each["swizzle"] << 13 | each["cache"] << 17
+    assert tensor.encoded(elsewhere) == content, (
+        "what the other tests make is what the driver makes"
+    )
+
+
+def test_the_boxes_of_a_product_are_its_matrices(library: ctypes.CDLL) -> None:
+    """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A once, and of B, and says so three times."""
+    boxes, expected = [], []
+    for place, (rows, each) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
+        grid = product(range(0, 2048, 64), range(0, 2048, rows))
+        boxes += [load(7, place, (x, y, 0)) for x, y in grid]
+        expected.append((each["matrix"], each["matrix"] + 2048 * 2048 * 2))
+    maps = [
+        tensor_map(bytes.fromhex(each["map"]), place)
+        for place, each in enumerate(RECORDED["product"])
+    ]
+    assert expand(library, maps, boxes) == ({(7, READ): joined(iter(expected))}, set())
+    found, _ = expand(library, maps, boxes[:-1])
+    assert sum(end - begin for begin, end in found[7, READ]) == 2 * 2048 * 2048 * 2 - 128 * 128
+
+
+AT = st.integers(-70, 70) | st.sampled_from([-(1 << 31), (1 << 31) - 1, 1000])
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    rank = draw(st.integers(1, 5))
+    steps = [1, *(draw(st.sampled_from([1, 1, 2, 3, 8])) for _ in range(rank - 1))]
+    counts = [draw(st.integers(1, 40)), *(draw(st.integers(1, 4)) for _ in range(rank - 1))]
+    kind = draw(st.sampled_from(sorted(TYPES)))
+    dims = [draw(st.integers(1, 60)) for _ in range(rank)]
+    strides, least = [], dims[0] * TYPES[kind][1]
+    for dim in dims[1:]:
+        stride = -(-least // 16) * 16 + 16 * draw(st.sampled_from([0, 0, 1, 3, 300, 4096]))
+        strides.append(stride)
+        least = stride * dim
+    address = draw(st.sampled_from([0x7F12_3400_0000, 0x7F12_3400_FFF0, 0x7F12_3400_3FF0]))
+    box = [count * step for count, step in zip(counts, steps, strict=True)]
+    return Tensor(kind, address, dims, strides, box, steps)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tensor=tensors(),
+    uses=st.lists(st.tuples(st.tuples(AT, AT, AT, AT, AT), st.integers(0, 2), st.booleans())),
+)
+def test_a_box_is_its_elements_within_the_tensor(
+    library: ctypes.CDLL,
+    tensor: Tensor,
+    uses: list[tuple[tuple[int, ...], int, bool]],
+) -> None:
+    rank, boxes = len(tensor.dims), []
+    rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for at, launch, reads in uses:
+        boxes.append((load if reads else store)(launch, 5, at[:rank]))
+        rows.setdefault((launch, READ if reads else WRITE), []).extend(tensor.rows(at[:rank]))
+    found, lost = expand(library, [tensor_map(tensor.encoded(), 5)], boxes)
+    assert found == {name: joined(iter(each)) for name, each in rows.items() if each}
+    assert not lost
+
+
+PLAIN = Tensor(7, 0x7F12_3400_0000, (64, 64), (256,), (32, 8), (1, 1))
+
+
+SIX = replace(PLAIN, dims=(64,) * 6, strides=(256,) * 4 + (0,), box=(1,) * 6, steps=(1,) * 6)
+HUGE = replace(PLAIN, dims=(1,) * 3, strides=(16, 16), box=(256,) * 3, steps=(1,) * 3)
+NOT_UNDERSTOOD = {
+    "interleaved": replace(PLAIN, interleave=1).encoded(),
+    "steps in the first dimension": replace(PLAIN, steps=(2, 1)).encoded(),
+    "steps that do not divide the box": replace(PLAIN, steps=(1, 3)).encoded(),
+    "elements of less than a byte": replace(PLAIN, type=PACKED).encoded(),
+    "no such address": replace(PLAIN, address=(1 << 57) - 1024).encoded(),
+    "six dimensions": SIX.encoded(),
+    "a box that no shared memory takes": HUGE.encoded(),
+    "another form": PLAIN.encoded(1),
+    "a bit that is never set": PLAIN.encoded(1 << 23),
+    "the last bit": PLAIN.encoded(1 << 31),
+}
+
+
+@pytest.mark.parametrize("encoded", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD.keys())
+def test_a_launch_is_lost_whose_map_is_not_understood(library: ctypes.CDLL, encoded: bytes) -> None:
+    maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
+    rank = (encoded[8] >> 4 & 7) + 1
+    boxes = [load(3, 0, (0,) * min(rank, 5)), load(4, 1, (0, 0))]
+    found, lost = expand(library, maps, boxes)
+    assert lost == {3}
+    assert (4, READ) in found
+
+
+IMPLAUSIBLE = {
+    "im2col": load(3, 1, (0, 0), mode=IM2COL),
+    "of another rank": load(3, 1, (0, 0), rank=3),
+    "a coordinate too many": load(3, 1, (0, 0, 1), rank=2),
+    "a map that was not written down": load(3, 2, (0, 0)),
+    "no place": load(3, MAP_KEYS, (0, 0)),
+    "no map": load(3, NO_MAP, (0, 0)),
+    "a store of another rank": store(3, 1, (0,)),
+    "a mode that has no boxes": store(3, 1, (0, 0), mode=SYNC),
+}
+
+
+@pytest.mark.parametrize("box", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE.keys())
+def test_a_launch_is_lost_whose_box_is_not_understood(library: ctypes.CDLL, box: Box) -> None:
+    maps = [tensor_map(PLAIN.encoded(), 1)]
+    found, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
+    assert lost == {3}
+    assert found.keys() == {(4, ATOMIC), (5, READ)}
+
+
+def test_boxes_side_by_side_are_joined_where_their_rows_are(library: ctypes.CDLL) -> None:
+    """A gap of four elements; one that begins where another ends, and has more rows; one within another."""
+    for places in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
+        rows = joined(piece for at in places for piece in PLAIN.rows(at))
+        boxes = [load(1, 0, at) for at in places]
+        found, _ = expand(library, [tensor_map(PLAIN.encoded(), 0)], boxes)
+        assert found == {(1, READ): rows}
+
+
+@pytest.mark.parametrize("full", [0, 512])
+def test_pages_of_the_device_and_of_boxes_are_one(library: ctypes.CDLL, full: int) -> None:
+    """The bitmap of a page that is full is not copied to the host, so what it says is nothing."""
+    tensor = Tensor(7, 0x7F12_3400_0000, (16384,), (), (256,), (1,))
+    key = 1 << 63 | 9 << 46 | WRITE << 44 | tensor.address >> 16
+    for before in (True, False):
+        one = Expansion(library)
+        for page in (True, False) if before else (False, True):
+            if page:
+                one.add_page(key, 0 if full else 0b1011, full)
+            else:
+                one.expand([tensor_map(tensor.encoded(), 0)], [store(9, 0, (3,))])
+        assert one.pages.count == 2
+        at = tensor.address
+        touched = [(at, at + 65536)] if full else [(at, at + 8), (at + 12, at + 259 * 4)]
+        assert one.pieces() == {(9, WRITE): touched}
+
+
+def test_without_boxes_nothing_happens(library: ctypes.CDLL) -> None:
+    assert expand(library, [], []) == ({}, set())

@@ -1,0 +1,347 @@
+"""With a patch, the recorder writes down what kernels did: tried with streams that hold their work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpu.capture.exact_programs import BEGIN, PATCHES, gaps, run, told
+from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
+
+from cudakit.trace.events import (
+    Accessed,
+    Arenas,
+    Event,
+    StreamCreate,
+    StreamDestroy,
+    StreamSync,
+)
+from cudakit.trace.kinds import Known, Mode
+
+NO_ROOM = "a launch for whose accesses there was no room"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("cuda"))
+
+
+def position(events: list[Event], kind: type) -> int:
+    return next(i for i, event in enumerate(events) if isinstance(event.fact, kind))
+
+
+# --- kernels ----------------------------------------------------------------------------------------
+
+
+def test_what_a_launch_did_comes_to_the_byte_when_the_host_has_waited(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+cuda.hold(STREAM)
+launch(read(0x100000, 4, stride=4, count=100), write(0x100201, 1), write(0x100204, 16))
+time.sleep(0.03)  # the host is not looked after more often
+wait()
+cuda.go_on(STREAM)
+launch(read(0x100010))
+"""
+    events = run(tmp_path, library, program)
+    first, second = told(events)
+    assert first.did == [
+        (0x100000, 0x100190, Mode.READ, 0),
+        (0x100201, 0x100202, Mode.WRITE, 0),
+        (0x100204, 0x100214, Mode.WRITE, 0),
+    ]
+    assert (first.pending, first.known, first.ends) == (1, {Known.EXACT}, [(0, True)])
+    assert [(each.lo, each.hi) for each in first.assumed] == [(0x100000, 0x200000)]
+    assert second.did == [(0x100010, 0x100014, Mode.READ, 0)]
+    at = [i for i, event in enumerate(events) if isinstance(event.fact, Accessed)]
+    assert position(events, StreamSync) < at[0] < len(events) - 1
+    assert gaps(events) == {}
+
+
+def test_without_a_wait_it_comes_at_the_end(library: Path, tmp_path: Path) -> None:
+    events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
+    assert [each.did for each in told(events)] == [
+        [(0x100000, 0x100004, Mode.WRITE, 0)],
+        [(0x100000, 0x100004, Mode.READ, 0)],
+    ]
+    assert gaps(events) == {}
+
+
+def test_what_is_still_in_a_stream_at_the_end_is_not_taken_to_be_all(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.hold(STREAM)
+launch(write(0x100000))
+launch(write(0x200000), stream=LEGACY)
+"""
+    events = run(tmp_path, library, program)
+    assert [each.ends for each in told(events)] == [[(0, False)]] * 2
+    assert gaps(events) == {NO_ROOM: 2}
+
+
+def test_a_stream_that_nobody_waits_for_is_read_by_its_mark(library: Path, tmp_path: Path) -> None:
+    program = """
+import time
+cuda.make_stream(CONTEXT, OTHER, 1)
+cuda.hold(STREAM); cuda.hold(OTHER)
+launch(write(0x100000), stream=STREAM)
+launch(write(0x100004), stream=OTHER)
+time.sleep(0.03)
+wait(STREAM)  # tells nothing of the other one: its mark is behind its kernel
+cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
+cuda.go_on(OTHER)
+time.sleep(0.03)
+wait(STREAM)
+cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
+"""
+    events = run(tmp_path, library, program)
+    names = [type(event.fact).__name__ for event in events]
+    first, second = (i for i, name in enumerate(names) if name == "Fill")
+    assert "Accessed" not in names[:first]
+    assert names[first:second].count("Accessed") == 2
+    assert [each.did[0][0] for each in told(events)] == [0x100000, 0x100004]
+
+
+def test_what_other_threads_put_into_a_stream_is_not_done_when_this_one_has_waited(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import threading, time
+def elsewhere(*arguments):
+    thread = threading.Thread(target=launch, args=arguments)
+    thread.start(); thread.join()
+cuda.hold(STREAM)
+launch(write(0x100000))
+cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, and was not told yet
+elsewhere(write(0x100004))
+time.sleep(0.03)
+cuda.synchronize_but(CONTEXT, STREAM, 1)
+cuda.go_on(STREAM)
+"""
+    events = run(tmp_path, library, program)
+    assert [each.did[0][0] for each in told(events)] == [0x100000, 0x100004]
+    assert [each.ends for each in told(events)] == [[(0, True)]] * 2
+
+
+def test_launches_of_many_threads_are_told_apart(library: Path, tmp_path: Path) -> None:
+    program = """
+import threading
+def work(n):
+    mine = P(0x10000 + n)
+    cuda.make_stream(CONTEXT, mine, 1)
+    for i in range(200):
+        launch(write(0x100000 + (n * 200 + i) * 64, 32), stream=mine, pointer=0x100000 + n)
+        if i % 50 == 49:
+            wait(mine)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+    events = run(tmp_path, library, program)
+    each = told(events)
+    assert gaps(events) == {}
+    assert all(one.ends == [(0, True)] for one in each)
+    begins = sorted(lo for one in each for lo, _, _, _ in one.did)
+    assert begins == [0x100000 + i * 64 for i in range(800)]
+    for one in each:  # what it assumed and what it did is of the same thread
+        (lo, hi, _, _), thread = one.did[0], one.assumed[0].lo - 0x100000
+        assert (lo - 0x100000) // 64 // 200 == thread
+        assert hi - lo == 32
+
+
+def test_many_launches_without_a_wait(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(3000):
+    launch(write(0x100000 + i * 4))
+"""
+    events = run(tmp_path, library, program)
+    assert [one.did for one in told(events)] == [
+        [(0x100000 + i * 4, 0x100004 + i * 4, Mode.WRITE, 0)] for i in range(3000)
+    ]
+
+
+def test_where_there_is_no_room_the_launch_is_not_exact_and_a_gap_says_so(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+launch(write(0x100000))
+launch(read(1 << 32, 4, stride=1 << 16, count=70000))  # a page each
+"""
+    first, second = told(events := run(tmp_path, library, program))
+    assert first.ends == [(0, True)]
+    assert (second.did, second.ends) == ([], [(0, False)])
+    assert len(second.assumed) == 1
+    assert gaps(events) == {NO_ROOM: 1}
+
+
+def test_without_device_memory_accesses_are_assumed(library: Path, tmp_path: Path) -> None:
+    program = """
+ctypes.c_int.in_dll(cuda, "memory_refused").value = 1
+launch(write(0x100000))
+launch(write(0x100000))
+"""
+    events = run(tmp_path, library, program)
+    assert [(one.pending, len(one.assumed)) for one in told(events)] == [(0, 1)] * 2
+    assert gaps(events) == {
+        "no device memory for what kernels access: accesses from arguments": 1,
+        "a launch from arguments alone: no room for its accesses": 2,
+    }
+
+
+def test_a_launch_that_fails_did_nothing_and_keeps_nobody_waiting(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+launch(write(0x100000), result=700)
+launch(write(0x100004))
+time.sleep(0.03)
+wait()
+cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
+"""
+    events = run(tmp_path, library, program)
+    failed, other = told(events)
+    assert (failed.did, failed.ends) == ([], [(0, True)])
+    assert other.did == [(0x100004, 0x100008, Mode.WRITE, 0)]
+    assert type(events[-1].fact).__name__ != "Accessed", "read at the wait, not at the end"
+
+
+# --- modules and contexts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'memory_refused').value = 1"])
+def test_every_launch_in_a_context_with_a_patch_has_user_data(
+    library: Path, tmp_path: Path, change: str
+) -> None:
+    program = f"""
+{change}
+launch(write(0x100000))
+launch(write(0x100000), kernel=textures)
+ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+load_module(P(0x5001))
+launch(write(0x100000))
+assert not ctypes.c_int.in_dll(cuda, "times_unset").value
+"""
+    run(tmp_path, library, program)
+
+
+def test_a_module_that_cannot_be_patched_or_read_is_assumed(library: Path, tmp_path: Path) -> None:
+    program = """
+ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+load_module(P(0x5001))
+launch(write(0x100000))
+ctypes.c_int.in_dll(cuda, "patches_refused").value = 0
+cuda.load_module(CONTEXT, P(0x5002), b"no machine code", ctypes.c_size_t(15))
+launch(write(0x100000))
+load_module(P(0x5001))  # the handle comes again
+launch(write(0x100000))
+"""
+    events = run(tmp_path, library, program)
+    assert [one.pending for one in told(events)] == [0, 0, 1]
+    why = "a launch from arguments alone: machine code that could not be read or patched"
+    assert gaps(events) == {why: 2}
+
+
+def test_a_kernel_with_accesses_that_nobody_reports_is_assumed(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+launch(write(0x100000), kernel=textures)
+cuda.unload_module()
+other = CUBIN.replace(b"textures", b"somebody")
+cuda.load_module(CONTEXT, MODULE, other, ctypes.c_size_t(len(other)))
+launch(write(0x100000), kernel=textures)  # one of the same name, in a module with the same handle
+"""
+    events = run(tmp_path, library, program)
+    assert [one.pending for one in told(events)] == [0, 1]
+    assert gaps(events) == {"a launch from arguments alone: reads of textures": 1}
+
+
+def test_a_context_without_a_patch_for_its_device_is_assumed(library: Path, tmp_path: Path) -> None:
+    begin = 'ctypes.c_int.in_dll(cuda, "capability").value = 80\n'
+    program = begin + BEGIN + "launch(write(0x100000))"
+    events = recorded(tmp_path, library, program, patches=PATCHES)
+    assert [(one.pending, len(one.assumed)) for one in told(events)] == [(0, 1)]
+    assert list(facts(events, Arenas)) == []
+    assert gaps(events) == {
+        "a context that the patch could not be loaded into: accesses from arguments there": 1
+    }
+
+
+def test_a_stream_and_a_context_are_destroyed_with_work_in_them(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.hold(STREAM)
+launch(write(0x100000))
+cuda.drop_stream(CONTEXT, STREAM)
+cuda.go_on(STREAM)
+cuda.make_stream(CONTEXT, STREAM, 1)  # the handle comes again
+launch(write(0x100004))
+cuda.drop_context(CONTEXT, 3)
+cuda.make_context(CONTEXT, 3)
+cuda.make_stream(CONTEXT, STREAM, 1)
+load_module()
+launch(write(0x100008))
+"""
+    events = run(tmp_path, library, program)
+    assert [one.did for one in told(events)] == [
+        [(at, at + 4, Mode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
+    ]
+    assert all(one.ends == [(0, True)] for one in told(events))
+    sizes = [each.size_bytes for each in facts(events, Arenas)]
+    assert sizes[0] > 0
+    assert sizes[-1] == 0, "the end gives everything back"
+    assert sizes.count(0) == 2
+    assert gaps(events) == {}
+
+
+def test_many_contexts_may_come_and_go(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(40):
+    context, stream = P(0x100000 + i * 16), P(0x200000 + i * 16)
+    cuda.make_context(context, 0)
+    cuda.make_stream(context, stream, 1)
+    load_module(P(0x5000), context)
+    launch(write(0x100000 + i * 4), stream=stream, context=context)
+    cuda.drop_context(context, 0)
+"""
+    events = run(tmp_path, library, program)
+    assert [one.did[0][0] for one in told(events)] == [0x100000 + i * 4 for i in range(40)]
+
+
+def test_a_stream_of_the_recorders_own_is_nobodys(library: Path, tmp_path: Path) -> None:
+    program = """
+launch(write(0x100000))
+cuda.drop_own_stream(CONTEXT)
+"""
+    events = run(tmp_path, library, program)
+    assert len(list(facts(events, StreamCreate))) == 3
+    assert list(facts(events, StreamDestroy)) == []
+    assert told(events)[0].ends == [(0, True)]
+
+
+def test_a_child_that_was_forked_off_is_silent_about_its_parents_launches(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+cuda.hold(STREAM)
+launch(write(0x100000))
+if not (child := os.fork()):
+    sys.exit(0)
+os.waitpid(child, 0)
+if not (child := os.fork()):
+    cuda.make_context(CONTEXT, 0)
+    cuda.make_stream(CONTEXT, OTHER, 1)
+    load_module()
+    launch(write(0x300000), stream=OTHER)
+    sys.exit(0)
+os.waitpid(child, 0)
+cuda.go_on(STREAM)
+"""
+    processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
+    did = sorted([one.did[0][0] for one in told(events)] for events in processes)
+    assert did == [[0x100000], [0x300000]]

@@ -1,0 +1,231 @@
+"""With a patch, the recorder tells what the nodes of graphs did, and what is stored through tensor maps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu.capture.exact_programs import gaps, run, told
+from gpu.capture.recorded import build_library, facts
+
+from cudakit.trace.events import Access, Event
+from cudakit.trace.kinds import Known, Mode
+
+MAPS = Path(__file__).parents[2] / "data/tensor_maps.json"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("cuda"))
+
+
+# --- graphs -------------------------------------------------------------------------------------------
+
+GRAPHS = """
+class Node(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("kernel", U * 9), ("copy", U * 25), ("fill", U * 5),
+                ("child", P)]
+class Graph(ctypes.Structure):
+    _fields_ = [("nodes", ctypes.c_size_t), ("edges", ctypes.c_size_t), ("node", P * 8),
+                ("before", ctypes.c_int * 8), ("after", ctypes.c_int * 8)]
+EXECUTABLE, OTHER_EXECUTABLE = P(0x9000), P(0x9001)
+arguments = pointers(0x100000)
+def kernel_node(of=plain):
+    node = Node(0)
+    node.kernel[0], node.kernel[5] = ctypes.addressof(of), ctypes.addressof(arguments)
+    return node
+def graph(*kernels, executable=EXECUTABLE):
+    nodes = [kernel_node(each) for each in kernels]
+    made = Graph(len(nodes), 0)
+    held.append(nodes)
+    for i, node in enumerate(nodes):
+        made.node[i] = ctypes.addressof(node)
+    cuda.instantiate(ctypes.byref(made), executable)
+    return made
+def launch_graph(of, *each, first_grid=1000, in_line=1, executable=EXECUTABLE, result=0):
+    will_touch(*each, result=result)
+    cuda.launch_kernels(CONTEXT, STREAM, executable, ctypes.byref(of), U(first_grid), in_line)
+"""
+
+
+@pytest.mark.parametrize("in_line", [0, 1])
+def test_nodes_of_a_graph_are_told_apart_in_every_launch(
+    library: Path, tmp_path: Path, in_line: int
+) -> None:
+    program = f"""
+cuda.hold(STREAM)
+three = graph(plain, plain, plain)
+for i in range(4):
+    launch(read(0x100000 + i * 64))
+    launch_graph(three, *(write(0x100004 + i * 64 + n * 8) for n in range(3)), in_line={in_line})
+wait()
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    for i, (kernel, graph) in enumerate(zip(*[iter(told(events))] * 2, strict=True)):
+        at = 0x100004 + i * 64
+        assert kernel.did == [(at - 4, at, Mode.READ, 0)]
+        assert graph.pending == 3
+        assert graph.did == [(at + n * 8, at + n * 8 + 4, Mode.WRITE, n + 1) for n in range(3)]
+        assert graph.ends == [(n + 1, True) for n in range(3)]
+    assert gaps(events) == {}
+
+
+def test_two_graphs_whose_launches_take_turns(library: Path, tmp_path: Path) -> None:
+    program = """
+cuda.hold(STREAM)
+one, other = graph(plain, plain), graph(plain, executable=OTHER_EXECUTABLE)
+for i in range(3):
+    launch_graph(one, write(0x100000), write(0x100008), first_grid=50)
+    launch_graph(other, write(0x100010), first_grid=52, executable=OTHER_EXECUTABLE)
+wait()
+"""
+    each = told(run(tmp_path, library, GRAPHS + program))
+    assert [[(lo, node) for lo, _, _, node in one.did] for one in each] == [
+        [(0x100000, 1), (0x100008, 2)],
+        [(0x100010, 1)],
+    ] * 3
+
+
+def test_grids_that_are_not_where_those_of_the_graph_were_spoil_what_they_could_have_hit(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+two = graph(plain, plain)
+launch_graph(two, write(0x100000), write(0x100008), first_grid=1000)
+launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)  # the second is behind the others
+import time; time.sleep(0.03)
+wait()
+launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    first, second, third = told(events)
+    assert [exact for _, exact in first.ends + second.ends] == [False] * 4
+    assert third.ends == [(1, True), (2, True)]
+
+
+def test_nodes_that_do_not_come_stand_as_assumed_and_those_that_nobody_expected_do_no_harm(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+three = graph(plain, plain, plain)
+two = graph(plain, plain)
+launch_graph(three, *(write(0x100000 + i * 8) for i in range(3)))
+one = Graph(1, 0)
+one.node[0] = two.node[0]
+launch_graph(one, write(0x100020), first_grid=2000)
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    more, fewer = told(events)
+    assert more.did == [(0x100000, 0x100004, Mode.WRITE, 1), (0x100008, 0x10000C, Mode.WRITE, 2)]
+    assert more.ends == [(1, True), (2, True)]
+    assert fewer.did == [(0x100020, 0x100024, Mode.WRITE, 1)]
+    assert sorted(fewer.ends) == [(0, False), (1, True)]
+    assert gaps(events) == {"the launch of a graph with other nodes than it was made with": 2}
+
+
+def test_a_graph_that_cannot_be_launched_is_over(library: Path, tmp_path: Path) -> None:
+    program = """
+two = graph(plain, plain)
+launch_graph(two, write(0x100000), write(0x100008), result=700)
+launch(write(0x100010))
+cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    failed, other = told(events)
+    assert failed.did == []
+    assert other.did == [(0x100010, 0x100014, Mode.WRITE, 0)]
+    assert "Fill" in {type(event.fact).__name__ for event in events}, "no node's, but a fill"
+
+
+def test_a_node_that_nobody_can_report_stands_as_assumed_and_the_others_are_exact(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+two = graph(textures, plain)
+launch_graph(two, write(0x100000), write(0x100008))
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    (one,) = told(events)
+    assert sorted(one.ends) == [(1, False), (2, True)]
+    assert one.did == [(0x100008, 0x10000C, Mode.WRITE, 2)]
+    assert gaps(events) == {"a kernel of a graph from arguments alone: reads of textures": 1}
+
+
+def test_many_launches_of_graphs_without_a_wait_have_places(library: Path, tmp_path: Path) -> None:
+    program = """
+graphs = [graph(plain, executable=P(0x9100 + i)) for i in range(40)]
+for round in range(15):  # the first launch of each takes many indices: more than there are, in all
+    for i, each in enumerate(graphs):
+        launch_graph(each, write(0x100000 + i * 4), first_grid=7 + 10000 * round, executable=P(0x9100 + i))
+"""
+    each = told(run(tmp_path, library, GRAPHS + program))
+    assert [one.did[0][0] for one in each] == [0x100000 + i * 4 for i in range(40)] * 15
+
+
+# --- stores through tensor maps -------------------------------------------------------------------------
+
+
+def a_map() -> dict[str, object]:
+    """A recorded map of a matrix of bytes, whose rows lie apart."""
+    maps = json.loads(MAPS.read_text())["encoded"]
+    return next(each for each in maps if each["dims"] == [1024, 512] and each["strides"] == [4112])
+
+
+TENSORS = """
+MAP = bytes.fromhex(a_map["map"])
+ADDRESS = a_map["address"]
+memory(ALLOC, ADDRESS, 1 << 23)
+def a_map_at(address):
+    return address.to_bytes(8, "little") + MAP[8:]
+stores = Kernel(b"stores", 2, (0, 64), (64, 64))
+def launch_stores(*maps, loads=()):
+    buffers = [ctypes.create_string_buffer(each, 64) for each in maps]
+    held.append(buffers)
+    will_touch(*(Touch(ctypes.addressof(buffers[i]), 0, 1, 0, 0) for i in loads))
+    stores.parameters = len(maps)
+    cuda.launch(CONTEXT, STREAM, ctypes.byref(stores), (P * len(maps))(*map(ctypes.addressof, buffers)), None)
+"""
+
+
+def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
+    return run(directory, library, f"a_map = {a_map()!r}\n{TENSORS}{program}")
+
+
+def test_a_map_that_is_not_loaded_by_is_stored_by(library: Path, tmp_path: Path) -> None:
+    program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
+    (one,) = told(events := run_tensors(tmp_path, library, program))
+    address = a_map()["address"]
+    assert isinstance(address, int)
+    written = [each for each in facts(events, Access) if each.mode == Mode.WRITE]
+    assert written == [
+        Access(
+            address + (1 << 22), address + (1 << 22) + 511 * 4112 + 1024, Mode.WRITE, Known.SUMMARY, 4112, 512
+        )
+    ]  # fmt: skip
+    assert (one.pending, one.ends) == (1, [(0, True)])
+    assert {how for _, _, how, _ in one.did} == {Mode.READ, Mode.WRITE}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # where it stores is not among its parameters
+        "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0, 1])",
+    ],
+)
+def test_stores_by_nothing_that_is_known_are_not_exact(
+    library: Path, tmp_path: Path, program: str
+) -> None:
+    (one,) = told(run_tensors(tmp_path, library, program))
+    assert (one.did, one.ends) == ([], [(0, False)])
+    assert len(one.assumed) == 1
+
+
+def test_stores_without_a_map_among_the_parameters_are_assumed(
+    library: Path, tmp_path: Path
+) -> None:
+    program = "launch_stores(bytes(64), a_map_at(1 << 62))"
+    (one,) = told(events := run_tensors(tmp_path, library, program))
+    assert one.pending == 0
+    assert gaps(events) == {"a launch from arguments alone: stores by tensor maps": 1}

@@ -1,0 +1,81 @@
+"""Programs are run with a limit, and judged by what was found; what is kept of them is small."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import judge_races
+import pytest
+from judge_races import TIMED_OUT, Judgement, Run
+
+CASE = replace(next(judge_races.cases()), exact=True)
+CLEAN = {"exit_status": 0, "races": [], "gaps": {}}
+
+
+def is_running(process: int) -> bool:
+    """Say whether a process runs; one that has ended may not be waited for yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    run = judge_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
+
+    assert run.exit_code == TIMED_OUT
+    assert run.stderr.splitlines() == ["why", "", "it did not end in 1 s"]
+    process = int(started.read_text())
+    deadline = time.monotonic() + 10
+    while is_running(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(process)
+
+
+def test_the_status_of_a_program_is_as_a_shell_has_it() -> None:
+    assert judge_races.timed(["sh", "-c", "exit 3"], 10).exit_code == 3
+    assert judge_races.timed(["sh", "-c", "kill -9 $$"], 10).exit_code == 137
+
+
+@pytest.mark.parametrize(
+    ("counts", "complaint"),
+    [
+        ({"launches_exact": 99, "launches_assumed": 1}, []),
+        ({"launches_exact": 97, "launches_assumed": 2, "launches_unknown": 1}, ["only 97.0%"]),
+        ({"launches_assumed": 5}, ["only 0.0%"]),
+        ({}, ["only 0.0%"]),
+    ],
+)
+def test_a_verdict_counts_only_where_nearly_all_launches_are_exact(
+    counts: dict[str, Any], complaint: list[str]
+) -> None:
+    run = Run(0, 1.0, "", {**CLEAN, "coverage": {"launches": 100, "accesses_exact": 7, **counts}})
+
+    found = list(judge_races.wrong_races(replace(CASE, variant="fixed"), run))
+    assert [each.partition(" of the launches")[0] for each in found] == complaint
+
+
+def test_a_log_that_is_too_large_is_left_out_and_said(tmp_path: Path) -> None:
+    script = judge_races.ROOT / "examples/races/sim_kernels_race.py"
+    log, output = tmp_path / "log.npz", tmp_path / "races.json"
+    command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
+    done = subprocess.run(
+        [*command, "--most-bytes", "100", "--", str(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+
+    assert done.returncode == judge_races.RACES_FOUND
+    assert "no log is kept: it would take " in done.stderr
+    assert output.exists()
+    assert not log.exists()
+    assert Judgement(CASE, True, "", Run(1, 1.0, ""), log).lost_log
