@@ -6,6 +6,7 @@ first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 numbers = cupy.ones(10_000, "f4")
 low = numbers[:5000]
 high = numbers[4999:]  # WRONG: one element too many, and no edge between the branches
+cupy.cuda.Device().synchronize()
 with first:
     low += 1
     high *= 2

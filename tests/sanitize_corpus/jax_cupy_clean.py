@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 
 side = cupy.cuda.Stream(non_blocking=True)
-wave = jax.jit(lambda: jnp.sin(jnp.arange(1 << 20, dtype=jnp.float32)))()
+many_waves = jax.jit(lambda: jnp.sin(jnp.arange(1 << 28, dtype=jnp.float32)))
+many_waves().block_until_ready()  # so that both kernels are compiled
+few = cupy.ones(8, "f4")
+few *= 2
+cupy.cuda.Device().synchronize()
+
+wave = many_waves()  # is at work while the rest is enqueued
 with side:
     result = cupy.from_dlpack(wave)
     result *= 2

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import torch
 
 side = torch.cuda.Stream()
-numbers = jnp.arange(1 << 20, dtype=jnp.float32).block_until_ready()
+numbers = jnp.arange(1 << 28, dtype=jnp.float32).block_until_ready()
 shared = torch.from_dlpack(numbers)
+waves_of = jax.jit(lambda x: jnp.sin(x) * 2)
+waves_of(numbers).block_until_ready()  # so that it is compiled, and the kernel of torch is loaded
+torch.ones(8, device="cuda").mul_(2)
 torch.cuda.synchronize()
 
-wave = jax.jit(lambda x: jnp.sin(x) * 2)(numbers)
+wave = waves_of(numbers)  # is at work while the rest is enqueued
 wave.block_until_ready()
 with torch.cuda.stream(side):
     shared.mul_(2)

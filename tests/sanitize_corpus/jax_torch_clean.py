@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import torch
 
 side = torch.cuda.Stream()
-wave = jax.jit(lambda: jnp.sin(jnp.arange(1 << 20, dtype=jnp.float32)))()
+many_waves = jax.jit(lambda: jnp.sin(jnp.arange(1 << 28, dtype=jnp.float32)))
+many_waves().block_until_ready()  # so that it is compiled, and the kernel of torch is loaded
+torch.ones(8, device="cuda").mul(2)
+torch.cuda.synchronize()
+
+wave = many_waves()  # is at work while the rest is enqueued
 with torch.cuda.stream(side):
     result = torch.from_dlpack(wave)
     doubled = result * 2

@@ -1,4 +1,4 @@
-"""Two kernels load and store boxes of one matrix by its tensor map, beside one another."""
+"""A kernel loads boxes of a matrix by its tensor map, and another one changes the columns beside them."""
 
 import torch
 import triton
@@ -7,17 +7,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
-def double(boxes, column, ROWS: tl.constexpr):
-    row = tl.program_id(0) * ROWS
-    boxes.store([row, column], boxes.load([row, column]) * 2)
+def double(results, boxes, SIZE: tl.constexpr):
+    rows = tl.arange(0, SIZE)[:, None]
+    columns = tl.arange(0, SIZE)[None, :]
+    row = tl.program_id(0) * SIZE
+    box = boxes.load([row, 32])
+    tl.store(results + (row + rows) * SIZE + columns, box * 2)
 
 
 side = torch.cuda.Stream()
 matrix = torch.ones(256, 128, device="cuda")
+results = torch.empty(256, 32, device="cuda")
 boxes = TensorDescriptor.from_tensor(matrix, [32, 32])
 torch.cuda.synchronize()
 
-double[(8,)](boxes, 32, ROWS=32)
+double[(8,)](results, boxes, SIZE=32)
 with torch.cuda.stream(side):
-    double[(8,)](boxes, 64, ROWS=32)
+    matrix[:, 64:].fill_(0)
 torch.cuda.synchronize()

@@ -250,6 +250,7 @@ void drop_stream(void *context, void *stream)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
     tell(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
+    device_forget(stream);
 }
 
 void memory(uint32_t cbid, void *context, void *stream, uint64_t address, uint64_t size, uint32_t flags)

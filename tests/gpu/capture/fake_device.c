@@ -24,7 +24,8 @@ typedef struct {
     fake_launch launch;
     touch *touches;
     uint32_t count;
-    void *memory; /* NULL: a kernel; else what to set */
+    void (*function)(void *); /* of the host, given what is in ``memory``; NULL: none */
+    void *memory;             /* NULL: a kernel; else what to set */
     int value;
     size_t bytes;
 } work;
@@ -71,6 +72,10 @@ static void touch_all(const fake_launch *of, const touch *all)
 
 static void run(const work *one)
 {
+    if (one->function) {
+        one->function(one->memory);
+        return;
+    }
     if (one->memory) {
         set(one->memory, one->value, one->bytes);
         return;
@@ -109,6 +114,14 @@ void device_drain(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device);
 }
 
+int cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data)
+{
+    pthread_mutex_lock(&device);
+    enqueue(stream, (work){.function = function, .memory = data});
+    pthread_mutex_unlock(&device);
+    return 0;
+}
+
 /* From now on a stream does nothing before it is waited for; or it goes on. */
 void hold(void *stream)
 {
@@ -117,11 +130,21 @@ void hold(void *stream)
     pthread_mutex_unlock(&device);
 }
 
-void go_on(void *stream)
+void device_forget(Sanitizer_StreamHandle handle)
+{
+    pthread_mutex_lock(&device);
+    size_t i = number_of(handle);
+    streams[i].handle = streams + i;
+    pthread_mutex_unlock(&device);
+}
+
+void go_on(void *stream) /* NULL: each of them */
 {
     device_drain(stream);
     pthread_mutex_lock(&device);
-    streams[number_of(stream)].holds = false;
+    for (size_t i = 0; i < stream_count; i++)
+        if (!stream || streams[i].handle == stream)
+            streams[i].holds = false;
     pthread_mutex_unlock(&device);
 }
 

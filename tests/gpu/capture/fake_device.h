@@ -27,4 +27,7 @@ void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, con
 /* Have a stream, NULL: each of them, do what it holds. */
 void device_drain(Sanitizer_StreamHandle stream);
 
+/* A stream is gone: what it holds is done nevertheless, and its handle may come again. */
+void device_forget(Sanitizer_StreamHandle stream);
+
 #endif

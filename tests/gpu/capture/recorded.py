@@ -97,7 +97,8 @@ def build_library(directory: Path) -> Path:
     library = directory / "libfake_cuda.so"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-         "-Wno-unknown-pragmas", f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}", "-Wl,-soname,libcuda.so.1",
+         "-Wno-unknown-pragmas", "-Wl,-soname,libcuda.so.1",
+         f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}",
          *(str(HERE / name) for name in ("fake_cuda.c", "fake_device.c", "patch_on_host.c")),
          *(str(CAPTURE / "recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],
         check=True,

@@ -251,14 +251,21 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
     ]
 
 
-def test_a_function_of_the_host_is_taken_to_have_run_at_once_and_counted(
+def test_a_function_of_the_host_is_told_when_the_stream_has_come_to_it(
     library: Path, tmp_path: Path
 ) -> None:
-    events = recorded(tmp_path, library, "cuda.call_host(STREAM); cuda.call_host(None)")
+    program = """
+cuda.call_host(None)
+cuda.hold(STREAM)
+cuda.call_host(STREAM)
+cuda.call_host(None)
+cuda.go_on(STREAM)
+"""
+    events = recorded(tmp_path, library, program)
     assert list(facts(events, HostCall)) == [
-        HostCall(stream, phase) for stream in (3, 2) for phase in (Phase.BEGIN, Phase.END)
+        HostCall(stream, phase) for stream in (2, 2, 3) for phase in (Phase.BEGIN, Phase.END)
     ]
-    assert len(list(facts(events, Gap))) == 2
+    assert list(facts(events, Gap)) == []
 
 
 GRAPHS = """

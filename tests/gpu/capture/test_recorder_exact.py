@@ -12,6 +12,7 @@ from cudakit.trace.events import (
     Accessed,
     Arenas,
     Event,
+    Fill,
     StreamCreate,
     StreamDestroy,
     StreamSync,
@@ -196,14 +197,14 @@ def test_a_launch_that_fails_did_nothing_and_keeps_nobody_waiting(
 ) -> None:
     program = """
 import time
-launch(write(0x100000), result=700)
 launch(write(0x100004))
+launch(write(0x100000), result=700)
 time.sleep(0.03)
 wait()
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 """
     events = run(tmp_path, library, program)
-    failed, other = told(events)
+    other, failed = told(events)
     assert (failed.did, failed.ends) == ([], [(0, True)])
     assert other.did == [(0x100004, 0x100008, Mode.WRITE, 0)]
     assert type(events[-1].fact).__name__ != "Accessed", "read at the wait, not at the end"
@@ -275,12 +276,16 @@ def test_a_stream_and_a_context_are_destroyed_with_work_in_them(
     library: Path, tmp_path: Path
 ) -> None:
     program = """
+import time
 cuda.hold(STREAM)
 launch(write(0x100000))
 cuda.drop_stream(CONTEXT, STREAM)
-cuda.go_on(STREAM)
 cuda.make_stream(CONTEXT, STREAM, 1)  # the handle comes again
 launch(write(0x100004))
+time.sleep(0.03)
+wait()  # for the second of them
+cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
+cuda.go_on(None)
 cuda.drop_context(CONTEXT, 3)
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
@@ -291,6 +296,7 @@ launch(write(0x100008))
     assert [one.did for one in told(events)] == [
         [(at, at + 4, Mode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
     ]
+    assert position(events, Fill) < position(events, Accessed)
     assert all(one.ends == [(0, True)] for one in told(events))
     sizes = [each.size_bytes for each in facts(events, Arenas)]
     assert sizes[0] > 0

@@ -2,6 +2,7 @@
 #include "allocations.h"
 #include "exact.h"
 #include "graphs.h"
+#include "host_calls.h"
 #include "kernels.h"
 #include "recorder.h"
 #include "sites.h"
@@ -33,6 +34,11 @@ static void enter_graph(CUgraph graph)
     this_thread.graph = graphs_describe(graph, &here, &this_thread.graph_kernels);
 }
 
+static void enter_own_host_call(CUcontext context, CUstream stream)
+{
+    host_calls_expect(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
+}
+
 static void enter(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const launch_params *launch = parameters;
@@ -55,6 +61,16 @@ static void enter(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuLaunchKernelEx_ptsz:
         enter_launch(context, product(launch_ex->config->grid) * product(launch_ex->config->block), launch_ex->f,
                      launch_ex->kernelParams, launch_ex->extra);
+        break;
+    case CBID_cuLaunchHostFunc:
+    case CBID_cuLaunchHostFunc_v2:
+    case CBID_cuStreamAddCallback:
+        host_calls_expect(context, *(const CUstream *)parameters);
+        break;
+    case CBID_cuLaunchHostFunc_ptsz:
+    case CBID_cuLaunchHostFunc_v2_ptsz:
+    case CBID_cuStreamAddCallback_ptsz:
+        enter_own_host_call(context, *(const CUstream *)parameters);
         break;
     case CBID_cuGraphLaunch:
     case CBID_cuGraphLaunch_ptsz:
@@ -100,26 +116,6 @@ static void reached(CUevent event)
     record made = record_begin(KIND_EVENT_QUERY_OK, 0, 0, sites_number(&here));
     made.event.event = number_of_event(event);
     record_one(&made);
-    pthread_mutex_unlock(&recorder_lock);
-}
-
-/* A function of the host was put into a stream. When it runs is not told, and a thread that waits for what it
- * does knows that the stream has come so far: it is taken to have run at once, so that no race is made up. */
-static void called_host(CUcontext context, CUstream stream)
-{
-    Sanitizer_StreamHandle handle = NULL;
-    site here;
-    if (graphs_are_captured() || sanitizer.stream_handle(context, stream, &handle) || !handle)
-        return; /* of a graph it is a node */
-    sites_here(&here);
-    pthread_mutex_lock(&recorder_lock);
-    uint32_t number = number_of_stream(handle, context);
-    record made = record_begin(KIND_HOST_CALL, number_of_context(context), number, sites_number(&here));
-    made.host_call.phase = PHASE_BEGIN;
-    record_one(&made);
-    made.host_call.phase = PHASE_END;
-    record_one(&made);
-    record_gap("a function of the host in a stream, which is taken to have run at once");
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -200,18 +196,6 @@ static void exit_successful(uint32_t cbid, const void *parameters, CUcontext con
     case CBID_cuGraphLaunchWithArguments:
         gap("a graph launched with arguments of its own");
         break;
-    case CBID_cuLaunchHostFunc:
-    case CBID_cuLaunchHostFunc_v2:
-    case CBID_cuStreamAddCallback:
-        called_host(context, *(const CUstream *)parameters);
-        break;
-    case CBID_cuLaunchHostFunc_ptsz:
-    case CBID_cuLaunchHostFunc_v2_ptsz:
-    case CBID_cuStreamAddCallback_ptsz: {
-        CUstream stream = *(const CUstream *)parameters;
-        called_host(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
-        break;
-    }
     case CBID_cuIpcOpenEventHandle:
         gap("an event of another process");
         break;

@@ -227,6 +227,7 @@ enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
     X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
     X(cuStreamCreate, (CUstream *, unsigned)) \
     X(cuStreamDestroy_v2, (CUstream)) \
+    X(cuLaunchHostFunc, (CUstream, void (*)(void *), void *)) \
     X(cuStreamGetCaptureInfo_v3, \
       (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const edge_data **, size_t *))
 

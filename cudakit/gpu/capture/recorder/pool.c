@@ -291,7 +291,6 @@ static void finish_arena(pool *of, arena *one)
     while (!is_complete(one)) {
         if (looking_now_ns() >= until || !arena_look(&one->memory, &top)) {
             one->memory.allocated = NULL;
-            one->spoiled = true;
             break;
         }
         looking_pause();

@@ -20,7 +20,7 @@ typedef struct {
     const store_set *stores;
     size_t next_store;
     bool spoiled;
-    uint64_t lost;
+    uint64_t lost, unknown; /* launches; those of them whose stores are not known */
     size_t pieces; /* of the launch that is being told */
     record *rows;
     size_t used;
@@ -154,6 +154,7 @@ static void lose_unknown_stores(teller *to)
             known = known || !maps[next].loaded;
         if (!known)
             lose(to, maps[i].launch);
+        to->unknown += !known;
     }
 }
 
@@ -164,7 +165,8 @@ void tell(arena_copy *all, const record *launches, uint32_t count, store_set *st
     const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
     const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
     spoiled = !stores_settle(stores, all->maps, maps, all->boxes, boxes) || spoiled;
-    teller to = {all, launches, 0, count, stores, 0, spoiled, 0, 0, rows, 0};
+    teller to = {
+        .all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled, .rows = rows};
     lose_unknown_stores(&to);
     page_set *pages = &all->pages;
     if (!boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, lose, &to) ||
@@ -172,10 +174,11 @@ void tell(arena_copy *all, const record *launches, uint32_t count, store_set *st
         to.spoiled = true;
     end_launches(&to, count);
     flush(&to);
-    if (!to.lost)
-        return;
     pthread_mutex_lock(&recorder_lock);
-    record_gaps("a launch for whose accesses there was no room", to.lost);
+    if (to.unknown)
+        record_gaps("a launch that stores by a tensor map which is not known", to.unknown);
+    if (to.lost > to.unknown)
+        record_gaps("a launch for whose accesses there was no room", to.lost - to.unknown);
     pthread_mutex_unlock(&recorder_lock);
 }
 
