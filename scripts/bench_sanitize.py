@@ -13,8 +13,8 @@ Every figure is the median of processes that take turns, so that what else the m
 * the start of a process that never uses CUDA, plain and with the agent in it;
 * the engine alone, fed with the trace of that step.
 
-The reports of the runs with exact accesses say what they saw: a figure counts where 99 of 100 launches or more
-were exact, and no race was found. Exits with 1 where one of the limits is passed.
+The reports of the runs with exact accesses say what they saw: a figure counts where at least 99 of 100
+launches were exact, and no race was found. Exits with 1 where one of the limits is passed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ static PyObject *finish(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 static PyMethodDef methods[] = {
-    {"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0}, {"finish", finish, METH_NOARGS, 0}, {0}};
+    {"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0},
+    {"finish", finish, METH_NOARGS, 0}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, 0, methods, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit_NAME(void) {
     PyObject *made = PyModule_Create(&module);
