@@ -32,8 +32,8 @@ def test_the_race_is_found_and_its_fixed_twin_is_clean(name: str) -> None:
         [sys.executable, str(JUDGE), name], capture_output=True, text=True, check=False
     )
 
-    if "skipped" in done.stdout.splitlines()[0]:
-        pytest.skip(done.stdout.splitlines()[0])
+    if done.stdout.endswith("0 of 0 as expected, 2 skipped\n"):
+        pytest.skip("something that it needs is not installed")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
