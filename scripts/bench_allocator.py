@@ -170,7 +170,7 @@ def with_cuda_core() -> Iterator[tuple[str, Loop]]:
     for name, resource in (
         ("cuda.core DeviceMemoryResource", DeviceMemoryResource(device)),
         (OWN_CORE, cudakit.CachingMemoryResource(0)),
-        (f"{OWN_CORE}, front cache", cudakit.CachingMemoryResource(0, front_cache=64)),
+        (f"{OWN_CORE}, torch's addresses", cudakit.CachingMemoryResource(0, front_cache=0)),
     ):
         yield name, buffers_of(resource, stream)
 

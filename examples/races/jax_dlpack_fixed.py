@@ -11,7 +11,12 @@ import torch
 side = torch.cuda.Stream()
 host = torch.empty(1 << 22, pin_memory=True)
 
-wave = jax.jit(lambda: jnp.sin(jnp.arange(1 << 22, dtype=jnp.float32)))()
+many_waves = jax.jit(
+    lambda: jnp.sin(jnp.arange(1 << 30, dtype=jnp.float32)).reshape(1 << 22, -1).sum(1)
+)
+host.copy_(torch.from_dlpack(many_waves().block_until_ready()))  # compiles it, and is waited for
+
+wave = many_waves()  # is at work while the rest is enqueued
 with torch.cuda.stream(side):
     result = torch.from_dlpack(wave)
     host.copy_(result, non_blocking=True)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cudakit.errors import CudakitError, MissingDependency
+from cudakit.errors import MissingDependency
 from cudakit.gpu.api.allocator import Allocator
 
 try:
-    from cuda.core import Buffer, MemoryResource  # type: ignore[import-untyped]
+    from cuda.core import MemoryResource  # type: ignore[import-untyped]
 except ImportError as error:
     raise MissingDependency(
         "cuda-core", purpose="a memory resource of cuda.core", requirement="cuda-core>=1,<2"
     ) from error
 
-if TYPE_CHECKING:
-    from cuda.core import Stream
+try:
+    from cudakit.gpu.plugs._buffers import Calls
+except ImportError:  # it was not built
+    from cudakit.gpu.plugs.buffers import Calls
 
 
-class AllocatorResource(MemoryResource):  # type: ignore[misc]  # its stubs are not marked as such
+class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stubs are not marked as such
     """Memory of an allocator as Buffers of cuda.core; ``Device.memory_resource`` takes it.
 
     A Buffer gives its memory back on the stream that it is closed on: where that is not the one it was
@@ -34,37 +36,18 @@ class AllocatorResource(MemoryResource):  # type: ignore[misc]  # its stubs are 
         """The allocator behind it: statistics, history, snapshots, settings."""
         return self._allocator
 
-    def allocate(self, size: int, *, stream: Stream) -> Buffer:
-        """Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."""
-        ptr = self._allocator.alloc(size, stream.__cuda_stream__()[1])
-        try:
-            return Buffer.from_handle(ptr, size, self, stream=stream)
-        except BaseException:
-            self._allocator.free(ptr)
-            raise
+    # Before those of MemoryResource, which are none.
+    allocate = Calls.allocate
+    deallocate = Calls.deallocate
 
-    def deallocate(self, ptr: Any, size: int, *, stream: Stream) -> None:  # noqa: ARG002
-        """Give memory back. Never raises: what is not allocated is counted among the invalid frees."""
-        try:  # noqa: SIM105  suppress() takes longer than all of the rest
-            self._allocator.free(ptr, stream.__cuda_stream__()[1])
-        except CudakitError:
-            pass
+    # Read for each Buffer, and so no properties.
+    is_device_accessible = True
+    is_host_accessible = False
+    is_managed = False
 
     @property
     def device_id(self) -> int:
         return self._device
-
-    @property
-    def is_device_accessible(self) -> bool:
-        return True
-
-    @property
-    def is_host_accessible(self) -> bool:
-        return False
-
-    @property
-    def is_managed(self) -> bool:
-        return False
 
     # What people look for first, so that it need not be asked of the allocator.
 

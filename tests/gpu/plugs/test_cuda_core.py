@@ -9,18 +9,30 @@ from cuda.core import Buffer, MemoryResource, Stream
 from gpu.plugs.allocating import Allocating
 
 from cudakit.errors import CudaError
+from cudakit.gpu.plugs.buffers import Calls
 from cudakit.gpu.plugs.cuda_core import AllocatorResource
 
 
 class OnHost(AllocatorResource):
     """The resource, but for what it says of its memory: for that of a device cuda.core asks the driver."""
 
-    @property
-    def is_device_accessible(self) -> bool:
-        return False
+    is_device_accessible = False
+
+
+class InPython(OnHost):
+    """The same with its calls in Python, wherever there are others."""
+
+    allocate = Calls.allocate
+    deallocate = Calls.deallocate
 
 
 FIRST, SECOND = Stream.from_handle(0x1000), Stream.from_handle(0x2000)
+
+
+@pytest.fixture(params=[OnHost, InPython])
+def kind(request: pytest.FixtureRequest) -> type[AllocatorResource]:
+    found: type[AllocatorResource] = request.param
+    return found
 
 
 @pytest.fixture
@@ -37,8 +49,10 @@ def test_it_is_a_resource_of_memory_of_the_device(allocator: Allocating) -> None
     assert said == (True, False, False)
 
 
-def test_a_buffer_is_allocated_on_its_stream_and_closed_on_another(allocator: Allocating) -> None:
-    buffer = OnHost(allocator).allocate(100, stream=FIRST)
+def test_a_buffer_is_allocated_on_its_stream_and_closed_on_another(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
+    buffer = kind(allocator).allocate(100, stream=FIRST)
     ptr = int(buffer.handle)
     assert (type(buffer), buffer.size) == (Buffer, 100)
 
@@ -49,25 +63,27 @@ def test_a_buffer_is_allocated_on_its_stream_and_closed_on_another(allocator: Al
     assert allocator.freed == [(ptr, 0x2000)]
 
 
-def test_a_buffer_that_nobody_has_any_more_gives_its_memory_back(allocator: Allocating) -> None:
-    resource = OnHost(allocator)
+def test_a_buffer_that_nobody_has_any_more_gives_its_memory_back(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
+    resource = kind(allocator)
     resource.allocate(100, stream=FIRST)
     gc.collect()
 
     assert allocator.live == set()
 
 
-def test_a_buffer_of_no_bytes_is_one(allocator: Allocating) -> None:
-    buffer = OnHost(allocator).allocate(0, stream=FIRST)
+def test_a_buffer_of_no_bytes_is_one(kind: type[AllocatorResource], allocator: Allocating) -> None:
+    buffer = kind(allocator).allocate(0, stream=FIRST)
 
     assert (buffer.size, int(buffer.handle)) == (0, 0)
     buffer.close(FIRST)
 
 
 def test_a_free_that_is_refused_is_not_raised(
-    allocator: Allocating, capfd: pytest.CaptureFixture[str]
+    kind: type[AllocatorResource], allocator: Allocating, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    resource = OnHost(allocator)
+    resource = kind(allocator)
     buffer = resource.allocate(100, stream=FIRST)
     allocator.free(int(buffer.handle))
 
@@ -77,27 +93,66 @@ def test_a_free_that_is_refused_is_not_raised(
     assert capfd.readouterr().err == ""
 
 
-def test_memory_for_which_there_is_no_buffer_is_not_lost(allocator: Allocating) -> None:
+def test_memory_for_which_there_is_no_buffer_is_not_lost(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
     class NoStream:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, 0x3000
 
     with pytest.raises(TypeError):
-        OnHost(allocator).allocate(100, stream=NoStream())  # type: ignore[arg-type,unused-ignore]
+        kind(allocator).allocate(100, stream=NoStream())  # type: ignore[arg-type,unused-ignore]
     assert allocator.live == set()
 
 
-def test_out_of_memory_is_raised_as_it_is(allocator: Allocating) -> None:
+def test_out_of_memory_is_raised_as_it_is(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
     allocator.refuses = CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB asked")
 
     with pytest.raises(CudaError, match="1 GiB asked"):
-        OnHost(allocator).allocate(1 << 30, stream=FIRST)
+        kind(allocator).allocate(1 << 30, stream=FIRST)
 
 
-def test_what_is_known_of_its_memory_is_the_allocators(allocator: Allocating) -> None:
-    resource = OnHost(allocator)
+def test_what_is_known_of_its_memory_is_the_allocators(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
+    resource = kind(allocator)
     buffer = resource.allocate(100, stream=FIRST)
 
     assert resource.statistics() == {"allocation.all.current": 1}
     assert resource.snapshot() == {"segments": []}
     buffer.close(FIRST)
+
+
+@pytest.mark.parametrize("given", [(), (1, 2), (1,)])
+def test_what_is_called_otherwise_is_refused(
+    kind: type[AllocatorResource], allocator: Allocating, given: tuple[int, ...]
+) -> None:
+    with pytest.raises(TypeError):
+        kind(allocator).allocate(*given)
+    with pytest.raises(TypeError):
+        kind(allocator).deallocate(1, *given)
+    with pytest.raises(TypeError):
+        kind(allocator).allocate(1, stream=FIRST, other=2)
+    assert allocator.allocated == []
+
+
+def test_arguments_may_be_named(kind: type[AllocatorResource], allocator: Allocating) -> None:
+    resource = kind(allocator)
+    buffer = resource.allocate(stream=FIRST, size=100)
+    ptr = int(buffer.handle)
+    resource.deallocate(stream=SECOND, size=100, ptr=ptr)
+
+    assert allocator.freed == [(ptr, 0x2000)]
+    buffer.close(FIRST)
+
+
+def test_what_has_no_stream_is_refused(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
+    with pytest.raises(AttributeError):
+        kind(allocator).allocate(100, stream=None)
+    with pytest.raises(AttributeError):
+        kind(allocator).deallocate(0, 100, stream=None)
+    assert allocator.live == set()

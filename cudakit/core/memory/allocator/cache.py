@@ -57,6 +57,28 @@ class Cache:
     easier to read in smaller functions: a call costs as much as a whole addition to the ledger.
     """
 
+    __slots__ = (
+        "_spare",
+        "collects",
+        "default",
+        "divisions",
+        "expandable",
+        "expands",
+        "limit_bytes",
+        "malloc",
+        "max_split_bytes",
+        "peaked",
+        "private",
+        "recorder",
+        "reserved_bytes",
+        "segments",
+        "settings",
+        "simple",
+        "statistics",
+        "unsplit_bytes",
+        "upstream",
+    )
+
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc

@@ -59,8 +59,9 @@ class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
         self._uncached: dict[int, int] = {}
         self._helpers: list[Callable[[], bool]] = []
         self._front = FrontCache(self._cache, front_cache, self._unusual)
-        self.alloc: Alloc = self._make_alloc()
-        self.free: Free = self._make_free()
+        self.alloc: Alloc
+        self.free: Free
+        self.alloc, self.free = self._make_calls()
         self.configure(self._cache.settings)
 
     # Memory.

@@ -17,6 +17,7 @@ from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL
 from cudakit.errors import InputError, Unsupported
+from cudakit.gpu.api import LEGACY
 
 Bin: TypeAlias = list[Block]
 Unusual: TypeAlias = Literal["uncached", "recorded", "watched", "routed", "awaited", "settled"]
@@ -38,6 +39,17 @@ class FrontCache:
     Python has no global lock.
     """
 
+    __slots__ = (
+        "_bins",
+        "_cache",
+        "_ledger",
+        "_others",
+        "_unusual",
+        "counts",
+        "default",
+        "most",
+    )
+
     def __init__(self, cache: Cache, most: int, unusual: set[Unusual]) -> None:
         if most < 0:
             raise InputError(f"a front cache of {most} blocks", hint="0 for none")
@@ -53,7 +65,7 @@ class FrontCache:
             cache.peaked = self._peaked
         self.default: dict[int, Bin] = {}  # of the default stream
         self._cache = cache
-        self._others: dict[int, dict[int, Bin]] = {}
+        self._others: dict[int, dict[int, Bin]] = {LEGACY: self.default}
         self._bins: list[Bin] = []
 
     def find(self, size_bytes: int, stream: int) -> Bin | None:

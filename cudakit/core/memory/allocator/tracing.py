@@ -74,6 +74,8 @@ def gather(depth: int = 1) -> Trail:
 class Recorder:
     """What is recorded, and how. Nothing is, until ``begin``."""
 
+    __slots__ = ("_epoch_ns", "count", "events", "level", "marks", "metadata", "skipped")
+
     def __init__(self) -> None:
         self.level = Level.NONE
         self.skipped: frozenset[str] = frozenset()

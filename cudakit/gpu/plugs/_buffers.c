@@ -1,0 +1,174 @@
+/* The two calls that Buffers of cuda.core make (buffers.py), as cuda.core itself and its examples make them: the
+ * stream as the one keyword. What is called otherwise, and what fails, is left to those in Python.
+ *
+ * Between the bytes that are asked for and the pointer there is little to do: half of what it would take in
+ * Python are the frames of these two functions.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+
+/* X(name): of attributes. */
+#define NAMES(X) X(_allocator) X(alloc) X(free) X(__cuda_stream__)
+
+#define X(name) static PyObject *name_##name;
+NAMES(X)
+#undef X
+
+static PyObject *allocate_in_python, *deallocate_in_python;
+static PyObject *cudakit_error, *from_handle, *stream_keyword; /* ("stream",) */
+
+/* Return the handle of a stream (cuda.core's protocol: a pair of a version and it). */
+static PyObject *handle_of(PyObject *stream)
+{
+    PyObject *pair = PyObject_CallMethodNoArgs(stream, name___cuda_stream__);
+    PyObject *handle = pair ? PySequence_GetItem(pair, 1) : NULL;
+    Py_XDECREF(pair);
+    return handle;
+}
+
+/* Call a method of the allocator with two arguments. */
+static PyObject *ask(PyObject *self, PyObject *method, PyObject *first, PyObject *second)
+{
+    PyObject *allocator = PyObject_GetAttr(self, name__allocator);
+    if (!allocator)
+        return NULL;
+    PyObject *args[] = {allocator, first, second};
+    PyObject *found = PyObject_VectorcallMethod(method, args, 3, NULL);
+    Py_DECREF(allocator);
+    return found;
+}
+
+static bool is_usual(Py_ssize_t count, Py_ssize_t wanted, PyObject *names)
+{
+    return count == wanted && names && PyTuple_GET_SIZE(names) == 1 &&
+           PyUnicode_Compare(PyTuple_GET_ITEM(names, 0), PyTuple_GET_ITEM(stream_keyword, 0)) == 0;
+}
+
+static PyObject *in_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count,
+                           PyObject *names)
+{
+    Py_ssize_t all = count + (names ? PyTuple_GET_SIZE(names) : 0);
+    PyObject **moved = PyMem_Malloc((size_t)(all + 1) * sizeof *moved);
+    if (!moved)
+        return PyErr_NoMemory();
+    moved[0] = self;
+    for (Py_ssize_t each = 0; each < all; each++)
+        moved[each + 1] = args[each];
+    PyObject *found = PyObject_Vectorcall(function, moved, (size_t)count + 1, names);
+    PyMem_Free(moved);
+    return found;
+}
+
+/* Give memory back for which there is no Buffer, and leave the exception that says why. */
+static void take_back(PyObject *self, PyObject *ptr)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *why = PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+#endif
+    PyObject *none = ask(self, name_free, ptr, Py_None);
+    if (!none)
+        PyErr_WriteUnraisable(self);
+    Py_XDECREF(none);
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(why);
+#else
+    PyErr_Restore(type, value, traceback);
+#endif
+}
+
+static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (!is_usual(count, 1, names))
+        return in_python(allocate_in_python, self, args, count, names);
+    PyObject *size = args[0], *stream = args[1], *handle = handle_of(stream);
+    PyObject *ptr = handle ? ask(self, name_alloc, size, handle) : NULL;
+    Py_XDECREF(handle);
+    if (!ptr)
+        return NULL;
+    PyObject *given[] = {ptr, size, self, stream};
+    PyObject *buffer = PyObject_Vectorcall(from_handle, given, 3, stream_keyword);
+    if (!buffer)
+        take_back(self, ptr);
+    Py_DECREF(ptr);
+    return buffer;
+}
+
+static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (!is_usual(count, 2, names))
+        return in_python(deallocate_in_python, self, args, count, names);
+    PyObject *handle = handle_of(args[2]);
+    PyObject *none = handle ? ask(self, name_free, args[0], handle) : NULL;
+    Py_XDECREF(handle);
+    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* it is counted among the invalid frees */
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    return none;
+}
+
+/* ---- the module --------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"allocate", (PyCFunction)(void (*)(void))allocate, METH_FASTCALL | METH_KEYWORDS,
+     "allocate($self, size, *, stream)\n--\n\n"
+     "Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."},
+    {"deallocate", (PyCFunction)(void (*)(void))deallocate, METH_FASTCALL | METH_KEYWORDS,
+     "deallocate($self, ptr, size, *, stream)\n--\n\n"
+     "Give memory back. Never raises: what is not allocated is counted among the invalid frees."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Without a member of its own, it goes with whatever other class a resource is of. */
+static PyTypeObject calls_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cudakit.gpu.plugs._buffers.Calls",
+    .tp_basicsize = sizeof(PyObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_methods = methods,
+};
+
+/* Return what a path of names leads to from a module. */
+static PyObject *imported(const char *module, const char *class, const char *attribute)
+{
+    PyObject *from = PyImport_ImportModule(module);
+    PyObject *found = from ? PyObject_GetAttrString(from, class) : NULL;
+    Py_XDECREF(from);
+    if (!found || !attribute)
+        return found;
+    from = found;
+    found = PyObject_GetAttrString(from, attribute);
+    Py_DECREF(from);
+    return found;
+}
+
+static bool find_all(void)
+{
+#define X(name) \
+    if (!(name_##name = PyUnicode_InternFromString(#name))) \
+        return false;
+    NAMES(X)
+#undef X
+    return (stream_keyword = Py_BuildValue("(s)", "stream")) &&
+           (from_handle = imported("cuda.core", "Buffer", "from_handle")) &&
+           (cudakit_error = imported("cudakit.errors", "CudakitError", NULL)) &&
+           (allocate_in_python = imported("cudakit.gpu.plugs.buffers", "Calls", "allocate")) &&
+           (deallocate_in_python = imported("cudakit.gpu.plugs.buffers", "Calls", "deallocate"));
+}
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_buffers", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__buffers(void)
+{
+    if (!find_all() || PyType_Ready(&calls_type) < 0)
+        return NULL;
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0)
+        Py_CLEAR(made);
+    return made;
+}

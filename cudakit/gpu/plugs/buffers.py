@@ -1,0 +1,45 @@
+"""The two calls that Buffers of cuda.core make, in Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda.core import Buffer  # type: ignore[import-untyped]
+
+from cudakit.errors import CudakitError
+
+if TYPE_CHECKING:
+    from cuda.core import Stream
+
+    from cudakit.gpu.api.allocator import Allocator
+
+_from_handle = Buffer.from_handle
+
+
+class Calls:
+    """What an allocator does for cuda.core, as methods of a resource that has it as ``_allocator``.
+
+    ``_buffers.c`` has the same class, for when it is called as cuda.core itself does; it calls this one for
+    all else.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _allocator: Allocator
+
+    def allocate(self, size: int, *, stream: Stream) -> Buffer:
+        """Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."""
+        ptr = self._allocator.alloc(size, stream.__cuda_stream__()[1])
+        try:
+            return _from_handle(ptr, size, self, stream=stream)
+        except BaseException:
+            self._allocator.free(ptr)
+            raise
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Stream) -> None:  # noqa: ARG002
+        """Give memory back. Never raises: what is not allocated is counted among the invalid frees."""
+        try:  # noqa: SIM105  suppress() takes longer than all of the rest
+            self._allocator.free(ptr, stream.__cuda_stream__()[1])
+        except CudakitError:
+            pass
