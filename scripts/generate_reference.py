@@ -319,7 +319,9 @@ def public_members(found: type) -> Iterator[tuple[str, str, object]]:
                 continue
             seen.add(name)
             if first_line(member):
-                yield name, parameters(member) if inspect.isfunction(member) else "", member
+                in_python_or_c = types.FunctionType | types.MethodDescriptorType
+                is_method = isinstance(member, in_python_or_c)
+                yield name, parameters(member) if is_method else "", member
 
 
 def parameters(function: Any) -> str:
