@@ -19,12 +19,12 @@ METRICS: Final = ("allocation", "allocated_bytes", "requested_bytes")
 SMALL, LARGE, ALL = range(3)
 
 _MOST_TABS = 1 << 14
-_BITS = 80  # of a lane: bytes that are allocated and freed for a year fit in
+LANE_BITS: Final = 80  # bytes that are allocated and freed for a year fit in
 _KINDS = 3
-_LANES = range(0, _BITS * _KINDS * len(METRICS), _BITS)
-_LANE = (1 << _BITS) - 1
-_AT_PEAK = sum((1 << _BITS - 1) - 1 << lane for lane in _LANES)
-ABOVE_PEAK: Final = sum(1 << _BITS - 1 << lane for lane in _LANES)
+_LANES = range(0, LANE_BITS * _KINDS * len(METRICS), LANE_BITS)
+_LANE = (1 << LANE_BITS) - 1
+_AT_PEAK = sum((1 << LANE_BITS - 1) - 1 << lane for lane in _LANES)
+ABOVE_PEAK: Final = sum(1 << LANE_BITS - 1 << lane for lane in _LANES)
 
 
 class Tab:
@@ -87,7 +87,7 @@ class Ledger:
     def raise_peaks(self) -> None:
         """Let the peaks that something is above be what it is."""
         met = self.used & ABOVE_PEAK
-        lowest = met >> _BITS - 1
+        lowest = met >> LANE_BITS - 1
         above = (self.used & met - lowest) + lowest
         self.used -= above
         self._peaks += above
@@ -110,4 +110,4 @@ def unit(kind: int, metric: int) -> int:
 
 
 def _place(kind: int, metric: int) -> int:
-    return (kind * len(METRICS) + metric) * _BITS
+    return (kind * len(METRICS) + metric) * LANE_BITS

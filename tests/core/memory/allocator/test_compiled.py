@@ -6,6 +6,7 @@ import gc
 import random
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from types import FrameType
 from typing import Any
@@ -179,6 +180,16 @@ class BesidePython(RuleBasedStateMachine):
         options = {"context": context, "skip_actions": skipped, "max_entries": most}
         self.twins.do("record_history", history, **options)
 
+    @rule(limited=strategies.booleans())
+    def configure(self, limited: bool) -> None:
+        for each in self.twins.both:
+            chosen = replace(
+                each.settings,
+                memory_fraction=0.75 if limited else 1.0,
+                garbage_collection_threshold=0.5 if limited else 0.0,
+            )
+            each.configure(chosen)
+
     @rule(name=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums", "statistics"]))
     def without_arguments(self, name: str) -> None:
         self.twins.do(name)
@@ -292,6 +303,20 @@ def test_what_is_usual_runs_no_python(front_cache: int, recorded: bool) -> None:
         sys.setprofile(None)
 
     assert called in ([], ["test_what_is_usual_runs_no_python.<locals>.<listcomp>"])
+
+
+def test_the_stack_and_the_age_of_a_segment_go_with_its_upper_part() -> None:
+    collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
+    twins = Twins(settings=collecting)
+    twins.do("record_history", context="all")
+    held = [twins.alloc(700) for _ in range(6)] + [twins.alloc(2 * MIB) for _ in range(6)]
+    for ptr in held[::2]:
+        twins.free(ptr)
+    twins.do("record_history", None)
+    twins.do("configure", Settings())
+    for size in (1500, 3 * MIB, 700, 2 * MIB):  # of which the first two find no hole
+        twins.alloc(size)
+        twins.check()
 
 
 def test_stacks_are_those_of_who_called() -> None:

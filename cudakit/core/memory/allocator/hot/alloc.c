@@ -139,10 +139,8 @@ static bool will_cut(struct grant *grant, struct calls *calls, struct stock *sto
 static bool will_return(struct changes *changes, struct calls *calls, const struct request *request,
                         PyObject *block, PyObject *weight)
 {
-    if (!calls->most) {
-        will_be(changes, block, Block_bin, Py_None);
+    if (!calls->most)
         return true;
-    }
     PyObject *bin = bin_for(calls, request);
     PyObject *tab = bin ? PyDict_GetItemWithError(get(calls->ledger, Ledger__tabs), weight) : NULL;
     if (!tab)
@@ -169,8 +167,7 @@ static bool will_hand_out(struct grant *grant, struct calls *calls, const struct
     will_be(changes, block, Block_free, Py_False);
     will_be(changes, block, Block_allocated, Py_True);
     will_be(changes, block, Block_requested, requested);
-    will_be(changes, block, Block_stack, Py_None);
-    return !stock->recorder || will_record(changes, stock, 0, action_alloc, block, requested);
+    return !stock->recorder || will_record(changes, stock, ALLOC, block, requested);
 }
 
 /* Do what may fail, and then all the rest. */

@@ -1,13 +1,20 @@
 #include "counts.h"
 
-static PyObject *above_peak; /* of ledger.py */
+/* What lies where in the ledger: lanes of as many metrics for each kind of pools, and for all. */
+enum { LANE_BYTES = 10, METRICS = 3, ALL = 2, KINDS = 3 };
+
+static PyObject *above_peak;
 
 bool find_constants(void)
 {
     PyObject *ledger = PyImport_ImportModule("cudakit.core.memory.allocator.ledger");
-    Py_XSETREF(above_peak, ledger ? PyObject_GetAttrString(ledger, "ABOVE_PEAK") : NULL);
+    PyObject *bits = ledger ? PyObject_GetAttrString(ledger, "LANE_BITS") : NULL;
+    Py_XSETREF(above_peak, bits ? PyObject_GetAttrString(ledger, "ABOVE_PEAK") : NULL);
+    if (above_peak && PyLong_AsLong(bits) != 8 * LANE_BYTES)
+        PyErr_SetString(PyExc_ImportError, "the ledger has other lanes");
+    Py_XDECREF(bits);
     Py_XDECREF(ledger);
-    return above_peak;
+    return !PyErr_Occurred();
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------- */
@@ -46,13 +53,24 @@ bool will_count_pieces(struct changes *changes, PyObject *tally, int64_t count, 
 
 /* ---- the ledger --------------------------------------------------------------------------------- */
 
-static PyObject *product(PyObject *unit, PyObject *count, PyObject *sum)
+/* Return what a block weighs; in Python that is a sum of products, but those look for signals. */
+static PyObject *weight_from(PyObject *tally, PyObject *size, PyObject *requested)
 {
-    PyObject *part = sum ? PyNumber_Multiply(unit, count) : NULL;
-    PyObject *found = part ? PyNumber_Add(sum, part) : NULL;
-    Py_XDECREF(part);
-    Py_XDECREF(sum);
-    return found;
+    bool odd = false;
+    int64_t kind = number(tally, Tally_kind, &odd);
+    uint64_t counts[METRICS] = {1, (uint64_t)number_of(size, &odd), (uint64_t)number_of(requested, &odd)};
+    unsigned char lanes[KINDS][METRICS][LANE_BYTES] = {0};
+    for (int metric = 0; metric < METRICS; metric++)
+        for (int byte = 0; byte < 8; byte++)
+            lanes[kind][metric][byte] = lanes[ALL][metric][byte] = (unsigned char)(counts[metric] >> 8 * byte);
+    if (odd)
+        return NULL;
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyLong_FromNativeBytes(lanes, sizeof lanes,
+                                  Py_ASNATIVEBYTES_LITTLE_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER);
+#else
+    return _PyLong_FromByteArray(&lanes[0][0][0], sizeof lanes, 1, 0);
+#endif
 }
 
 static bool are_equal(PyObject *one, PyObject *other)
@@ -69,8 +87,7 @@ static PyObject *weight_of(struct changes *changes, PyObject *block, PyObject *t
     if (are_equal(get(block, Block_weighed_size), size) &&
         are_equal(get(block, Block_weighed_request), requested))
         return Py_NewRef(weight);
-    weight = product(get(tally, Tally_byte_unit), size, Py_NewRef(get(tally, Tally_block_unit)));
-    weight = product(get(tally, Tally_request_unit), requested, weight);
+    weight = weight_from(tally, size, requested);
     if (!weight)
         return NULL;
     will_be(changes, block, Block_weight, weight);

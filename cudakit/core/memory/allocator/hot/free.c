@@ -141,9 +141,7 @@ static bool will_free(struct merger *merger, struct calls *calls, struct stock *
     int64_t bytes = merger->piece_bytes + (whole ? 0 : merger->bytes);
     will_discharge(changes, calls->ledger, block);
     return will_merge(merger, calls, stock) && will_count_pieces(changes, merger->tally, pieces, bytes) &&
-           (!stock->recorder ||
-            (will_record(changes, stock, 0, action_free_requested, block, requested) &&
-             will_record(changes, stock, 1, action_free_completed, block, requested)));
+           (!stock->recorder || will_record(changes, stock, FREE_REQUESTED, block, requested));
 }
 
 /* Do what may fail, and then all the rest. */

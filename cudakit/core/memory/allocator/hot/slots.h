@@ -1,8 +1,9 @@
 /* The allocator's objects, as C reads and changes them.
  *
  * They are those of the classes written in Python, and nothing is kept twice: where the slots of a class lie is
- * asked of it once. What is to change is noted first and then changed in one go, in which nothing can fail and
- * no Python runs, so that whoever looks sees all of it or nothing.
+ * asked of it once. What is to change is noted first and then changed in one go, in which nothing can fail. From
+ * the first look to the last change no Python may run: no objects of the garbage collection are made, which may
+ * begin it, and no integers multiplied, which looks for signals. So nobody sees but all of it or nothing.
  */
 #ifndef CUDAKIT_HOT_SLOTS_H
 #define CUDAKIT_HOT_SLOTS_H
@@ -65,15 +66,13 @@
     X(pools, Pools, small) \
     X(tally, Peaks, inactive_split_bytes_peak) \
     X(tally, Peaks, inactive_split_peak) \
-    X(tally, Tally, block_unit) \
-    X(tally, Tally, byte_unit) \
     X(tally, Tally, inactive_split) \
     X(tally, Tally, inactive_split_added) \
     X(tally, Tally, inactive_split_bytes) \
     X(tally, Tally, inactive_split_bytes_added) \
+    X(tally, Tally, kind) \
     X(tally, Tally, ledger) \
     X(tally, Tally, other) \
-    X(tally, Tally, request_unit) \
     X(tally, Tally, whole) \
     X(tracing, Recorder, count) \
     X(tracing, Recorder, events) \

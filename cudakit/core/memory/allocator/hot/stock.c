@@ -2,24 +2,22 @@
 
 #include <time.h>
 
-PyObject *action_alloc, *action_free_requested, *action_free_completed;
-static PyObject *append_name;
-
-static bool find_action(PyObject *tracing, const char *name, PyObject **action)
-{
-    Py_XSETREF(*action, tracing ? PyObject_GetAttrString(tracing, name) : NULL);
-    return *action;
-}
+static PyObject *actions[ACTION_COUNT], *append; /* of a deque */
 
 bool find_actions(void)
 {
+    static const char *const names[ACTION_COUNT] = {"ALLOC", "FREE_REQUESTED", "FREE_COMPLETED"};
     PyObject *tracing = PyImport_ImportModule("cudakit.core.memory.allocator.tracing");
-    bool found = find_action(tracing, "ALLOC", &action_alloc) &&
-                 find_action(tracing, "FREE_REQUESTED", &action_free_requested) &&
-                 find_action(tracing, "FREE_COMPLETED", &action_free_completed);
+    PyObject *deque = tracing ? PyObject_GetAttrString(tracing, "deque") : NULL;
+    bool found = deque != NULL;
+    for (int action = 0; found && action < ACTION_COUNT; action++) {
+        Py_XSETREF(actions[action], PyObject_GetAttrString(tracing, names[action]));
+        found = actions[action];
+    }
+    Py_XSETREF(append, found ? PyObject_GetAttrString(deque, "append") : NULL);
+    Py_XDECREF(deque);
     Py_XDECREF(tracing);
-    Py_XSETREF(append_name, PyUnicode_InternFromString("append"));
-    return found && append_name;
+    return append;
 }
 
 bool stock_up(struct stock *stock, struct calls *calls, int events)
@@ -90,28 +88,31 @@ static PyObject *now(void)
     return PyLong_FromLongLong(moment.tv_sec * 1000000000LL + moment.tv_nsec);
 }
 
-bool will_record(struct changes *changes, struct stock *stock, int event, PyObject *action, PyObject *block,
+bool will_record(struct changes *changes, struct stock *stock, enum action first, PyObject *block,
                  PyObject *requested)
 {
-    PyObject *recorder = stock->recorder, *made = stock->events[event], *moment = now();
+    bool odd = false;
+    PyObject *recorder = stock->recorder, *moment = now();
     PyObject *row = get(block, Block_row), *pool = get(row, FreeBlocks_pool);
+    int64_t count = number(recorder, Recorder_count, &odd);
     if (!moment)
         return false;
-    PyObject *fields[] = {action, get(block, Block_ptr), requested, get(row, FreeBlocks_stream), moment, Py_None,
-                          get(pool, Pool_id), get(recorder, Recorder_metadata)};
-    for (int field = 0; field < 8; field++)
-        PyTuple_SET_ITEM(made, field, Py_NewRef(fields[field]));
+    for (int each = 0; each < MOST_EVENTS && stock->events[each]; each++, count++) {
+        PyObject *fields[] = {actions[first + each], get(block, Block_ptr), requested, get(row, FreeBlocks_stream),
+                              moment, Py_None, get(pool, Pool_id), get(recorder, Recorder_metadata)};
+        for (int field = 0; field < 8; field++)
+            PyTuple_SET_ITEM(stock->events[each], field, Py_NewRef(fields[field]));
+    }
     Py_DECREF(moment);
-    bool odd = false;
-    will_count(changes, recorder, Recorder_count, number(recorder, Recorder_count, &odd) + event + 1);
+    will_count(changes, recorder, Recorder_count, count);
     return !odd;
 }
 
 void record(struct stock *stock)
 {
     for (int each = 0; stock->recorder && each < MOST_EVENTS && stock->events[each]; each++) {
-        PyObject *events = get(stock->recorder, Recorder_events);
-        PyObject *none = PyObject_CallMethodOneArg(events, append_name, stock->events[each]);
+        PyObject *args[] = {get(stock->recorder, Recorder_events), stock->events[each]};
+        PyObject *none = PyObject_Vectorcall(append, args, 2, NULL);
         if (!none) /* of memory; what was done is done */
             PyErr_WriteUnraisable(stock->recorder);
         Py_XDECREF(none);

@@ -26,13 +26,15 @@ bool is_usual(struct stock *stock, struct calls *calls);
 /* Fill the entry, which is given away. NULL is MemoryError. */
 PyObject *entry_of(struct stock *stock, PyObject *size, PyObject *ptr, PyObject *block);
 
-/* Note an event of a block, to be appended to the trace by ``record``. */
-bool will_record(struct changes *changes, struct stock *stock, int event, PyObject *action, PyObject *block,
-                 PyObject *requested);
+/* What there are events of, in the order in which they come. */
+enum action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, ACTION_COUNT };
 
+/* Note the events of a block, from this one on as many as were made, to be appended to the trace by ``record``. */
+bool will_record(struct changes *changes, struct stock *stock, enum action first, PyObject *block,
+                 PyObject *requested);
 void record(struct stock *stock);
 
-extern PyObject *action_alloc, *action_free_requested, *action_free_completed;
+/* Raises what importing the trace does. */
 bool find_actions(void);
 
 #endif
