@@ -7,9 +7,9 @@
 #include "recorder.h"
 #include "sites.h"
 
-static uint64_t product(const uint32_t three[3])
+static uint64_t threads_of(const uint32_t grid[3], const uint32_t block[3])
 {
-    return (uint64_t)three[0] * three[1] * three[2];
+    return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
 }
 
 static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters,
@@ -34,7 +34,7 @@ static void enter_graph(CUgraph graph)
     this_thread.graph = graphs_describe(graph, &here, &this_thread.graph_kernels);
 }
 
-static void enter_own_host_call(CUcontext context, CUstream stream)
+static void enter_host_call_ptsz(CUcontext context, CUstream stream)
 {
     host_calls_expect(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
 }
@@ -49,17 +49,17 @@ static void enter(uint32_t cbid, const void *parameters, CUcontext context)
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
-        enter_launch(context, product(launch->grid) * product(launch->block), launch->f, launch->kernelParams,
+        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams,
                      launch->extra);
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(context, product(launch->grid) * product(launch->block), launch->f, launch->kernelParams,
+        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams,
                      NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
-        enter_launch(context, product(launch_ex->config->grid) * product(launch_ex->config->block), launch_ex->f,
+        enter_launch(context, threads_of(launch_ex->config->grid, launch_ex->config->block), launch_ex->f,
                      launch_ex->kernelParams, launch_ex->extra);
         break;
     case CBID_cuLaunchHostFunc:
@@ -70,7 +70,7 @@ static void enter(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuLaunchHostFunc_ptsz:
     case CBID_cuLaunchHostFunc_v2_ptsz:
     case CBID_cuStreamAddCallback_ptsz:
-        enter_own_host_call(context, *(const CUstream *)parameters);
+        enter_host_call_ptsz(context, *(const CUstream *)parameters);
         break;
     case CBID_cuGraphLaunch:
     case CBID_cuGraphLaunch_ptsz:

@@ -60,18 +60,24 @@ static bool is_lost(const teller *to, uint32_t launch)
     return to->all->top.header.lost && to->all->lost[launch / 32] >> (launch & 31) & 1;
 }
 
-static void write_row(void *of, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
+/* Write an access of the launch that is being told; what it does and how well that is known, the caller sets. */
+static record *append_access(teller *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    teller *to = of;
     const record *like = to->launches + to->next;
     record *row = append(to, like, KIND_ACCESS);
     row->access.lo = lo;
     row->access.hi = lo + (count - 1) * stride + bytes;
-    row->access.mode = MODE_WRITE;
-    row->access.known = KNOWN_SUMMARY;
     row->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
     row->access.count = count > 1 ? count : 0;
     row->access.node = like->access.node;
+    return row;
+}
+
+static void write_row(void *of, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
+{
+    record *row = append_access(of, lo, bytes, stride, count);
+    row->access.mode = MODE_WRITE;
+    row->access.known = KNOWN_SUMMARY;
 }
 
 /* What the launch that is being told stores through tensor maps. */
@@ -123,14 +129,9 @@ static void take(void *of, const access_range *range)
         last->access.count = 0;
         return;
     }
-    record *row = append(to, like, KIND_ACCESS);
-    row->access.lo = range->lo;
-    row->access.hi = hi;
+    record *row = append_access(to, range->lo, range->bytes, range->stride, range->count);
     row->access.mode = MODE_OF[range->mode];
     row->access.known = KNOWN_EXACT;
-    row->access.stride_bytes = range->count > 1 ? (int64_t)range->stride : 0;
-    row->access.count = range->count > 1 ? range->count : 0;
-    row->access.node = like->access.node;
 }
 
 static void lose(void *of, uint32_t launch)
