@@ -93,12 +93,12 @@ def build_patch(directory: Path) -> ctypes.CDLL:
         check=True,
     )  # fmt: skip
     built = ctypes.CDLL(str(library))
-    for name in ("new_arena", "pages_of", "bitmaps_in", "maps_of", "boxes_of"):
+    for name in ("new_arena", "pages_of", "bitmap_in", "summary_in", "maps_of", "boxes_of"):
         getattr(built, name).restype = ctypes.c_void_p
     for name in ("userdata_of", "read_ranges"):
         getattr(built, name).restype = ctypes.c_uint64
     built.atomics_so_far.restype = ctypes.c_long
-    built.drop_arena.argtypes = [ctypes.c_void_p]
+    built.drop_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
     return built
 
 

@@ -1,10 +1,12 @@
-/* The patch on the host: threads of their own, and warps of lanes that take turns. Built by on_host.py, together with what
- * reads an arena. */
+/* The patch on the host: threads of their own, and warps of lanes that take turns. Built by on_host.py,
+ * together with what reads an arena. */
+#define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include "arena.h"
@@ -38,6 +40,7 @@ CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
     count();
     return __atomic_fetch_add(AS(ck_u32, at), value, ORDER);
 }
+CK_INLINE void set_bits(ck_u64 at, ck_u32 bits) { atomic_or(at, bits); }
 CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
 {
     ck_u64 there = 0;
@@ -68,7 +71,7 @@ static ck_u32 say(const void *place, ck_u32 value)
     return warp.together;
 }
 
-static ck_u32 number_of_lane(void) { return warp.now ? warp.now - 1 : 0; }
+CK_INLINE ck_u32 lane(void) { return warp.now ? warp.now - 1 : 0; }
 
 #define HERE __builtin_return_address(0)
 #define APART __attribute__((noinline, noclone)) static
@@ -83,27 +86,27 @@ APART ck_u32 those(ck_u32 threads, bool yes)
         all |= (threads >> i & 1 && warp.heard[i]) ? 1u << i : 0;
     return all;
 }
-APART ck_u32 of_leader(ck_u32 threads, ck_u32 value)
-{
-    say(HERE, value);
-    return warp.now ? warp.heard[__builtin_ctz(threads)] : value;
-}
 APART ck_u32 of_left(ck_u32 threads, ck_u32 value)
 {
     (void)threads;
     say(HERE, value);
     return warp.now > 1 ? warp.heard[warp.now - 2] : value;
 }
-CK_INLINE bool leads(ck_u32 threads) { return number_of_lane() == (ck_u32)__builtin_ctz(threads); }
-CK_INLINE bool has_left(ck_u32 threads) { return (ck_u64)threads << 1 >> number_of_lane() & 1; }
+CK_INLINE bool leads(ck_u32 threads) { return lane() == (ck_u32)__builtin_ctz(threads); }
+CK_INLINE bool has_left(ck_u32 threads) { return (ck_u64)threads << 1 >> lane() & 1; }
 CK_INLINE ck_u32 until_next(ck_u32 heads)
 {
-    const ck_u32 behind = ~1u << number_of_lane(), next = heads & behind;
+    const ck_u32 behind = ~1u << lane(), next = heads & behind;
     return behind & ((next & -next) - 1);
 }
 CK_INLINE ck_u32 bits_in(ck_u32 word) { return __builtin_popcount(word); }
+CK_INLINE ck_u32 mask(ck_u32 place, ck_u32 width) { return ((1u << (width & 31)) - 1) << (place & 31); }
+CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
+{
+    return (width < 32 ? (1u << width) - 1 : ~0u) << (place & 31);
+}
 CK_INLINE ck_u32 opaque(ck_u32 value) { return value; }
-CK_INLINE ck_u32 renewed(ck_u32 value) { return value; }
+#define renewed(value) (value)
 CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high) { return (ck_u64)high << 32 | low; }
 #define fetched(variable) (*(variable))
 
@@ -203,17 +206,25 @@ void access_together(const together *all)
     free(stacks);
 }
 
+/* Address space without memory, until it is touched: most of an arena never is. */
 void *new_arena(ck_u32 entries_log2, ck_u32 pages)
 {
-    size_t bytes = (CK_ARENA_BYTES(entries_log2, pages) + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
-    ck_header *header = aligned_alloc(CK_ALIGNMENT, bytes);
-    memset(header, 0, CK_ARENA_BYTES(entries_log2, pages));
-    header->form = CK_FORM;
-    header->pages = pages;
-    return header;
+    const size_t bytes = CK_ARENA_BYTES(entries_log2, pages);
+    char *all = mmap(NULL, bytes + CK_ALIGNMENT, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *aligned = AS(char, ((ck_u64)all + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1));
+    munmap(all, aligned - all);
+    munmap(aligned + bytes, all + CK_ALIGNMENT - aligned);
+    *(ck_header *)aligned = (ck_header){
+        .form = CK_FORM,
+        .pages = pages,
+        .pages_at = CK_PAGES_AT(entries_log2),
+        .chunks_at = CK_CHUNKS_AT(entries_log2),
+    };
+    return aligned;
 }
 
-void drop_arena(void *arena) { free(arena); }
+void drop_arena(void *arena, ck_u32 log2) { munmap(arena, CK_ARENA_BYTES(log2, ((ck_header *)arena)->pages)); }
 ck_u64 userdata_of(void *arena, ck_u32 log2, ck_u32 launch) { return CK_USERDATA(arena, log2, launch); }
 long atomics_so_far(void) { return atomics; }
 ck_u32 pages_taken(const ck_header *arena)
@@ -221,7 +232,8 @@ ck_u32 pages_taken(const ck_header *arena)
     return arena->cursor < arena->pages ? arena->cursor : arena->pages;
 }
 const char *pages_of(const char *arena, ck_u32 log2) { return arena + CK_PAGES_AT(log2); }
-const char *bitmaps_in(const char *arena, ck_u32 log2) { return arena + CK_BITMAPS_AT(log2); }
+const char *bitmap_in(const char *arena, ck_u32 log2, ck_u32 page) { return arena + CK_BITMAP_AT(log2, page); }
+const char *summary_in(const char *arena, ck_u32 log2, ck_u32 page) { return arena + CK_SUMMARY_AT(log2, page); }
 const char *maps_of(const char *arena, ck_u32 log2) { return arena + CK_MAPS_AT(log2); }
 const char *boxes_of(const char *arena, ck_u32 log2) { return arena + CK_BOXES_AT(log2); }
 

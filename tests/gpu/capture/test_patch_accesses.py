@@ -9,11 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from gpu.capture.on_host import MAX_BOXES, MAX_MAPS, Box, TensorMap, build_patch, read_ranges
+from gpu.capture.on_host import (
+    BITMAP_BYTES,
+    MAX_BOXES,
+    MAX_MAPS,
+    Box,
+    TensorMap,
+    build_patch,
+    read_ranges,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-READ, WRITE, ATOMIC, SYNC = range(4)
+SYNC, READ, WRITE, ATOMIC = range(4)
 # Sanitizer_DeviceMemoryFlags, and what an access with them is.
 FLAGS = {
     1: READ,
@@ -28,6 +36,9 @@ FLAGS = {
 }
 PREFETCH = 1 | 1 << 3
 BY_GRID = 1 << 22
+SUMMARY_BYTES = 64  # a bit for each word of 32 bits
+CHUNK_PAGES = 7936
+ALL_LANES = (1 << 32) - 1
 ADDRESSES = (0x7F12_3400_0000, 0x7F12_3400_0000 + 65536, 0x200_0000, (1 << 57) - 65536)
 
 
@@ -73,33 +84,43 @@ class Arena:
         bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
         return {launch for launch in range(bits.bit_length()) if bits >> launch & 1}
 
+    def bitmap(self, page: int) -> bytes:
+        at = self.library.bitmap_in(ctypes.c_void_p(self.at), self.log2, page)
+        return ctypes.string_at(at, BITMAP_BYTES)
+
+    def summary(self, page: int) -> int:
+        """Return a bit for each word of a page's bitmap, set where the whole word was set at once."""
+        at = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
+        return int.from_bytes(ctypes.string_at(at, SUMMARY_BYTES), "little")
+
     def bytes(self) -> dict[tuple[int, int], set[int]]:
         """Return what was touched, by launch and mode."""
         at = ctypes.c_void_p(self.at)
         pages = ctypes.c_void_p(self.library.pages_of(at, self.log2))
-        bitmaps = ctypes.c_void_p(self.library.bitmaps_in(at, self.log2))
+        count = self.library.pages_taken(at)
+        bitmaps = b"".join(map(self.bitmap, range(count)))
         found: dict[tuple[int, int], set[int]] = {}
-        for each in read_ranges(self.library, pages, bitmaps, self.library.pages_taken(at)):
+        for each in read_ranges(self.library, pages, bitmaps, count):
             for begin, end in each.pieces():
                 found.setdefault((each.launch, each.mode), set()).update(range(begin, end))
         return found
 
 
 @contextmanager
-def arena(library: ctypes.CDLL, log2: int = 7, pages: int = 64) -> Iterator[Arena]:
+def arena(library: ctypes.CDLL, log2: int = 8, pages: int = 64) -> Iterator[Arena]:
     at = library.new_arena(log2, pages)
     try:
         yield Arena(library, at, log2)
     finally:
-        library.drop_arena(ctypes.c_void_p(at))
+        library.drop_arena(ctypes.c_void_p(at), log2)
 
 
 ACCESSES = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 2, 131071]),
         st.sampled_from(ADDRESSES),
-        st.integers(0, 65535 - 16) | st.integers(0, 64),
-        st.integers(1, 16),
+        st.integers(0, 65535) | st.integers(0, 64),
+        st.sampled_from([1, 2, 4, 8, 16, 32]) | st.integers(1, 32),
         st.sampled_from(sorted(FLAGS)),
         st.integers(1, 30),  # neighbours after it, as in a warp that streams
     ),
@@ -107,7 +128,7 @@ ACCESSES = st.lists(
 )
 
 
-@given(accesses=ACCESSES, log2=st.integers(4, 8), share=st.floats(0.05, 1))
+@given(accesses=ACCESSES, log2=st.integers(8, 10), share=st.floats(0.05, 1))
 def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
     library: ctypes.CDLL,
     accesses: list[tuple[int, int, int, int, int, int]],
@@ -117,8 +138,9 @@ def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
     expected: dict[tuple[int, int], set[int]] = {}
     with arena(library, log2, max(1, int(share * 2 ** (log2 - 1)))) as made:
         for launch, base, offset, size, flags, times in accesses:
+            step = 1 << (size - 1).bit_length()  # CUDA C++ Programming Guide, "Size and Alignment"
             for i in range(times):
-                address = base + (offset + i * size) % (65536 - 16)
+                address = base + (offset // step + i) * step % 65536
                 made.access(launch, address, size, flags)
                 touched = expected.setdefault((launch, FLAGS[flags]), set())
                 touched.update(range(address, address + size))
@@ -204,15 +226,35 @@ def test_every_byte_that_lanes_access_together_is_written_down(
         assert made.bytes() == expected
 
 
-def test_a_warp_that_streams_sets_each_word_once(library: ctypes.CDLL) -> None:
-    for size, words in ((4, 1), (8, 2), (16, 4)):
-        with arena(library) as made:
-            warp_access(made, 0, pattern("row", 0x10000, 0, size, 0), (1 << 32) - 1, size, 1)
-            before = library.atomics_so_far()
-            warp_access(made, 0, pattern("row", 0x10000, 32, size, 0), (1 << 32) - 1, size, 1)
-            assert library.atomics_so_far() == before + words + 1
-            pages = library.pages_of(ctypes.c_void_p(made.at), made.log2)
-            assert (ctypes.c_uint32 * 4).from_address(pages)[2] == 2 * words
+@pytest.mark.parametrize(("size", "words"), [(4, 1), (8, 2), (16, 4), (1, 1), (2, 2)])
+def test_a_warp_that_streams_sets_each_word_once_and_its_bit_in_the_summary(
+    library: ctypes.CDLL, size: int, words: int
+) -> None:
+    with arena(library) as made:
+        made.access(0, 0x11000, size, 1)
+        before = library.atomics_so_far()
+        warp_access(made, 0, pattern("row", 0x10000, 0, size, 0), ALL_LANES, size, 1)
+        assert library.atomics_so_far() == before + words + 1
+        assert made.summary(0) == (1 << words) - 1
+
+
+def test_a_run_that_does_not_begin_with_a_word_is_in_no_summary(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        warp_access(made, 0, pattern("row", 0x10000, 1, 8, 0), ALL_LANES, 8, 2)
+        assert made.summary(0) == 0
+        assert made.bytes() == {(0, WRITE): set(range(0x10008, 0x10108))}
+
+
+def test_each_run_of_a_warp_is_in_the_summary_with_its_whole_words(library: ctypes.CDLL) -> None:
+    """Two rows of 160 bytes, and of a third one 64: what a tile of a matrix looks like."""
+    starts = [0x10000, 0x10400, 0x10800]
+    with arena(library) as made:
+        lanes = [starts[lane // 10 if lane < 20 else 2] + lane % 10 * 16 for lane in range(24)]
+        lanes[20:] = [0x10800 + i * 16 for i in range(4)]
+        warp_access(made, 0, lanes + [0] * 8, (1 << 24) - 1, 16, 1)
+        assert made.summary(0) == 1 << 0 | 1 << 8
+        rows = [(0x10000, 160), (0x10400, 160), (0x10800, 64)]
+        assert made.bytes() == {(0, READ): {at + i for at, size in rows for i in range(size)}}
 
 
 def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:
@@ -226,7 +268,7 @@ def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:
 
 
 def test_a_kernel_without_room_costs_no_atomics_either(library: ctypes.CDLL) -> None:
-    with arena(library, 4, 1) as made:
+    with arena(library, 8, 1) as made:
         made.access(3, 0x10000, 4, 1)
         made.access(3, 0x90000, 4, 1)
         before = library.atomics_so_far()
@@ -239,13 +281,39 @@ def test_a_kernel_without_room_costs_no_atomics_either(library: ctypes.CDLL) -> 
         assert made.lost == 2
 
 
-def test_full_pages_say_so(library: ctypes.CDLL) -> None:
+def test_the_summary_of_what_was_streamed_has_all_bits(library: ctypes.CDLL) -> None:
     with arena(library) as made:
-        for address in range(0x10000, 0x30000, 16):
-            made.access(0, address, 16, 2)
+        for address in range(0x10000, 0x30000, 512):
+            warp_access(made, 0, pattern("row", address, 0, 16, 0), ALL_LANES, 16, 2)
         assert made.header()[2] == 2
-        pages = made.library.pages_of(ctypes.c_void_p(made.at), made.log2)
-        assert list((ctypes.c_uint32 * 8).from_address(pages))[2::4] == [512, 512]
+        assert [made.summary(page) for page in range(3)] == [(1 << 512) - 1, (1 << 512) - 1, 0]
+        assert [made.bitmap(page) for page in range(2)] == [b"\xff" * BITMAP_BYTES] * 2
+
+
+def test_what_was_set_bit_by_bit_is_in_no_summary(library: ctypes.CDLL) -> None:
+    with arena(library) as made:
+        for address in range(0x10000, 0x20000, 4):
+            made.access(0, address, 4, 2)
+        assert made.bitmap(0) == b"\xff" * BITMAP_BYTES
+        assert made.summary(0) == 0
+
+
+def test_pages_of_every_chunk_have_a_bitmap_and_a_summary_of_their_own(
+    library: ctypes.CDLL,
+) -> None:
+    count = 2 * CHUNK_PAGES + 3
+    with arena(library, 15, count) as made:
+        for page in range(count):
+            made.access(0, (page + 1) << 16, 4, 1)
+        for page in (0, CHUNK_PAGES - 1, CHUNK_PAGES, 2 * CHUNK_PAGES, count - 1):
+            row = pattern("row", (page + 1) << 16, 8 * (page % 50), 16, 0)
+            warp_access(made, 0, row, ALL_LANES, 16, 1)
+        for page in range(count):
+            word = 0b1 if made.summary(page) == 0 or page % 50 else (1 << 128) - 1
+            assert int.from_bytes(made.bitmap(page), "little") & 0b11 == word & 0b11
+        streamed = {page for page in range(count) if made.summary(page)}
+        assert streamed == {0, CHUNK_PAGES - 1, CHUNK_PAGES, 2 * CHUNK_PAGES, count - 1}
+        assert made.lost == 0
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -258,9 +326,6 @@ def test_threads_that_come_at_once_take_each_page_once(library: ctypes.CDLL, siz
             )
             assert made.bytes() == {(9, ATOMIC): set(range(begin, begin + span))}
             assert made.header()[2] == (3 if size == 8 else 10)
-            pages = library.pages_of(ctypes.c_void_p(made.at), made.log2)
-            full = list((ctypes.c_uint32 * (4 * made.header()[2])).from_address(pages))[2::4]
-            assert sum(full) == span // (128 if size == 8 else 32)
 
 
 def test_prefetches_and_launches_without_user_data_are_nothing(library: ctypes.CDLL) -> None:

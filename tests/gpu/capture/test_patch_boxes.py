@@ -24,7 +24,7 @@ from gpu.capture.on_host import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-READ, WRITE, ATOMIC, SYNC = range(4)
+SYNC, READ, WRITE, ATOMIC = range(4)
 TILED, IM2COL = 0, 1
 # CUtensorMapDataType: the type in the map, its upper bit for TF32, and its size.
 TYPES = {0: (0, 1), 1: (1, 2), 2: (2, 4), 3: (3, 4), 4: (4, 8), 5: (5, 8), 6: (6, 2), 7: (7, 4)}

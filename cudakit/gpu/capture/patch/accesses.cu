@@ -2,9 +2,10 @@
  *
  * Every thread of every kernel comes through here, so the rule is: test before set. An access whose bits are
  * set already costs two loads, of the entry of its page and of the word of bits. Only what fails that test
- * goes on to set them, where neighbours in a warp that want bits of one word send one of them. All of that is
- * one function that calls none and gets along with the registers that it need not save (14 of them): a call,
- * or a register more, would be paid by every access, in its first instructions.
+ * goes on to set them, where neighbours in a warp that go on one behind the other send one word of bits, and
+ * nobody waits for what comes back. All of that is one function that calls none and gets along with the
+ * registers that it need not save (14 of them, see "renewed" in primitives.h): a call, or a register more, would
+ * be paid by every access, in its first instructions.
  * Nothing here waits for a thread that may not be there, and nothing uses shared memory: kernels stay as
  * they were.
  *
@@ -23,12 +24,14 @@
 /* What a thread that has to search for its page knows. In memory, to be fetched where it is needed: in
  * registers it would be there all the way, and they would not do. */
 typedef struct {
-    ck_u64 userdata, key;
-    ck_u32 address, bytes; /* the lower half of the address */
-    ck_u32 patience;
+    ck_u64 userdata, key, address;
+    ck_u32 bytes, patience;
 } seeker;
 
-#define PATIENCE (1u << 20) /* for an entry that another thread is filling: some instructions, in truth */
+#define MAX_PROBES 63u
+/* For an entry that another thread is filling: some instructions, in truth. */
+#define PATIENCE_OF_A_PROBE (1u << 20)
+#define PATIENCE (MAX_PROBES * PATIENCE_OF_A_PROBE)
 
 /* In one comparison: arenas lie above the first 4 GiB. */
 CK_INLINE bool has_arena(ck_u64 userdata)
@@ -63,30 +66,33 @@ CK_INLINE void lose(ck_u64 userdata)
 
 /* --- pages ----------------------------------------------------------------------------------------- */
 
-#define MAX_PROBES 63u
+/* Pages that lie side by side have entries that do: eight share a line of the cache. What a launch does in one
+ * mode begins somewhere else than what it does in another, a third of the table apart whatever its size, and
+ * than what other launches do. */
+#define PLACE_OF_LAUNCH 0x9E3779B8u
+#define PLACE_OF_MODE 0x555550u
+#define PLACE_OF_LEVEL 0x199998u
 
-/* Eight neighbours share a line of the cache, and a stream of pages its entries. The next try is in another
- * line and in another place of it, so that no stride of addresses leaves room unused. Above the number of an
- * entry, probes are counted. */
+CK_INLINE ck_u32 place_of_page(ck_u32 launch, ck_u32 mode, ck_u32 level, ck_u32 page)
+{
+    return page + launch * PLACE_OF_LAUNCH + mode * PLACE_OF_MODE + level * PLACE_OF_LEVEL;
+}
+
 CK_INLINE ck_u32 first_probe(ck_u64 key)
 {
-    const ck_u32 mixed = ((ck_u32)key >> 3) + (ck_u32)(key >> 32) * 0x85EBCA6Bu;
-    return mixed * 0x9E3779B1u >> (35 - CK_MAX_ENTRIES_LOG2) << 3 | ((ck_u32)key & 7);
+    return place_of_page(CK_KEY_LAUNCH(key), CK_KEY_MODE(key), CK_KEY_LEVEL(key), (ck_u32)key);
 }
 
-CK_INLINE ck_u32 next_probe(ck_u32 probe)
+/* Where two such streams of pages meet, one moves on as a whole, by a step of its own: odd, so that no stride
+ * of addresses leaves room unused. */
+CK_INLINE ck_u32 next_probe(ck_u32 probe, ck_u64 key)
 {
-    return probe + (1u << CK_MAX_ENTRIES_LOG2 | 9);
-}
-
-CK_INLINE bool is_last(ck_u32 probe)
-{
-    return probe >= MAX_PROBES << CK_MAX_ENTRIES_LOG2;
+    return probe + (((ck_u32)(key >> 32) * 0x85EBCA6Bu) >> 8 | 1);
 }
 
 CK_INLINE ck_u64 entry_at(ck_u64 userdata, ck_u32 probe)
 {
-    const ck_u32 index = probe & ((1u << CK_ENTRIES_LOG2_OF(userdata)) - 1);
+    const ck_u32 index = probe & mask(0, (ck_u32)userdata >> CK_LAUNCH_BITS);
     return CK_BASE_OF(userdata) + CK_ENTRIES_AT + (ck_u64)index * sizeof(ck_entry);
 }
 
@@ -95,25 +101,14 @@ CK_INLINE ck_u64 find(ck_u64 userdata, ck_u64 key)
 {
     ck_u32 probe = first_probe(key);
 #pragma unroll 1
-    for (;;) {
+    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++, probe = next_probe(probe, key)) {
         const ck_entry entry = load_entry(entry_at(userdata, probe));
         if (entry.key == key)
             return entry.bitmap;
-        if (!entry.key || is_last(probe))
+        if (!entry.key)
             return 0;
-        probe = next_probe(probe);
     }
-}
-
-CK_INLINE ck_u64 bitmaps_of(ck_u64 userdata)
-{
-    return CK_BASE_OF(userdata) + (ck_u32)CK_BITMAPS_AT(CK_ENTRIES_LOG2_OF(userdata));
-}
-
-CK_INLINE ck_u64 page_at(ck_u64 userdata, ck_u32 number)
-{
-    return CK_BASE_OF(userdata) + (ck_u32)CK_PAGES_AT(CK_ENTRIES_LOG2_OF(userdata)) +
-           number * sizeof(ck_page);
+    return 0;
 }
 
 /* Whether there is none left: then an entry would only make the searches of others longer. */
@@ -129,8 +124,17 @@ CK_INLINE ck_u64 next_page(const seeker *of)
     const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
     if (number >= load(header + AT(ck_header, pages)))
         return CK_NO_PAGE;
-    store64(page_at(fetched(&of->userdata), number) + AT(ck_page, key), fetched(&of->key));
-    return bitmaps_of(fetched(&of->userdata)) + (ck_u64)number * CK_BITMAP_BYTES;
+    const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
+    store64(header + page, fetched(&of->key));
+    const ck_u64 again = CK_BASE_OF(fetched(&of->userdata));
+    return again + load(again + AT(ck_header, chunks_at)) + (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
+}
+
+CK_INLINE bool loses_patience(seeker *of, ck_u32 some)
+{
+    const ck_u32 before = fetched(&of->patience);
+    of->patience = before - some;
+    return before <= some;
 }
 
 /* Find the bitmap of a key, or take a page for it; CK_NO_PAGE where there is none.
@@ -141,17 +145,20 @@ CK_INLINE ck_u64 find_or_take(seeker *of)
 {
     ck_u32 probe = first_probe(fetched(&of->key));
 #pragma unroll 1
-    while (!is_last(probe)) {
+    for (;;) {
         const ck_u64 entry = entry_at(fetched(&of->userdata), probe);
         const ck_u64 there = load_shared_truth64(entry);
         if (there == fetched(&of->key)) {
             const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
-            if (bitmap)
+            if (bitmap) {
                 return bitmap;
-            if (!(of->patience = fetched(&of->patience) - 1))
+            }
+            if (loses_patience(of, 1))
                 break;
         } else if (there) {
-            probe = next_probe(probe);
+            if (loses_patience(of, PATIENCE_OF_A_PROBE))
+                break;
+            probe = next_probe(probe, fetched(&of->key));
         } else if (no_page(fetched(&of->userdata))) {
             break;
         } else if (leads(all_here()) && !atomic_swap_free(entry, fetched(&of->key))) {
@@ -163,28 +170,18 @@ CK_INLINE ck_u64 find_or_take(seeker *of)
 
 /* --- bits ------------------------------------------------------------------------------------------ */
 
+#define ALL (~0u)
+
 CK_INLINE bool all_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
 {
     const ck_u64 bitmap = find(userdata, key);
     return bitmap > CK_NO_PAGE && (load(bitmap + word * 4) & bits) == bits;
 }
 
-/* The words of bits that this thread completed, counted by one thread for all that are in the same page. */
-CK_INLINE void count_full(ck_u64 userdata, ck_u64 word)
+CK_INLINE void summarize(ck_u64 word, ck_u32 words)
 {
-    const ck_u32 number = (word - bitmaps_of(userdata)) / CK_BITMAP_BYTES;
-    const ck_u32 here = all_here();
-    const bool mine = of_leader(here, number) == number;
-    const ck_u32 same = those(here, mine);
-    if (!mine || leads(here))
-        atomic_add(page_at(userdata, number) + AT(ck_page, full), mine ? bits_in(same) : 1);
-}
-
-CK_INLINE void set(ck_u64 userdata, ck_u64 at, ck_u32 bits)
-{
-    const ck_u32 old = atomic_or(at, bits);
-    if (old != ~0u && (old | bits) == ~0u)
-        count_full(userdata, at);
+    const ck_u32 low = (ck_u32)word;
+    set_bits(pair(CK_SUMMARY_OF(low), (ck_u32)(word >> 32)), mask_within(CK_SUMMARY_BIT(low), words));
 }
 
 /* Whole granules of 4 bytes, or each byte for itself. */
@@ -202,8 +199,6 @@ CK_INLINE ck_u32 word_of(ck_u64 granule)
 {
     return (ck_u32)(granule >> 5) & (CK_BITMAP_WORDS - 1);
 }
-
-#define ALL (~0u)
 
 /* The bytes from address on of which ``pattern`` (of 32 bytes, from an address that is a multiple of 32) lets
  * all or some through. */
@@ -233,7 +228,7 @@ CK_ASIDE void record(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 addres
         if (bitmap == CK_NO_PAGE)
             lose(userdata);
         else
-            set(userdata, bitmap + word_of(granule) * 4, bits);
+            set_bits(bitmap + word_of(granule) * 4, bits);
     }
 }
 
@@ -248,9 +243,11 @@ enum { /* Sanitizer_DeviceMemoryFlags */
     FLAG_ATOMIC_WRITE_ONLY = 1 << 8,
 };
 
+#define FLAGS_APART (FLAG_PREFETCH | FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM | FLAG_ATOMIC_WRITE_ONLY)
+
 CK_INLINE ck_u32 mode_of(ck_u32 flags)
 {
-    ck_u32 mode = (flags - FLAG_READ) & 3;
+    ck_u32 mode = flags & (FLAG_READ | FLAG_WRITE);
     if (flags & FLAG_ATOMIC_WRITE_ONLY)
         mode = CK_ATOMIC;
     if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses are of the system's scope */
@@ -258,63 +255,93 @@ CK_INLINE ck_u32 mode_of(ck_u32 flags)
     return mode;
 }
 
-/* Threads of a warp mostly go on where their left neighbour ends, or want the same: the first of such a run
- * in a word sets the bits of all. */
-CK_INLINE void set_runs(ck_u64 userdata, ck_u64 bitmap, ck_u32 address, ck_u32 bytes)
+CK_INLINE ck_u64 word_at(ck_u64 bitmap, ck_u32 level, ck_u32 address)
 {
-    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes));
-    const ck_u64 at = bitmap + word_of(address >> shift) * 4;
-    const ck_u32 piece = renewed(((address >> shift) & 31) | bytes >> shift << 8); /* first bit, and how many */
+    return bitmap | word_of(address >> CK_GRANULE_SHIFT(level)) * 4;
+}
+
+/* Of the word that has them. */
+CK_INLINE ck_u32 bits_of(ck_u32 level, ck_u32 address, ck_u32 bytes)
+{
+    return mask(address >> CK_GRANULE_SHIFT(level), bytes >> CK_GRANULE_SHIFT(level));
+}
+
+CK_INLINE bool has(ck_u64 word, ck_u32 bits)
+{
+    return !(~load(word) & bits);
+}
+
+/* Threads of a warp mostly go on where their left neighbour ends, or want the same. The first of such a run
+ * sets the bits of all, in each word that it reaches the first one there. */
+CK_INLINE void set_runs(ck_u64 word, ck_u32 address, ck_u32 bytes)
+{
+    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes)), many = bytes >> shift;
+    const ck_u32 bit = (ck_u32)word << 3 | (address >> shift & 31); /* counted on from word to word */
     const ck_u32 here = all_here();
-    const ck_u32 step = piece - of_left(here, piece);
-    const bool in_word = (of_left(here, (ck_u32)(at >> 2)) == (ck_u32)(at >> 2)) & has_left(here);
-    const bool same = in_word & !step, next = in_word & (step == piece >> 8);
+    const ck_u32 step = bit - of_left(here, bit);
+    const bool same = has_left(here) & !step, next = has_left(here) & (step == many);
     const ck_u32 nexts = those(here, next);
     const ck_u32 heads = those(here, !same & !next);
-    if (same | next)
+    if (same | (next & ((bit & 31) >= many)))
         return;
-    const ck_u32 all = (piece >> 8) * (1 + bits_in(nexts & until_next(heads)));
-    const ck_u32 first = piece & 31;
-    if (first + all > 32)
-        lose(userdata);
-    else
-        set(userdata, at, ((2u << (all - 1)) - 1) << first);
+    const ck_u32 all = many * (1 + bits_in(nexts & until_next(heads)));
+    set_bits(word, mask_within(bit, all));
+    if (!next && !(bit & 31) && all >= 32)
+        summarize(word, all >> 5);
 }
 
-CK_INLINE bool is_set(ck_u64 bitmap, ck_u32 address, ck_u32 bytes)
+/* Find the word of an access by the first entry to look at; false where that is another page's. */
+CK_INLINE bool first_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 address, ck_u64 *word)
 {
-    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes)), granule = address >> shift;
-    const ck_u32 bits = ~0u >> ((32 - (bytes >> shift)) & 31) << (granule & 31);
-    return bitmap > CK_NO_PAGE && (load(bitmap + word_of(granule) * 4) & bits) == bits;
+    const ck_u32 launch = CK_LAUNCH_OF(userdata);
+    const ck_u64 page = address >> CK_PAGE_SHIFT(level);
+    const ck_u64 key = pair((ck_u32)page, (ck_u32)(CK_KEY(launch, mode, level, page) >> 32));
+    const ck_entry entry = load_entry(entry_at(userdata, place_of_page(launch, mode, level, (ck_u32)page)));
+    *word = word_at(entry.bitmap, level, (ck_u32)address);
+    return entry.key == key && entry.bitmap >> 32;
 }
 
-/* What one instruction accesses: at most 32 bytes, at a multiple of their number, so that it is in one word. */
-CK_INLINE void touch(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
+/* The long way: search for the page, and take one where there is none. */
+CK_INLINE void search(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
 {
     const ck_u32 level = level_of(address, bytes);
-    const ck_u64 page = address >> CK_PAGE_SHIFT(level);
-    const ck_u64 key = pair((ck_u32)page, (ck_u32)(CK_KEY(CK_LAUNCH_OF(userdata), mode, level, page) >> 32));
-    ck_u32 low = (ck_u32)address;
-    const ck_entry entry = load_entry(entry_at(userdata, first_probe(key)));
-    ck_u64 bitmap = entry.bitmap;
-    if (entry.key == key && bitmap > CK_NO_PAGE) {
-        if (is_set(bitmap, low, bytes))
-            return;
-    } else {
-        seeker self = {userdata, key, low, bytes, PATIENCE};
-        /* A kernel for which there is no room shall not search for it at every access. */
-        if (is_lost(fetched(&self.userdata)))
-            return;
-        bitmap = find_or_take(&self);
-        userdata = fetched(&self.userdata), low = fetched(&self.address), bytes = fetched(&self.bytes);
-        if (bitmap == CK_NO_PAGE) {
-            lose(userdata);
+    seeker self = {userdata, CK_KEY(CK_LAUNCH_OF(userdata), mode, level, address >> CK_PAGE_SHIFT(level)), address,
+                   bytes, PATIENCE};
+    /* A kernel for which there is no room shall not search for it at every access. */
+    if (is_lost(fetched(&self.userdata)))
+        return;
+    const ck_u64 bitmap = find_or_take(&self);
+    userdata = fetched(&self.userdata), bytes = fetched(&self.bytes);
+    const ck_u32 low = (ck_u32)fetched(&self.address), again = level_of(low, bytes);
+    const ck_u64 word = word_at(bitmap, again, low);
+    if (bitmap == CK_NO_PAGE)
+        lose(userdata);
+    else if (!has(word, bits_of(again, low, bytes)))
+        set_runs(word, low, bytes);
+}
+
+/* What one instruction accesses: at most 32 bytes, at a multiple of their number, so that it is in one word.
+ * Most accesses are of whole granules and plain, and come along with less. */
+CK_INLINE void touch(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u32 bytes)
+{
+    ck_u64 word;
+    if (!((((ck_u32)address | bytes) & 3) | (flags & FLAGS_APART))) {
+        if (first_word(userdata, flags & CK_ATOMIC, 0, address, &word)) {
+            if (!has(word, bits_of(0, (ck_u32)address, bytes)))
+                set_runs(word, renewed((ck_u32)address), bytes);
             return;
         }
-        if (is_set(bitmap, low, bytes))
+    } else {
+        const ck_u32 level = level_of(address, bytes);
+        if (flags & FLAG_PREFETCH)
             return;
+        if (first_word(userdata, mode_of(flags), level, address, &word)) {
+            if (!has(word, bits_of(level, (ck_u32)address, bytes)))
+                set_runs(word, renewed((ck_u32)address), bytes);
+            return;
+        }
     }
-    set_runs(userdata, bitmap, low, bytes);
+    search(renewed(userdata), mode_of(renewed(flags)), renewed(address), bytes);
 }
 
 /* SanitizerCallbackMemoryAccess, of SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS. */
@@ -322,8 +349,8 @@ CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 byt
                           const void *data)
 {
     (void)pc, (void)data;
-    if (has_arena(userdata) && !opaque(flags & FLAG_PREFETCH))
-        touch(own(userdata), mode_of(flags), address, bytes);
+    if (has_arena(userdata))
+        touch(own(userdata), flags, address, bytes);
     return 0;
 }
 
@@ -333,8 +360,8 @@ CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destina
                        ck_u32 zeros)
 {
     (void)pc, (void)destination;
-    if (has_arena(userdata) && bytes != zeros)
-        touch(own(userdata), CK_READ, source, bytes - zeros);
+    if (has_arena(userdata) && opaque(bytes - zeros))
+        touch(own(userdata), FLAG_READ, source, bytes - zeros);
     return 0;
 }
 

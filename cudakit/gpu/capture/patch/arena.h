@@ -3,11 +3,15 @@
  * Read by both sides: by NVRTC as part of the patch, and by the C compiler as part of the recorder.
  *
  *     header | launches of which something is missing | entries | pages |
- *     keys of tensor maps | keys of boxes | tensor maps | boxes | bitmaps
+ *     keys of tensor maps | keys of boxes | tensor maps | boxes | chunks
  *
  * A *page* is what one launch did, in one mode, to 64 KiB of memory in granules of 4 bytes (level 0), or to
- * 16 KiB in granules of 1 byte (level 1): a bitmap of 2 KiB and a counter of its words that are full. Pages
- * are taken in the order of first touch; the entries are a hash table that finds the page of a key.
+ * 16 KiB in granules of 1 byte (level 1): a bitmap of 2 KiB. Pages are taken in the order of first touch; the
+ * entries are a hash table that finds the page of a key.
+ *
+ * A *chunk* holds bitmaps, and at its begin their *summaries*: a bit for each word of 32 bits, set where the
+ * whole word was set at once. So the host need not copy the bitmaps of what was streamed, nobody has to count,
+ * and the place of a word in the summary follows from its own.
  *
  * A *box* is one use of a *tensor map*: what it covers in memory, the host finds out. Both are written down
  * once, in the order of first use; their keys are hash tables that say what is written already.
@@ -23,10 +27,10 @@ typedef unsigned int ck_u32;
 typedef unsigned long long ck_u64;
 
 enum ck_mode { /* of an access, and of a page */
-    CK_READ = 0,
-    CK_WRITE = 1,
-    CK_ATOMIC = 2,
-    CK_SYNC = 3, /* of the whole system: how processors signal each other, not data */
+    CK_SYNC = 0, /* of the whole system: how processors signal each other, not data */
+    CK_READ = 1,
+    CK_WRITE = 2,
+    CK_ATOMIC = 3,
     CK_MODES = 4,
 };
 
@@ -36,7 +40,7 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_LOWEST_BASE (1ull << 32)
 #define CK_LAUNCH_BITS 17
 #define CK_MAX_LAUNCHES (1u << CK_LAUNCH_BITS)
-#define CK_MIN_ENTRIES_LOG2 4
+#define CK_MIN_ENTRIES_LOG2 8
 #define CK_MAX_ENTRIES_LOG2 24
 #define CK_USERDATA(base, entries_log2, launch) \
     ((ck_u64)(base) | (ck_u64)(entries_log2) << CK_LAUNCH_BITS | (ck_u64)(launch))
@@ -70,7 +74,7 @@ enum ck_mode { /* of an access, and of a page */
 
 /* --- parts --------------------------------------------------------------------------------------- */
 
-#define CK_FORM 1u /* of all that this file says */
+#define CK_FORM 2u /* of all that this file says */
 
 typedef struct {
     ck_u32 form;
@@ -79,7 +83,8 @@ typedef struct {
     ck_u32 lost;   /* launches of which something is missing */
     ck_u32 maps;   /* as for pages */
     ck_u32 boxes;
-    ck_u32 reserved[26];
+    ck_u32 pages_at, chunks_at; /* for who has no register left to compute them */
+    ck_u32 reserved[24];
 } ck_header;
 
 typedef struct { /* of the hash table; read by one load of 16 bytes */
@@ -91,7 +96,7 @@ typedef struct { /* of the hash table; read by one load of 16 bytes */
 
 typedef struct {
     ck_u64 key;
-    ck_u32 full; /* words of 32 bits of which every bit is set */
+    ck_u32 full; /* on the host: every bit is set, whatever its bitmap there says */
     ck_u32 reserved;
 } ck_page;
 
@@ -128,12 +133,32 @@ typedef struct { /* one use of a tensor map */
 #define CK_BOX_KEYS_AT(entries_log2) (CK_MAP_KEYS_AT(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
 #define CK_MAPS_AT(entries_log2) (CK_BOX_KEYS_AT(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
 #define CK_BOXES_AT(entries_log2) (CK_MAPS_AT(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))
-#define CK_BITMAPS_AT(entries_log2) (CK_BOXES_AT(entries_log2) + CK_MAX_BOXES * sizeof(ck_box))
+#define CK_CHUNKS_AT(entries_log2) \
+    ((CK_BOXES_AT(entries_log2) + CK_MAX_BOXES * sizeof(ck_box) + CK_CHUNK - 1) & ~(CK_CHUNK - 1))
+
+/* --- chunks -------------------------------------------------------------------------------------- */
+
+#define CK_CHUNK CK_ALIGNMENT
+#define CK_SUMMARY_BYTES (CK_BITMAP_BYTES / 32)
+#define CK_FIRST_SLOT (CK_CHUNK / CK_BITMAP_BYTES * CK_SUMMARY_BYTES / CK_BITMAP_BYTES) /* for a bitmap */
+#define CK_CHUNK_PAGES (CK_CHUNK / CK_BITMAP_BYTES - CK_FIRST_SLOT)
+#define CK_SLOT_OF_PAGE(page) ((page) + (ck_u32)CK_FIRST_SLOT * (1 + (page) / (ck_u32)CK_CHUNK_PAGES))
+#define CK_BITMAP_AT(entries_log2, page) \
+    (CK_CHUNKS_AT(entries_log2) + (ck_u64)CK_SLOT_OF_PAGE(page) * CK_BITMAP_BYTES)
+#define CK_SUMMARY_AT(entries_log2, page) \
+    (CK_CHUNKS_AT(entries_log2) + (page) / (ck_u32)CK_CHUNK_PAGES * CK_CHUNK + \
+     (CK_FIRST_SLOT + (page) % (ck_u32)CK_CHUNK_PAGES) * CK_SUMMARY_BYTES)
 #define CK_ARENA_BYTES(entries_log2, pages) \
-    (CK_BITMAPS_AT(entries_log2) + (ck_u64)(pages) * CK_BITMAP_BYTES)
+    ((pages) ? CK_BITMAP_AT(entries_log2, (ck_u32)(pages) - 1) + CK_BITMAP_BYTES : CK_CHUNKS_AT(entries_log2))
+
+/* Where the summary has the bit of a word, by the lower half of the word's address: the word to look at, and
+ * which bit. */
+#define CK_SUMMARY_OF(word) (((word) & ~(ck_u32)(CK_CHUNK - 1)) | ((word) >> 5 & (ck_u32)(CK_CHUNK / 32 - 4)))
+#define CK_SUMMARY_BIT(word) ((word) >> 2 & 31)
 
 /* To be zeros before an arena is used again: of the header, what counts; the bits of launches; the entries;
- * the keys of maps and of boxes, where there were any; and the pages that were taken, with their bitmaps. */
+ * the keys of maps and of boxes, where there were any; and the pages that were taken, with their bitmaps and
+ * summaries. */
 
 #ifdef __cplusplus
 #define CK_STATIC_ASSERT static_assert
@@ -147,9 +172,9 @@ CK_STATIC_ASSERT(sizeof(ck_map) == 80 && sizeof(ck_box) == 56, "maps and boxes")
 CK_STATIC_ASSERT(CK_MAP_KEYS <= CK_NO_MAP, "places of maps in 16 bits");
 CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache");
 CK_STATIC_ASSERT(CK_ENTRIES_AT < 1u << 23, "in the offset of a load");
-CK_STATIC_ASSERT(CK_MAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0 && CK_BITMAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0,
-                 "maps and bitmaps at lines of the cache");
-CK_STATIC_ASSERT(CK_BITMAPS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but of bitmaps, in 32 bits");
+CK_STATIC_ASSERT(CK_MAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0, "maps at lines of the cache");
+CK_STATIC_ASSERT(CK_CHUNKS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but in chunks, in 32 bits");
+CK_STATIC_ASSERT(CK_FIRST_SLOT * CK_BITMAP_BYTES == CK_CHUNK / 32, "summaries before the first bitmap");
 CK_STATIC_ASSERT(1ull << (CK_LAUNCH_BITS + 5) == CK_BY_GRID && CK_BY_GRID < CK_ALIGNMENT,
                  "user data in the bits of the alignment");
 CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");

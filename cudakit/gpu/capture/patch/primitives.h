@@ -68,6 +68,11 @@ CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
                  : "=r"(old) : "l"(at), "r"(value) : "memory");
     return old;
 }
+/* Without what was there before, that is, without a wait. */
+CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
+{
+    asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
+}
 CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
 {
     ck_u64 old;
@@ -80,13 +85,13 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
 CK_INLINE ck_u32 grid(void)
 {
     ck_u64 number;
-    asm("mov.u64 %0, %%gridid;" : "=l"(number));
+    asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
     return (ck_u32)number;
 }
 CK_INLINE ck_u32 lane(void)
 {
     ck_u32 number;
-    asm("mov.u32 %0, %%laneid;" : "=r"(number));
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
     return number;
 }
 /* The lanes before this one, and behind it. */
@@ -111,10 +116,6 @@ CK_INLINE ck_u32 all_here(void)
 CK_INLINE bool leads(ck_u32 threads)
 {
     return lane() == (ck_u32)__ffs(threads) - 1;
-}
-CK_INLINE ck_u32 of_leader(ck_u32 threads, ck_u32 value)
-{
-    return __shfl_sync(threads, value, __ffs(threads) - 1);
 }
 CK_INLINE ck_u32 those(ck_u32 threads, bool yes)
 {
@@ -143,6 +144,20 @@ CK_INLINE ck_u32 bits_in(ck_u32 word)
     return __popc(word);
 }
 
+/* So many bits from a place on, both modulo 32. */
+CK_INLINE ck_u32 mask(ck_u32 place, ck_u32 width)
+{
+    ck_u32 bits;
+    asm("bmsk.wrap.b32 %0, %1, %2;" : "=r"(bits) : "r"(place), "r"(width));
+    return bits;
+}
+/* So many bits, as far as the word has them, from a place on that is modulo 32. */
+CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
+{
+    ck_u32 bits;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(place & 31), "r"(width));
+    return bits;
+}
 /* In two registers, as they are. */
 CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high)
 {
@@ -167,6 +182,11 @@ CK_INLINE ck_u32 renewed(ck_u32 value)
                  "activemask.b32 here; setp.ne.u32 some, here, 0; selp.b32 %0, %1, 0, some;}"
                  : "=r"(again) : "r"(value));
     return again;
+}
+
+CK_INLINE ck_u64 renewed(ck_u64 value)
+{
+    return pair(renewed((ck_u32)value), (ck_u32)(value >> 32));
 }
 
 /* A variable, loaded here and now: not kept in a register since it was written. The assembler does not know

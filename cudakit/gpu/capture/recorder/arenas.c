@@ -33,7 +33,12 @@ uint64_t arena_bytes(unsigned entries_log2)
 
 static bool set_header(const arena_memory *arena)
 {
-    ck_header header = {.form = CK_FORM, .pages = arena->pages};
+    ck_header header = {
+        .form = CK_FORM,
+        .pages = arena->pages,
+        .pages_at = (uint32_t)CK_PAGES_AT(arena->entries_log2),
+        .chunks_at = (uint32_t)CK_CHUNKS_AT(arena->entries_log2),
+    };
     return !sanitizer.to_device((void *)arena->base, &header, sizeof header, arena->stream) &&
            !sanitizer.stream_synchronize(arena->stream);
 }
@@ -73,9 +78,44 @@ bool arena_look(const arena_memory *arena, arena_top *into)
     return copy(arena, into, 0, sizeof *into);
 }
 
-static bool is_full(const ck_page *page)
+/* How many pages from one on, but not from the end on, lie side by side in its chunk. */
+static uint32_t side_by_side(uint32_t page, uint32_t end)
 {
-    return page->full >= CK_BITMAP_WORDS;
+    return at_most(end - page, CK_CHUNK_PAGES - page % CK_CHUNK_PAGES);
+}
+
+/* Few bitmaps are copied sooner than somebody has asked which of them are full. */
+#define WORTH_ASKING 512
+
+static bool find_full(const arena_memory *arena, page_set *into)
+{
+    const uint32_t count = into->count < WORTH_ASKING ? 0 : (uint32_t)into->count;
+    unsigned char *summaries = into->bitmaps; /* where there is nothing yet */
+    for (uint32_t page = 0, beside; page < count; page += beside) {
+        beside = side_by_side(page, count);
+        if (!copy(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_AT(arena->entries_log2, page),
+                  beside * CK_SUMMARY_BYTES))
+            return false;
+    }
+    for (uint32_t page = 0; page < count; page++) {
+        const uint64_t *summary = (const uint64_t *)(summaries + page * CK_SUMMARY_BYTES);
+        uint64_t all = ~0ull;
+        for (size_t i = 0; i < CK_SUMMARY_BYTES / sizeof all; i++)
+            all &= summary[i];
+        into->pages[page].full = all == ~0ull;
+    }
+    return true;
+}
+
+static bool copy_bitmaps(const arena_memory *arena, page_set *into, uint32_t begin, uint32_t end)
+{
+    for (uint32_t beside; begin < end; begin += beside) {
+        beside = side_by_side(begin, end);
+        if (!copy(arena, into->bitmaps + (size_t)begin * CK_BITMAP_BYTES,
+                  CK_BITMAP_AT(arena->entries_log2, begin), (size_t)beside * CK_BITMAP_BYTES))
+            return false;
+    }
+    return true;
 }
 
 /* Bitmaps that are full need not be copied, but a copy of its own takes as long as that of so many. */
@@ -83,18 +123,17 @@ static bool is_full(const ck_page *page)
 
 static bool fetch_bitmaps(const arena_memory *arena, page_set *into)
 {
-    const uint64_t bitmaps = CK_BITMAPS_AT(arena->entries_log2);
-    for (size_t begin = 0, end, full; begin < into->count; begin = end + full) {
-        for (end = begin, full = 0; end + full < into->count && full < WORTH_A_COPY;) {
-            if (is_full(&into->pages[end + full]))
+    const uint32_t count = (uint32_t)into->count;
+    for (uint32_t begin = 0, end, full; begin < count; begin = end + full) {
+        for (end = begin, full = 0; end + full < count && full < WORTH_A_COPY;) {
+            if (into->pages[end + full].full)
                 full++;
             else
                 end += full + 1, full = 0;
         }
-        while (end + full < into->count && is_full(&into->pages[end + full]))
+        while (end + full < count && into->pages[end + full].full)
             full++;
-        if (!copy(arena, into->bitmaps + begin * CK_BITMAP_BYTES, bitmaps + begin * CK_BITMAP_BYTES,
-                  (end - begin) * CK_BITMAP_BYTES))
+        if (!copy_bitmaps(arena, into, begin, end))
             return false;
     }
     return true;
@@ -107,7 +146,7 @@ static bool fetch_pages(const arena_memory *arena, uint32_t count, page_set *int
         return false;
     into->count = count;
     return copy(arena, into->pages, CK_PAGES_AT(arena->entries_log2), count * sizeof(ck_page)) &&
-           fetch_bitmaps(arena, into);
+           find_full(arena, into) && fetch_bitmaps(arena, into);
 }
 
 /* Tensor maps and their boxes, of which most launches have none. */
@@ -138,14 +177,25 @@ bool arena_fetch(const arena_memory *arena, arena_copy *into)
 
 /* --- ready for other launches -------------------------------------------------------------------- */
 
+static bool zero_bitmaps(const arena_memory *arena, uint32_t count)
+{
+    for (uint32_t page = 0, beside; page < count; page += beside) {
+        beside = side_by_side(page, count);
+        if (!zero(arena, CK_SUMMARY_AT(arena->entries_log2, page), beside * CK_SUMMARY_BYTES) ||
+            !zero(arena, CK_BITMAP_AT(arena->entries_log2, page), (uint64_t)beside * CK_BITMAP_BYTES))
+            return false;
+    }
+    return true;
+}
+
 bool arena_clear(const arena_memory *arena, const ck_header *used)
 {
     const unsigned log2 = arena->entries_log2;
-    const uint64_t pages = at_most(used->cursor, arena->pages);
+    const uint32_t pages = at_most(used->cursor, arena->pages);
     const uint64_t keys = used->maps || used->boxes ? CK_MAPS_AT(log2) - CK_MAP_KEYS_AT(log2) : 0;
     return zero(arena, 0, CK_PAGES_AT(log2)) && zero(arena, CK_MAP_KEYS_AT(log2), keys) &&
-           zero(arena, CK_PAGES_AT(log2), pages * sizeof(ck_page)) &&
-           zero(arena, CK_BITMAPS_AT(log2), pages * CK_BITMAP_BYTES) && set_header(arena);
+           zero(arena, CK_PAGES_AT(log2), pages * sizeof(ck_page)) && zero_bitmaps(arena, pages) &&
+           set_header(arena);
 }
 
 bool arena_mark(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream)

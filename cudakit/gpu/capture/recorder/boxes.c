@@ -136,7 +136,7 @@ static void atlas_free(atlas *all)
 static bool moved_by(const atlas *all, const ck_box *box, moved *made)
 {
     const unsigned number = box->map < CK_MAP_KEYS ? all->number[box->map] : 0;
-    if (!number || box->launch >= CK_MAX_LAUNCHES || box->mode > CK_ATOMIC)
+    if (!number || box->launch >= CK_MAX_LAUNCHES || box->mode == CK_SYNC || box->mode >= CK_MODES)
         return false;
     const use said = use_of(box);
     const tensor_map *map = all->maps + number - 1;

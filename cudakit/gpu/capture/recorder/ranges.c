@@ -170,7 +170,7 @@ static uint64_t *bitmap_of(const source *from, uint32_t page)
 
 static bool is_full(const source *from, uint32_t page)
 {
-    return from->pages[page].full >= CK_BITMAP_WORDS;
+    return from->pages[page].full;
 }
 
 /* Make one of pages of the same key, which are neighbours now. Returns how many are left. */
