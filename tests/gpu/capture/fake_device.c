@@ -9,9 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "arena.h"
+#include "patch_on_host.h"
 
-void set_grid(ck_u64 number);
 int ck_memory_access(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, const void *);
 int ck_tensor_load(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32,
                    ck_u32, ck_u32, ck_u32);
@@ -61,9 +60,22 @@ static void set(void *memory, int value, size_t bytes)
     }
 }
 
+/* Whole warps of which each lane goes on where the one before ends. Returns how many accesses those were. */
+static uint64_t touch_in_warps(const fake_launch *of, const touch *all)
+{
+    uint64_t i = 0;
+    for (; all->flags && all->stride == all->bytes && i + LANES <= all->count; i += LANES) {
+        together warp = {.userdata = of->user_data, .lanes = ~0u, .bytes = all->bytes, .flags = all->flags};
+        for (uint64_t lane = 0; lane < LANES; lane++)
+            warp.address[lane] = all->address + (i + lane) * all->stride;
+        access_together(&warp);
+    }
+    return i;
+}
+
 static void touch_all(const fake_launch *of, const touch *all)
 {
-    for (uint64_t i = 0; i < all->count; i++)
+    for (uint64_t i = touch_in_warps(of, all); i < all->count; i++)
         if (all->flags)
             ck_memory_access(of->user_data, 0, all->address + i * all->stride, all->bytes, all->flags, NULL);
         else

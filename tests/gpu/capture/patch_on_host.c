@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "arena.h"
+#include "patch_on_host.h"
 #include "ranges.h"
 
 #define CK_PATCH int
@@ -53,7 +53,6 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
 
 /* A lane runs until it says something to its warp; when all do, those that say it at one place of the
  * program are answered together, as if they had run in step. A thread outside of a warp is alone. */
-enum { LANES = 32 };
 static __thread struct {
     ucontext_t lane[LANES], warp;
     const void *place[LANES]; /* where in the program it waits; NULL: it is at its end */
@@ -148,11 +147,6 @@ void touch_together(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes,
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
 }
-
-typedef struct {
-    ck_u64 userdata, address[LANES];
-    ck_u32 lanes, bytes, flags;
-} together;
 
 static __thread const together *of_warp;
 

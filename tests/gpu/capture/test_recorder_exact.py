@@ -61,6 +61,23 @@ launch(read(0x100010))
     assert gaps(events) == {}
 
 
+def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(
+    library: Path, tmp_path: Path
+) -> None:
+    """So many pages that the host asks first which of them are full, one of them but for a word."""
+    program = """
+stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stride=16, count=4088)
+launch(*stream, write(0x200000, stride=1 << 16, count=300))
+wait()
+"""
+    (one,) = told(run(tmp_path, library, program))
+    assert one.did == [
+        (0x100000, 0x1CFF80, Mode.READ, 0),
+        (0x200000, 0x200000 + (299 << 16) + 4, Mode.WRITE, 0),
+    ]
+    assert one.known == {Known.EXACT}
+
+
 def test_without_a_wait_it_comes_at_the_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
     assert [each.did for each in told(events)] == [

@@ -85,7 +85,7 @@ static uint32_t side_by_side(uint32_t page, uint32_t end)
 }
 
 /* Few bitmaps are copied sooner than somebody has asked which of them are full. */
-#define WORTH_ASKING 512
+#define WORTH_ASKING 256
 
 static bool find_full(const arena_memory *arena, page_set *into)
 {
