@@ -136,7 +136,7 @@ def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
     share: float,
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
-    with arena(library, log2, max(1, int(share * 2 ** (log2 - 1)))) as made:
+    with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as made:
         for launch, base, offset, size, flags, times in accesses:
             step = 1 << (size - 1).bit_length()  # CUDA C++ Programming Guide, "Size and Alignment"
             for i in range(times):
@@ -217,7 +217,7 @@ def test_every_byte_that_lanes_access_together_is_written_down(
     library: ctypes.CDLL, warps: list[tuple[str, int, int, int, int, int, int]]
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
-    with arena(library, 10, 512) as made:
+    with arena(library, 11, 512) as made:
         for kind, launch, start, size, lanes, flags, seed in warps:
             addresses = pattern(kind, ADDRESSES[0], start, size, seed)
             touched = warp_access(made, launch, addresses, lanes, size, flags)
@@ -302,7 +302,7 @@ def test_pages_of_every_chunk_have_a_bitmap_and_a_summary_of_their_own(
     library: ctypes.CDLL,
 ) -> None:
     count = 2 * CHUNK_PAGES + 3
-    with arena(library, 15, count) as made:
+    with arena(library, 16, count) as made:
         for page in range(count):
             made.access(0, (page + 1) << 16, 4, 1)
         for page in (0, CHUNK_PAGES - 1, CHUNK_PAGES, 2 * CHUNK_PAGES, count - 1):

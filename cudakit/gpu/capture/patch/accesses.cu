@@ -301,6 +301,20 @@ CK_INLINE bool first_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 add
     return entry.key == key && entry.bitmap >> 32;
 }
 
+/* The same by what all threads of the device agree on: another one may just have taken the page. */
+CK_INLINE bool first_word_anew(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 address, ck_u64 *word)
+{
+    const ck_u32 launch = CK_LAUNCH_OF(userdata);
+    const ck_u64 page = address >> CK_PAGE_SHIFT(level);
+    const ck_u64 key = pair((ck_u32)page, (ck_u32)(CK_KEY(launch, mode, level, page) >> 32));
+    const ck_u64 at = entry_at(userdata, place_of_page(launch, mode, level, (ck_u32)page));
+    if (load_shared_truth64(at) != key)
+        return false;
+    const ck_u64 bitmap = load_shared_truth64(at + AT(ck_entry, bitmap));
+    *word = word_at(bitmap, level, (ck_u32)address);
+    return bitmap >> 32;
+}
+
 /* The long way: search for the page, and take one where there is none. */
 CK_INLINE void search(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
 {
@@ -327,6 +341,12 @@ CK_INLINE void touch(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u32 bytes
     ck_u64 word;
     if (!((((ck_u32)address | bytes) & 3) | (flags & FLAGS_APART))) {
         if (first_word(userdata, flags & CK_ATOMIC, 0, address, &word)) {
+            if (!has(word, bits_of(0, (ck_u32)address, bytes)))
+                set_runs(word, renewed((ck_u32)address), bytes);
+            return;
+        }
+        userdata = renewed(userdata), flags = renewed(flags); /* and what follows from them */
+        if (first_word_anew(userdata, flags & CK_ATOMIC, 0, address, &word)) {
             if (!has(word, bits_of(0, (ck_u32)address, bytes)))
                 set_runs(word, renewed((ck_u32)address), bytes);
             return;

@@ -119,17 +119,18 @@ typedef struct { /* one use of a tensor map */
 #define CK_NO_MAP 0xFFFFu
 #define CK_MAX_MAPS 4096u
 #define CK_MAX_BOXES (1u << 17)
-/* At most half of the entries, and of the keys, are ever taken: a search in a fuller table is long. */
+/* At most half of the keys, and a quarter of the entries, are ever taken: a page whose first entry is another's
+ * is found the long way. */
 #define CK_MAP_KEYS (2 * CK_MAX_MAPS)
 #define CK_BOX_KEYS (2 * CK_MAX_BOXES)
-#define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 1))
+#define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 2))
 
 /* The entries come first: a load has room for a small offset. */
 #define CK_LOST_AT 4096ull
 #define CK_ENTRIES_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
 #define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
 #define CK_MAP_KEYS_AT(entries_log2) \
-    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 2) << (entries_log2))) /* behind CK_MAX_PAGES */
+    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* behind CK_MAX_PAGES */
 #define CK_BOX_KEYS_AT(entries_log2) (CK_MAP_KEYS_AT(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
 #define CK_MAPS_AT(entries_log2) (CK_BOX_KEYS_AT(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
 #define CK_BOXES_AT(entries_log2) (CK_MAPS_AT(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))

@@ -43,7 +43,7 @@ typedef struct {
     size_t box_room;
 } arena_copy;
 
-/* Allocate and clear an arena with room for half as many pages as it has entries. */
+/* Allocate and clear an arena with room for a quarter as many pages as it has entries. */
 bool arena_make(arena_memory *made, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
