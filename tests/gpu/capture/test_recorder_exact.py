@@ -13,6 +13,7 @@ from cudakit.trace.events import (
     Arenas,
     Event,
     Fill,
+    Launch,
     StreamCreate,
     StreamDestroy,
     StreamSync,
@@ -59,6 +60,26 @@ launch(read(0x100010))
     at = [i for i, event in enumerate(events) if isinstance(event.fact, Accessed)]
     assert position(events, StreamSync) < at[0] < len(events) - 1
     assert gaps(events) == {}
+
+
+def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_launches(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+for _ in range(2):
+    launch(write(0x100000))
+    time.sleep(0.03)  # the host is not looked after more often
+    wait()
+for _ in range(100):
+    launch(read(0x100000))
+"""
+    events = run(tmp_path, library, program)
+    launches = [event for event in events if isinstance(event.fact, Launch)]
+    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
+    first, second, third, *_, last = (events.index(launch) for launch in launches)
+    assert first < ends[events[first].seq] < second < third < ends[events[second].seq] < last
+    assert len(ends) == len(launches)
 
 
 def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(

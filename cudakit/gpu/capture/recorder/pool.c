@@ -13,6 +13,7 @@
 #define MAX_POOLS 32
 #define LOOK_EVERY_NS 20000000
 #define LOOK_AT_LAUNCHES 512
+#define READ_EVERY_NS 100000000
 /* So long a launch is held back while there is no room; what is not told then is said to be missing. */
 #define PATIENCE_NS 500000000
 #define PATIENCE_AT_END_NS 5000000000
@@ -78,6 +79,7 @@ static pool *make(CUcontext context)
     bool works = made->stream && supply_memory(made, made->arenas);
     pthread_mutex_lock(&recorder_lock);
     made->looked_ns = looking_now_ns();
+    made->read_ns = 0;
     made->current = works ? made->arenas : NULL;
     made->off = !works;
     made->stuck = false;
@@ -128,6 +130,7 @@ static void take(pool *of, arena *from)
         arena_free(&from->memory); /* the next launches get a new one */
     reset(from);
     of->stuck = false;
+    of->read_ns = looking_now_ns();
 }
 
 static void read_retired(pool *of)
@@ -208,13 +211,20 @@ static void wait_for_room(pool *of)
     }
 }
 
+/* When the host has waited, the device has nothing to do: what was retired then is read beside the next launches,
+ * unless there were none for so long that this may have been the last time. */
+static bool is_to_be_read(const pool *of)
+{
+    return looking_now_ns() - of->read_ns >= READ_EVERY_NS;
+}
+
 static void look(pool *of, bool host_waits)
 {
     read_retired(of);
     of->looked_ns = looking_now_ns();
     of->since_looked = 0;
     if (!of->current || (host_waits && of->current->used)) {
-        if (retire(of))
+        if (retire(of) && is_to_be_read(of))
             read_retired(of);
         return;
     }

@@ -34,7 +34,7 @@ typedef struct {
     arena arenas[ARENAS];
     arena *current; /* NULL: none is free. Changed with the lock held, by whoever looks */
     uint32_t since_looked;
-    int64_t looked_ns;
+    int64_t looked_ns, read_ns; /* when somebody looked, and when an arena was read */
 } pool;
 
 /* The pool of a context, NULL where there is none; of NULL, one whose context is gone. The lock is held. */
