@@ -326,9 +326,22 @@ static Sanitizer_LaunchData launch_data(void *context, void *stream, const kerne
                                   .hLaunch = handle};
 }
 
+static uint32_t blocks;
+
+/* Of 1024 threads, as the calls that launch say. */
+void set_blocks(uint32_t count)
+{
+    blocks = count;
+}
+
 void launch(void *context, void *stream, kernel *function, void **parameters, void **extra)
 {
-    launch_params call = {.f = function, .hStream = stream, .kernelParams = parameters, .extra = extra};
+    launch_params call = {.f = function,
+                          .grid = {blocks, 1, 1},
+                          .block = {1024, 1, 1},
+                          .hStream = stream,
+                          .kernelParams = parameters,
+                          .extra = extra};
     fake_launch handle = {.grid = __atomic_add_fetch(&last_grid, 1, __ATOMIC_RELAXED)};
     Sanitizer_LaunchData data = launch_data(context, stream, function, &handle);
     tell_call(CBID_cuLaunchKernel, 0, &call, 0);

@@ -62,24 +62,38 @@ launch(read(0x100010))
     assert gaps(events) == {}
 
 
-def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_launches(
-    library: Path, tmp_path: Path
-) -> None:
-    program = """
+TWO_WAITS = """
 import time
-for _ in range(2):
+for blocks in (1, {blocks}):
+    cuda.set_blocks(blocks)
     launch(write(0x100000))
     time.sleep(0.03)  # the host is not looked after more often
     wait()
+cuda.set_blocks(1)
 for _ in range(100):
     launch(read(0x100000))
 """
-    events = run(tmp_path, library, program)
+
+
+def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_launches(
+    library: Path, tmp_path: Path
+) -> None:
+    events = run(tmp_path, library, TWO_WAITS.format(blocks=1))
     launches = [event for event in events if isinstance(event.fact, Launch)]
     ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
     first, second, third, *_, last = (events.index(launch) for launch in launches)
     assert first < ends[events[first].seq] < second < third < ends[events[second].seq] < last
     assert len(ends) == len(launches)
+
+
+def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(
+    library: Path, tmp_path: Path
+) -> None:
+    events = run(tmp_path, library, TWO_WAITS.format(blocks=30_000))
+    launches = [event for event in events if isinstance(event.fact, Launch)]
+    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
+    second, third = (events.index(launch) for launch in launches[1:3])
+    assert second < ends[events[second].seq] < third
 
 
 def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(

@@ -211,11 +211,12 @@ static void wait_for_room(pool *of)
     }
 }
 
-/* When the host has waited, the device has nothing to do: what was retired then is read beside the next launches,
- * unless there were none for so long that this may have been the last time. */
-static bool is_to_be_read(const pool *of)
+/* When the host has waited, the device has nothing to do: what was retired then is read beside the next launches.
+ * Not so where there were none for so long that this may have been the last time, and where it is much: the next
+ * launch may need the room, and would be held back. */
+static bool is_read_at_once(const pool *of, const arena *one)
 {
-    return looking_now_ns() - of->read_ns >= READ_EVERY_NS;
+    return one->expected > one->memory.pages / 4 || looking_now_ns() - of->read_ns >= READ_EVERY_NS;
 }
 
 static void look(pool *of, bool host_waits)
@@ -224,7 +225,8 @@ static void look(pool *of, bool host_waits)
     of->looked_ns = looking_now_ns();
     of->since_looked = 0;
     if (!of->current || (host_waits && of->current->used)) {
-        if (retire(of) && is_to_be_read(of))
+        const bool at_once = of->current && is_read_at_once(of, of->current);
+        if (retire(of) && at_once)
             read_retired(of);
         return;
     }
