@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from cudakit.core.memory.allocator.mempool import MemPool as MemPool
     from cudakit.core.memory.allocator.oom import OutOfMemory as OutOfMemory
     from cudakit.core.memory.allocator.opened import OpenedAllocator
+    from cudakit.core.memory.allocator.opened_memory import OpenedMemory as OpenedMemory
     from cudakit.core.memory.allocator.private import PoolError as PoolError
+    from cudakit.core.memory.allocator.shared import SharedMemory as SharedMemory
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.allocator import Allocator
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
@@ -54,7 +56,9 @@ def _caching_allocator() -> type:
         ``settings`` is a string as in PYTORCH_CUDA_ALLOC_CONF; without one the first that is set of
         CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` keeps up to
         so many freed blocks of each size for a request of exactly that size: much faster, with other
-        addresses than torch's.
+        addresses than torch's. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
+        segments are never shared with other processes; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 nothing is
+        cached, until ``enable_caching`` is told otherwise.
 
         What it allocated lives as long as it does. Raises EnvironmentUnusable without a GPU, InputError for
         settings that cannot be, with the character.
@@ -75,7 +79,16 @@ def _caching_allocator() -> type:
         ) -> None:
             chosen = _settings(settings)  # before a context is made for what cannot be
             gpu, number, owned = _opened(device)
-            super().__init__(gpu, chosen, device=number, front_cache=front_cache, owned=owned)
+            super().__init__(
+                gpu,
+                chosen,
+                device=number,
+                front_cache=front_cache,
+                owned=owned,
+                shares=_shares_pages(),
+            )
+            if _caches_nothing():
+                self.enable_caching(enabled=False)
             if hasattr(gpu, "processes"):  # whom NVML knows of a real device
                 self.ask_processes(gpu.processes)
 
@@ -127,6 +140,12 @@ def _mem_pool() -> type:
     return MemPool
 
 
+def _opened_memory() -> type:
+    from cudakit.core.memory.allocator.opened_memory import OpenedMemory
+
+    return OpenedMemory
+
+
 def _out_of_memory() -> type:
     from cudakit.core.memory.allocator.oom import OutOfMemory
 
@@ -137,6 +156,12 @@ def _pool_error() -> type:
     from cudakit.core.memory.allocator.private import PoolError
 
     return PoolError
+
+
+def _shared_memory() -> type:
+    from cudakit.core.memory.allocator.shared import SharedMemory
+
+    return SharedMemory
 
 
 def _unusable(error: Exception) -> type:
@@ -153,8 +178,10 @@ _CLASSES: dict[str, Callable[[], type]] = {
     "CachingMemoryResource": _caching_memory_resource,
     "GraphMemory": _graph_memory,
     "MemPool": _mem_pool,
+    "OpenedMemory": _opened_memory,
     "OutOfMemory": _out_of_memory,
     "PoolError": _pool_error,
+    "SharedMemory": _shared_memory,
 }
 
 
@@ -184,6 +211,20 @@ def _settings(text: str | None) -> Settings:
     from cudakit.allocator_config.parser import effective, parse_config
 
     return effective(os.environ) if text is None else parse_config(text, variable="settings")
+
+
+def _shares_pages() -> bool:
+    """Say whether pages have handles for other processes: unless the environment says no, as to torch."""
+    import os
+
+    return os.environ.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0"
+
+
+def _caches_nothing() -> bool:
+    """Say whether the environment wants a request to be one of the driver, as to torch: it asks for "1"."""
+    import os
+
+    return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
 
 
 def _opened(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:

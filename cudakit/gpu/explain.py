@@ -26,9 +26,11 @@ class Status(IntEnum):
     INVALID_DEVICE = 101
     INVALID_IMAGE = 200
     INVALID_CONTEXT = 201
+    MAP_FAILED = 205
     NO_BINARY_FOR_GPU = 209
     ECC_UNCORRECTABLE = 214
     UNSUPPORTED_LIMIT = 215
+    PEER_ACCESS_UNSUPPORTED = 217
     INVALID_PTX = 218
     NVLINK_UNCORRECTABLE = 220
     UNSUPPORTED_PTX_VERSION = 222
@@ -43,6 +45,7 @@ class Status(IntEnum):
     LAUNCH_TIMEOUT = 702
     CONTEXT_IS_DESTROYED = 709
     ASSERT = 710
+    TOO_MANY_PEERS = 711
     HARDWARE_STACK_ERROR = 714
     ILLEGAL_INSTRUCTION = 715
     MISALIGNED_ADDRESS = 716
@@ -132,6 +135,7 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
             "the kernel image cannot be read: it is no cubin, fatbin or PTX"
         ),
         Status.INVALID_CONTEXT: _Words("no context is current in this thread"),
+        Status.MAP_FAILED: _Words("memory could not be mapped"),
         Status.NO_BINARY_FOR_GPU: _Words(
             "the image has no code for this device",
             "compile for its compute capability, or add PTX",
@@ -141,6 +145,10 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
             "the device may need a reset or replacement: `nvidia-smi -q -d ECC,ROW_REMAPPER`",
         ),
         Status.UNSUPPORTED_LIMIT: _Words("the device has no such limit"),
+        Status.PEER_ACCESS_UNSUPPORTED: _Words(
+            "one device cannot use the memory of the other",
+            "copy between them instead; `nvidia-smi topo -p2p r` shows which pairs can",
+        ),
         Status.INVALID_PTX: _Words("the PTX does not compile"),
         Status.NVLINK_UNCORRECTABLE: _Words(
             "an NVLink found an error that it could not correct",
@@ -170,6 +178,7 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
         ),
         Status.CONTEXT_IS_DESTROYED: _Words("the context is no longer there"),
         Status.ASSERT: _Words("an assert in a kernel failed", "stderr names the file and the line"),
+        Status.TOO_MANY_PEERS: _Words("the device has all the peers that it can have"),
         Status.HARDWARE_STACK_ERROR: _Words("the stack of a kernel is damaged or too small"),
         Status.ILLEGAL_INSTRUCTION: _Words(
             "a kernel reached an instruction that the device has not"

@@ -26,6 +26,7 @@ SEGMENT = (
     "is_expandable",
     "device",
 )
+BY_POOL = "reserved_bytes_by_private_pools."
 UNCOMPARED_SETTING = "PYTORCH_CUDA_ALLOC_CONF"  # PyTorch keeps the last string, we all that differs
 
 
@@ -128,6 +129,20 @@ class _Places:
         self.mapped[begin] = self.mapped.get(begin, 0) - size
         if not self.mapped[begin]:
             self.held.pop(begin, None)
+
+
+def named(statistics: Mapping[str, int], names: Names) -> dict[str, int]:
+    """Call the private pools of statistics by their names; those of scenarios before are left out."""
+    ids = {f"{BY_POOL}{a}_{b}.": f"{BY_POOL}{name}." for (a, b), name in names.pools.items()}
+    found = {}
+    for name, number in statistics.items():
+        if name.startswith(BY_POOL):
+            begin, kind, part = name.rsplit(".", 2)
+            if f"{begin}." in ids:
+                found[f"{ids[f'{begin}.']}{kind}.{part}"] = number
+        else:
+            found[name] = number
+    return found
 
 
 def canonical(snapshot: Mapping[str, Any], names: Names, device: int = 0) -> Seen:

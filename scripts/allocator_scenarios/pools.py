@@ -106,6 +106,80 @@ def use_on_oom(s: Subject) -> Steps:
     yield Check("gone", blocks=[[(40 * MIB, LIVE)]])
 
 
+@scenario(37, "a pool lends plain blocks, split as such, where segments grow")
+def lends_plain_blocks(s: Subject) -> Steps:
+    s.limit((120 * MIB + MIB) / s.total_bytes)
+    lent = s.make_pool(use_on_oom=True)
+    with s.inside(lent):
+        plain = s.alloc(50 * MIB)
+    s.configure("expandable_segments:True")
+    with s.inside(lent):
+        grown = s.alloc(40 * MIB)
+    s.free(plain)
+    s.free(grown)
+    s.alloc(20 * MIB)
+    yield Check("full", {"reserved_bytes": 110 * MIB, "segment": 1})
+    for label, size, held in (
+        ("not the better fit", 30 * MIB, 30 * MIB),
+        ("whole", 49 * MIB, 50 * MIB),
+        ("split", 49 * MIB - 512, 49 * MIB - 512),
+    ):
+        served = s.alloc(size)
+        facts = {"the plain one": served == plain}
+        yield Check(label, {"allocated_bytes": held, "num_device_alloc": 0}, facts=facts)
+        s.free(served)
+        yield Check(f"{label}, freed", {"allocated_bytes": -held, "num_alloc_retries": 0})
+
+
+@scenario(37, "a pool lends what is not to be split", settings="max_split_size_mb:40")
+def lends_unsplit_blocks(s: Subject) -> Steps:
+    s.limit((70 * MIB + MIB) / s.total_bytes)
+    lent = s.make_pool(use_on_oom=True)
+    with s.inside(lent):
+        plain = s.alloc(50 * MIB)
+    s.free(plain)
+    s.configure("expandable_segments:True,max_split_size_mb:40")
+    s.alloc(20 * MIB)
+    yield Check("full", {"reserved_bytes": 70 * MIB, "oversize_segments": 1})
+    served = s.alloc(40 * MIB)
+    changes = {"allocated_bytes": 50 * MIB, "oversize_allocations": 1, "num_device_alloc": 0}
+    yield Check("whole", changes, facts={"the plain one": served == plain})
+
+
+@scenario(
+    36,
+    "what each private pool has reserved",
+    without_torch="PyTorch before 2.15 counts all of them together",
+)
+def reserved_by_pool(s: Subject) -> Steps:
+    first, second = s.make_pool(), s.make_pool()
+    with s.inside(first):
+        held = [s.alloc(30 * MIB), s.alloc(512)]
+    with s.inside(second):
+        s.alloc(512)
+    s.alloc(512)
+    by_pool = "reserved_bytes_by_private_pools.pool {}.{}"
+    yield Check(
+        "made",
+        now={
+            by_pool.format(1, "all.current"): 32 * MIB,
+            by_pool.format(1, "small_pool.current"): 2 * MIB,
+            by_pool.format(1, "large_pool.current"): 30 * MIB,
+            by_pool.format(2, "all.current"): 2 * MIB,
+        },
+    )
+    for ptr in held:
+        s.free(ptr)
+    s.drop_pool(first)
+    gone = {by_pool.format(1, "all.current"): 0, by_pool.format(1, "all.peak"): 32 * MIB}
+    yield Check("gone", now=gone | {by_pool.format(1, "all.freed"): 32 * MIB})
+    s.reset_peaks()
+    s.reset_sums()
+    reset = (by_pool.format(1, f"all.{part}") for part in ("peak", "allocated", "freed"))
+    kept = {by_pool.format(2, "all.peak"): 2 * MIB}
+    yield Check("reset", now=dict.fromkeys(reset, 0) | kept)
+
+
 @scenario(38, "a pool that splits nothing")
 def no_split(s: Subject) -> Steps:
     pool = s.make_pool(no_split=True)
@@ -220,7 +294,10 @@ POOLS = (
     own_allocator,
     outlived,
     no_capture,
+    reserved_by_pool,
     use_on_oom,
+    lends_plain_blocks,
+    lends_unsplit_blocks,
     no_split,
     nested,
     threads,

@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 import cudakit
-from cudakit.errors import InputError, UsageError
+from cudakit.errors import InputError, Unsupported, UsageError
 from cudakit.gpu.plugs.numba import NOBODYS
 from cudakit.gpu.sim import Sim
 
 MIB = 1 << 20
-VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+VARIABLES = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +122,53 @@ def test_memory_of_nobodys_stream_is_reused_after_all_that_was_enqueued(
 
     allocator.empty_cache()
     assert allocator.statistics()["active.all.current"] == 0
+
+
+def test_memory_is_shared_by_a_value_that_goes_anywhere(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    shared = allocator.share(allocator.alloc(1000))
+
+    assert isinstance(shared, cudakit.SharedMemory)
+    assert cudakit.SharedMemory.from_text(shared.as_text()) == shared
+    with pytest.raises(UsageError, match="this process itself"):
+        allocator.open_shared(shared)
+
+
+@pytest.mark.parametrize(("value", "forbidden"), [(None, False), ("1", False), ("0", True)])
+def test_handles_of_pages_can_be_forbidden_as_to_torch(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, *, forbidden: bool
+) -> None:
+    if value:
+        monkeypatch.setenv("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", value)
+    made = cudakit.CachingAllocator("sim", settings="expandable_segments:True")
+    ptr = made.alloc(1000)
+
+    if forbidden:
+        with pytest.raises(Unsupported, match="without a handle"):
+            made.share(ptr)
+    else:
+        assert made.share(ptr).page_bytes == 2 * MIB
+
+
+@pytest.mark.parametrize(("value", "cached"), [(None, True), ("0", True), ("1", False)])
+def test_caching_can_be_forbidden_as_to_torch(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, *, cached: bool
+) -> None:
+    if value:
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", value)
+    sim = Sim()
+    allocator = cudakit.CachingAllocator(sim)
+    free = sim.memory_info().free_bytes
+    ptr = allocator.alloc(1000)
+    counted = allocator.statistics()["allocation.all.current"]
+    allocator.free(ptr)
+
+    assert counted == cached
+    assert (sim.memory_info().free_bytes < free) == cached
+    allocator.enable_caching(enabled=True)
+    allocator.free(allocator.alloc(1000))
+    assert sim.memory_info().free_bytes < free
 
 
 def test_a_pool_has_segments_of_its_own(allocator: cudakit.CachingAllocator) -> None:

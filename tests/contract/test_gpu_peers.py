@@ -10,7 +10,7 @@ import pytest
 from contract.workbench import refused
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import LEGACY, Gpu
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.explain import Status
 from cudakit.gpu.open import open_gpu
 
@@ -106,3 +106,42 @@ def test_to_open_a_peer_leaves_the_default_stream_usable(gpu: Gpu) -> None:
     gpu.sync()
 
     assert bytes(gpu.host_view(host, 64)) == b"\7" * 64
+
+
+def test_kernels_of_a_peer_may_be_let_use_what_is_allocated_here(gpu: Gpu) -> None:
+    gpu.enable_peer(PEER)
+    gpu.enable_peer(PEER)
+
+    with refused(Status.INVALID_DEVICE):
+        gpu.enable_peer(0)
+    with refused(Status.INVALID_DEVICE):
+        gpu.enable_peer(1000)
+
+
+def test_each_mapping_has_access_of_its_own_for_a_peer(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr = gpu.reserve(3 * page)
+    for number in range(3):
+        gpu.map(Ptr(ptr + number * page), gpu.create(page), page)
+    gpu.enable_peer(PEER)
+    pages = [Ptr(ptr + number * page) for number in range(3)]
+    assert [gpu.has_access(each, PEER) for each in pages] == [False, False, False]
+
+    gpu.set_access(ptr, 2 * page, PEER)
+    assert [gpu.has_access(each, PEER) for each in pages] == [True, True, False]
+    assert all(gpu.has_access(each, 0) for each in pages)
+    gpu.set_access(ptr, page, PEER, allowed=False)
+    assert [gpu.has_access(each, PEER) for each in pages] == [False, True, False]
+    gpu.unmap(ptr, 3 * page)
+    gpu.map(pages[1], gpu.create(page), page)
+    assert not gpu.has_access(pages[1], PEER)
+
+
+def test_what_is_not_mapped_gives_no_access(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    ptr = gpu.reserve(page)
+
+    with refused(Status.INVALID_VALUE):
+        gpu.set_access(ptr, page, PEER)
+    with refused(Status.INVALID_VALUE):
+        gpu.has_access(ptr, PEER)

@@ -16,14 +16,14 @@ from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.cuda.captures import Captures
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.kernels import Kernels
-from cudakit.gpu.cuda.virtual import VirtualMemory
+from cudakit.gpu.cuda.sharing import Sharing
 from cudakit.gpu.nvml import open_nvml
 from cudakit.gpu.probe import child
 from cudakit.gpu.probe.answer import cuda_view
 from cudakit.units import Unavailable
 
 
-class Cuda(VirtualMemory, Kernels, Captures):
+class Cuda(Sharing, Kernels, Captures):
     """The device with a number of CUDA's, on its primary context; may be used from any thread.
 
     Raises EnvironmentUnusable without a driver, CudaError where the driver refuses.

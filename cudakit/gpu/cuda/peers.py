@@ -30,6 +30,13 @@ class Peers(Streams):
         other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
         return _can_access(self._device, other)
 
+    def enable_peer(self, ordinal: int) -> None:
+        other = self._peer(ordinal)
+        if not other.reaches(self._device):
+            raise cuda_error(
+                Status.PEER_ACCESS_UNSUPPORTED, seen=f"memory of {self.name} from {other.name}"
+            )
+
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
         check_size(size_bytes)
         return self._peer(ordinal).malloc(size_bytes)
@@ -72,8 +79,17 @@ class _Peer(Context):
 
     def connect(self, ask: _Ask, device: Any, context: Any) -> None:
         """Let this context and another use the memory of each other; ``ask`` calls the driver in that one."""
-        _reach(ask, device, self._device, self._context)
-        _reach(self.ask, self._device, device, context)
+        began = _reach(ask, device, self._device, self._context)
+        try:
+            _reach(self.ask, self._device, device, context)
+        except CudaError:
+            if began:
+                ask(cu.cuCtxDisablePeerAccess, self._context)
+            raise
+
+    def reaches(self, device: Any) -> bool:
+        """Say whether kernels there can use the memory of a device."""
+        return _can_access(self._device, device)
 
     def malloc(self, size_bytes: int) -> Ptr:
         address = self.call(cu.cuMemAlloc, size_bytes, seen=lambda: self._shortage(size_bytes))
@@ -100,16 +116,19 @@ class _Peer(Context):
         return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self.name}"
 
 
-def _reach(ask: _Ask, device: Any, other: Any, context: Any) -> None:
-    """Let a context of a device use that of another directly, where the machine can.
+def _reach(ask: _Ask, device: Any, other: Any, context: Any) -> bool:
+    """Let a context use that of another device directly, where the machine can; say if it did not before.
 
     What is out of reach is copied by way of the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
-    Copy"). It is never taken back: torch and others of this process may have come to rely on it.
+    Copy"). It is not taken back later: torch and others of this process may have come to rely on it.
     """
-    if _can_access(device, other):
-        result = ask(cu.cuCtxEnablePeerAccess, context, 0)
-        if result[0] != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
-            check(result)
+    if not _can_access(device, other):
+        return False
+    result = ask(cu.cuCtxEnablePeerAccess, context, 0)
+    if result[0] == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+        return False
+    check(result)
+    return True
 
 
 def _can_access(device: Any, other: Any) -> bool:

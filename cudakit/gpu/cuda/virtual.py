@@ -5,14 +5,28 @@ CUDA Driver API, Virtual Memory Management.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Backing, Ptr
+from cudakit.gpu.api.sharing import HandleKind
 from cudakit.gpu.cuda.context import Handles
-from cudakit.gpu.cuda.driver import cu
+from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import Memory
 from cudakit.gpu.explain import Status, cuda_error
+
+_NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+_READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+# The ways in which physical memory can be exported, by what they are called here.
+HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
+    {
+        "fabric": cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC,
+        "descriptor": cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    }
+)
 
 
 class VirtualMemory(Memory):
@@ -20,7 +34,7 @@ class VirtualMemory(Memory):
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)
-        self._backings = Handles("backing")
+        self.backings = Handles("backing")
         self._reserved: dict[Ptr, int] = {}
         self._mapped: dict[Ptr, int] = {}
 
@@ -40,28 +54,48 @@ class VirtualMemory(Memory):
         self.call(cu.cuMemAddressFree, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
         self._reserved.pop(ptr, None)
 
-    def create(self, size_bytes: int) -> Backing:
-        handle = self.call(
+    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+        properties = self._properties()
+        if handle:
+            properties.requestedHandleTypes = HANDLE_TYPES[handle]
+        made = self.call(
             cu.cuMemCreate,
             size_bytes,
-            self._properties(),
+            properties,
             0,
             seen=lambda: self._asked(size_bytes),
         )
-        return Backing(self._backings.add(handle))
+        return Backing(self.backings.add(made))
+
+    def backing_at(self, ptr: Ptr) -> Backing:
+        seen = f"nothing is mapped at {ptr:#x}"
+        return Backing(
+            self.backings.add(self.call(cu.cuMemRetainAllocationHandle, ptr, seen=lambda: seen))
+        )
 
     def release(self, backing: Backing) -> None:
-        self.call(cu.cuMemRelease, self._backings.remove(backing))
+        self.call(cu.cuMemRelease, self.backings[backing])
+        self.backings.remove(backing)
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        handle = self._backings[backing]
+        handle = self.backings[backing]
         self.call(cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes))
         try:
-            self.call(cu.cuMemSetAccess, ptr, size_bytes, [self._access()], 1)
+            self._set_access(ptr, size_bytes, self._location(), _READ_AND_WRITE)
         except CudaError:
             self.ask(cu.cuMemUnmap, ptr, size_bytes)
             raise
         self._mapped[ptr] = size_bytes
+
+    def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
+        flags = _READ_AND_WRITE if allowed else _NONE
+        self._set_access(ptr, size_bytes, self._location_of(ordinal), flags)
+
+    def has_access(self, ptr: Ptr, ordinal: int) -> bool:
+        location = self._location_of(ordinal)
+        seen = f"nothing is mapped at {ptr:#x}"
+        flags = self.call(cu.cuMemGetAccess, location, ptr, seen=lambda: seen)
+        return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         # The driver unmaps in silence what is not mapped.
@@ -73,7 +107,7 @@ class VirtualMemory(Memory):
     def close(self) -> None:
         for ptr, size_bytes in self._mapped.items():
             self.ask(cu.cuMemUnmap, ptr, size_bytes)
-        for handle in self._backings.clear():
+        for handle in self.backings.clear():
             self.ask(cu.cuMemRelease, handle)
         for ptr, size_bytes in self._reserved.items():
             self.ask(cu.cuMemAddressFree, ptr, size_bytes)
@@ -99,11 +133,24 @@ class VirtualMemory(Memory):
         properties.location = self._location()
         return properties
 
-    def _access(self) -> Any:
+    def _set_access(self, ptr: Ptr, size_bytes: int, location: Any, flags: Any) -> None:
         access = cu.CUmemAccessDesc()
-        access.location = self._location()
-        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
+        access.location = location
+        access.flags = flags
+        self.call(
+            cu.cuMemSetAccess,
+            ptr,
+            size_bytes,
+            [access],
+            1,
+            seen=lambda: f"{_range(ptr, size_bytes)}, for cuda:{location.id}",
+        )
+
+    def _location_of(self, ordinal: int) -> Any:
+        check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
+        location = self._location()
+        location.id = ordinal
+        return location
 
     def _location(self) -> Any:
         location = cu.CUmemLocation()

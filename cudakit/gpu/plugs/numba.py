@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from ctypes import c_void_p
+from ctypes import c_void_p, memmove, string_at
 from functools import cached_property, partial
 from typing import Any
 
 from cudakit.errors import MissingDependency
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.api.allocator import Allocator
+from cudakit.gpu.api.sharing import HANDLE_BYTES
 from cudakit.gpu.plugs.devices import Devices
 
 # The stream that Numba's memory is allocated on: none of anybody's, so that each free is seen as a use by
@@ -71,10 +72,49 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
             return cuda.MemoryInfo(free=info.free_bytes, total=info.total_bytes)
 
         def get_ipc_handle(self, memory: Any) -> Any:
-            # cuIpcGetMemHandle takes the base of a segment, which is the allocator's.
-            raise NotImplementedError("cudakit's memory is not shared with other processes")
+            """Return what Numba opens elsewhere: a handle of the segment, and where the memory is in it.
+
+            Raises Unsupported in an expandable segment: Numba opens memory by cuIpcOpenMemHandle alone.
+            """
+            found = self.allocator.ipc_handle(memory.device_pointer_value or 0)
+            source = self.context.device.get_device_identity()
+            return handle_class(cuda)(
+                memory, _driver_handle(found.data), memory.size, source, found.offset_bytes
+            )
 
     return MemoryManager
+
+
+def handle_class(cuda: Any) -> type:
+    """Return Numba's class of handles, as one that can be pickled.
+
+    Numba's own asks the handle for its bytes (``reserved``), which the bindings of CUDA do not show in every
+    version.
+    """
+
+    class IpcHandle(cuda.IpcHandle):  # type: ignore[misc,unused-ignore]
+        """A handle of Numba's, which is one again where it is unpickled."""
+
+        def __reduce__(self) -> Any:
+            data = string_at(self.handle.getPtr(), HANDLE_BYTES)
+            return opened_elsewhere, (data, self.size, self.source_info, self.offset)
+
+    return IpcHandle
+
+
+def opened_elsewhere(data: bytes, size_bytes: int, source: Any, offset_bytes: int) -> Any:
+    """Make Numba's handle of what another process sent. It needs no allocator of cudakit."""
+    from numba import cuda
+
+    return handle_class(cuda)(None, _driver_handle(data), size_bytes, source, offset_bytes)
+
+
+def _driver_handle(data: bytes) -> Any:
+    from cuda.bindings.driver import CUipcMemHandle  # type: ignore[import-untyped]
+
+    handle = CUipcMemHandle()
+    memmove(handle.getPtr(), data, HANDLE_BYTES)
+    return handle
 
 
 def _free(allocator: Allocator, ptr: int, stream: int | None) -> None:

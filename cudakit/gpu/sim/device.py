@@ -9,13 +9,15 @@ from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.graphs import Graphs
 from cudakit.gpu.sim.kernels import Kernels
-from cudakit.gpu.sim.virtual import VirtualMemory
+from cudakit.gpu.sim.sharing import Sharing
 
 
-class Sim(VirtualMemory, Kernels, Graphs):
+class Sim(Sharing, Kernels, Graphs):
     """A device of a recorded machine, simulated; may be used from any thread. See ``Context`` for options.
 
-    ``capacity_bytes`` replaces the size of its memory, ``twins`` are kernels that only this device has.
+    ``capacity_bytes`` replaces the size of its memory, ``twins`` are kernels that only this device has. Each
+    is one of a simulated process of its own; those of the machine of another one are made ``beside`` it.
+    ``handle_kinds`` are the ways in which it exports memory to them.
     """
 
     simulated = True

@@ -37,8 +37,11 @@ class Ids(Generic[_T]):
         except KeyError:
             raise self._unknown(number) from None
 
-    def clear(self) -> None:
+    def clear(self) -> list[_T]:
+        """Forget all of them, and return them."""
+        things = [*self._things.values()]
         self._things.clear()
+        return things
 
     def _unknown(self, number: int) -> CudaError:
         return cuda_error(

@@ -25,12 +25,29 @@ class Peers(HostMemory):
         self._model = model
         self._of_peers: dict[int, Region] = {}
         self._used_of_peers: Counter[int] = Counter()
+        self.enabled_peers: set[int] = set()  # whose kernels may use what is allocated here
 
     @driver_call
     def can_access_peer(self, ordinal: int) -> bool:
         """Say whether kernels here could use the memory of another device of the machine."""
         self._device(ordinal)
         return (self.ordinal, ordinal) in self._view.peer_access
+
+    @driver_call
+    def enable_peer(self, ordinal: int) -> None:
+        if ordinal == self.ordinal:
+            raise cuda_error(Status.INVALID_DEVICE, seen=f"device {ordinal} is no peer of itself")
+        self.check_reached_by(ordinal)
+        self.enabled_peers.add(ordinal)
+
+    def check_reached_by(self, ordinal: int) -> None:
+        """Refuse a device whose kernels cannot use memory of this one."""
+        self._device(ordinal)
+        if ordinal != self.ordinal and (ordinal, self.ordinal) not in self._view.peer_access:
+            raise cuda_error(
+                Status.PEER_ACCESS_UNSUPPORTED,
+                seen=f"memory of device {self.ordinal} from device {ordinal}",
+            )
 
     @driver_call
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:

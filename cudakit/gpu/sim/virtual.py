@@ -5,12 +5,15 @@ CUDA Driver API, Virtual Memory Management.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Backing, Ptr
+from cudakit.gpu.api.sharing import HandleKind
 from cudakit.gpu.explain import Status, cuda_error
 from cudakit.gpu.sim.context import driver_call
 from cudakit.gpu.sim.ids import Ids
@@ -24,12 +27,25 @@ _GRANULARITY_BYTES = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Physical:
-    """Physical memory, which lives until it is released and mapped nowhere."""
+class Physical:
+    """Physical memory, which lives as long as anybody has a reference to it, or it is mapped anywhere."""
 
     data: Bytes
-    mappings: int = 0
-    released: bool = False
+    ordinal: int  # of the device that has it
+    handle: HandleKind | None
+    given_back: deque[int]  # the sizes that the device has not heard of yet
+    references: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)  # other processes have it, too
+
+    def hold(self) -> None:
+        with self.lock:
+            self.references += 1
+
+    def let_go(self) -> None:
+        with self.lock:
+            self.references -= 1
+            if not self.references:
+                self.given_back.append(len(self.data))
 
 
 class VirtualMemory(Transfers):
@@ -37,9 +53,15 @@ class VirtualMemory(Transfers):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._backings: Ids[tuple[int, _Physical]] = Ids("backing")
+        self._backings: Ids[tuple[int, Physical]] = Ids("backing")
         self._reserved: dict[int, int] = {}
-        self._mapped: dict[int, tuple[Region, _Physical]] = {}
+        self._mapped: dict[int, tuple[Region, Physical]] = {}
+        self._access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
+        self._given_back: deque[int] = deque()
+
+    def enter(self, call: str) -> None:
+        self._hear()
+        super().enter(call)
 
     @driver_call
     def granularity(self) -> int:
@@ -59,30 +81,38 @@ class VirtualMemory(Transfers):
         del self._reserved[ptr]
 
     @driver_call
-    def create(self, size_bytes: int) -> Backing:
+    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
         self.charge(size_bytes)
-        number, _ = self._backings.add(lambda number: (number, _Physical(memory(size_bytes))))
-        return Backing(number)
+        data = memory(size_bytes)
+        return self.backing_of(Physical(data, self.ordinal, handle, self._given_back))
+
+    @driver_call
+    def backing_at(self, ptr: Ptr) -> Backing:
+        region = self.space.at(ptr)
+        if region is None or region.begin not in self._mapped:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
+        return self.backing_of(self._mapped[region.begin][1])
 
     @driver_call
     def release(self, backing: Backing) -> None:
         _, physical = self._backings.remove(backing)
-        physical.released = True
-        self._give_back(physical)
+        self._let_go(physical)
 
     @driver_call
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        _, physical = self._backings[backing]
+        physical = self.physical(backing)
         _check_size(size_bytes)
         if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "more than the backing has, or not reserved")
         if ptr % _GRANULARITY_BYTES or not self.space.is_empty(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "not aligned, or memory is mapped there already")
-        region = Region(ptr, physical.data[:size_bytes])
+        peer = None if physical.ordinal == self.ordinal else physical.ordinal
+        region = Region(ptr, physical.data[:size_bytes], peer=peer)
         self.space.add(region)
         self._mapped[ptr] = (region, physical)
-        physical.mappings += 1
+        self._access[ptr] = set()
+        physical.hold()
         self.emit(Alloc(ptr, size_bytes, How.VIRTUAL))
 
     @driver_call
@@ -90,10 +120,41 @@ class VirtualMemory(Transfers):
         mapped = list(self._mappings(ptr, size_bytes))
         for region, physical in mapped:
             self.space.remove(region)
-            del self._mapped[region.begin]
-            physical.mappings -= 1
-            self._give_back(physical)
+            del self._mapped[region.begin], self._access[region.begin]
+            self._let_go(physical)
             self.emit(Free(region.begin, len(region.data), How.VIRTUAL))
+
+    @driver_call
+    def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
+        self.check_reached_by(ordinal)
+        for region, _ in list(self._mappings(ptr, size_bytes)):
+            if allowed:
+                self._access[region.begin].add(ordinal)
+            else:
+                self._access[region.begin].discard(ordinal)
+
+    @driver_call
+    def has_access(self, ptr: Ptr, ordinal: int) -> bool:
+        region = self.space.at(ptr)
+        if region is None or region.begin not in self._mapped:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
+        return ordinal == self.ordinal or ordinal in self._access[region.begin]
+
+    def close(self) -> None:
+        super().close()
+        for _, physical in [*self._mapped.values(), *self._backings.clear()]:
+            physical.let_go()
+        self._mapped.clear()
+
+    def physical(self, backing: Backing) -> Physical:
+        """Return the memory that a backing refers to."""
+        return self._backings[backing][1]
+
+    def backing_of(self, physical: Physical) -> Backing:
+        """Make one more reference to physical memory."""
+        number, _ = self._backings.add(lambda number: (number, physical))
+        physical.hold()
+        return Backing(number)
 
     def _is_reserved(self, ptr: int, size_bytes: int) -> bool:
         return any(
@@ -101,7 +162,7 @@ class VirtualMemory(Transfers):
             for begin, size in self._reserved.items()
         )
 
-    def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, _Physical]]:
+    def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
         """Find the mappings that make up a range, each of them whole."""
         place, end = ptr, ptr + size_bytes
         while place < end:
@@ -110,9 +171,14 @@ class VirtualMemory(Transfers):
             yield self._mapped[place]
             place = self._mapped[place][0].end
 
-    def _give_back(self, physical: _Physical) -> None:
-        if physical.released and not physical.mappings:
-            self.credit(len(physical.data))
+    def _let_go(self, physical: Physical) -> None:
+        physical.let_go()
+        self._hear()
+
+    def _hear(self) -> None:
+        """Count what was given back as free memory, here or by another process."""
+        while self._given_back:
+            self.credit(self._given_back.popleft())
 
 
 def _check_size(size_bytes: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import MemoryInfo, Ptr
+from cudakit.gpu.api.sharing import HANDLE_BYTES, IpcHandle
 
 BASE = 0x7F00_0000_0000
 
@@ -38,6 +39,11 @@ class Allocating:
 
     def memory_info(self) -> MemoryInfo:
         return MemoryInfo(1 << 30, 2 << 30)
+
+    def ipc_handle(self, ptr: int) -> IpcHandle:
+        if self.refuses:
+            raise self.refuses
+        return IpcHandle(b"a handle".ljust(HANDLE_BYTES), ptr - BASE)
 
     def statistics(self) -> dict[str, int]:
         return {"allocation.all.current": len(self.live)}

@@ -1,19 +1,28 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
+from ctypes import string_at
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu.plugs.allocating import Allocating
+from gpu.plugs.allocating import BASE, Allocating
+from numba_ready import WHY_NOT, numba_is_ready
 
-from cudakit.errors import MissingDependency, UsageError
+from cudakit.errors import CudakitError, MissingDependency, UsageError
 from cudakit.gpu.api import LEGACY
-from cudakit.gpu.plugs.numba import NOBODYS, among, manager_of, memory_manager
+from cudakit.gpu.plugs.numba import (
+    NOBODYS,
+    among,
+    manager_of,
+    memory_manager,
+    opened_elsewhere,
+)
 
 MemoryInfo = namedtuple("MemoryInfo", "free, total")
 
@@ -32,16 +41,31 @@ class Pointer:
         self, context: Any, pointer: Any, size: int, finalizer: Callable[[], None]
     ) -> None:
         self.context, self.ptr, self.size = context, pointer.value, size
+        self.device_pointer_value = pointer.value or None
         weakref.finalize(self, finalizer)
+
+
+class Handle:
+    """Numba's handle, which another process opens."""
+
+    def __init__(
+        self, base: Any, handle: Any, size: int, source_info: Any = None, offset: int = 0
+    ) -> None:
+        self.base, self.handle, self.size = base, handle, size
+        self.source_info, self.offset = source_info, offset
 
 
 class Context:
     def __init__(self, device: int) -> None:
-        self.device = SimpleNamespace(id=device)
+        identity = {"pci_bus_id": 7}
+        self.device = SimpleNamespace(id=device, get_device_identity=lambda: identity)
 
 
 CUDA = SimpleNamespace(
-    HostOnlyCUDAMemoryManager=Manager, MemoryPointer=Pointer, MemoryInfo=MemoryInfo
+    HostOnlyCUDAMemoryManager=Manager,
+    MemoryPointer=Pointer,
+    MemoryInfo=MemoryInfo,
+    IpcHandle=Handle,
 )
 
 
@@ -98,9 +122,46 @@ def test_memory_info_is_that_of_the_device() -> None:
     assert manager(Allocating()).get_memory_info() == (1 << 30, 2 << 30)
 
 
-def test_memory_is_not_shared_with_other_processes() -> None:
-    with pytest.raises(NotImplementedError, match="other processes"):
-        manager(Allocating()).get_ipc_handle(None)
+def test_a_handle_is_of_the_segment_and_says_where_in_it_the_memory_is() -> None:
+    made = manager(Allocating())
+    memory = made.memalloc(100)
+    handle = made.get_ipc_handle(memory)
+
+    assert handle.base is memory
+    assert (handle.size, handle.offset) == (100, memory.ptr - BASE)
+    assert handle.source_info == {"pci_bus_id": 7}
+    assert string_at(handle.handle.getPtr(), 64) == b"a handle".ljust(64)
+
+
+def test_a_handle_is_pickled_by_its_bytes_whatever_the_bindings_show() -> None:
+    made = manager(Allocating())
+    rebuild, (data, size, source, offset) = made.get_ipc_handle(made.memalloc(100)).__reduce__()
+
+    assert rebuild is opened_elsewhere
+    assert (data, size, source) == (b"a handle".ljust(64), 100, {"pci_bus_id": 7})
+    assert offset > 0
+
+
+def test_what_the_allocator_does_not_share_is_refused_with_its_reason() -> None:
+    allocator = Allocating()
+    made = manager(allocator)
+    memory = made.memalloc(100)
+    allocator.refuses = CudakitError("it has no base allocation")
+
+    with pytest.raises(CudakitError, match="no base allocation"):
+        made.get_ipc_handle(memory)
+
+
+@pytest.mark.skipif(not numba_is_ready(), reason=WHY_NOT)
+def test_numbas_own_handle_is_one_again_after_it_was_pickled() -> None:
+    from numba import cuda
+
+    handle = opened_elsewhere(bytes(range(64)), 10, {"pci_bus_id": 1}, 512)
+    again = pickle.loads(pickle.dumps(handle))  # noqa: S301  written right here
+
+    assert isinstance(again, cuda.IpcHandle)
+    assert (again.base, again.size, again.offset) == (None, 10, 512)
+    assert string_at(again.handle.getPtr(), 64) == bytes(range(64))
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,50 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
+SHARING = """
+import pickle, subprocess, sys
+import numpy as np
+from numba import cuda
+
+numbers = cuda.to_device(np.arange(1000, dtype="f8"))
+whole = numbers.get_ipc_handle()
+part = numbers[10:20].get_ipc_handle()
+cuda.synchronize()
+done = subprocess.run(
+    [sys.executable, "-P", "-c", sys.argv[1]],
+    input=pickle.dumps((whole, part)), capture_output=True, timeout=100,
+)
+assert done.returncode == 0, done.stderr.decode()
+print(done.stdout.decode().strip(), numbers.copy_to_host()[:3].tolist())
+"""
+
+OPENING = """
+import pickle, sys
+from numba import cuda
+
+whole, part = pickle.load(sys.stdin.buffer)
+with part as array:
+    print(array.copy_to_host().tolist() == list(range(10, 20)))
+with whole as array:
+    print(array.copy_to_host().sum())
+    array[0] = 5
+    cuda.synchronize()
+"""
+
+
+def test_an_array_is_opened_in_another_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SHARING, OPENING],
+        env=os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "cudakit.api.numba"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "499500.0", "[5.0,", "1.0,", "2.0]"]
+
+
 def test_kernels_on_several_streams_are_right_and_counted(tmp_path: Path) -> None:
     place = tmp_path / "seen.pickle"
     done = subprocess.run(

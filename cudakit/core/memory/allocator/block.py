@@ -84,14 +84,15 @@ class Block:
 
 
 class Segment:
-    """Memory taken from the device in one piece."""
+    """Memory taken from the device in one piece; ``number`` is its place in the order in which that was."""
 
-    __slots__ = ("first", "pool", "ptr", "size", "stream")
+    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
 
     expandable = False
 
     def __init__(self, first: Block, stack: Trail | None) -> None:
         self.first = first
+        self.number = 0  # not yet among those of a device
         self.ptr = first.ptr
         self.size = first.size
         self.stream = first.stream
@@ -117,3 +118,22 @@ class Segment:
         while (after := found[-1].next) is not None:
             found.append(after)
         return found
+
+
+class Segments(dict[int, Segment]):
+    """The segments of a device by their addresses, numbered from 1 in the order in which they come.
+
+    No number is given twice (PyTorch's registration_counter, by which NCCL registers segments everywhere in
+    the same order; there each object of a block has one, so that its numbers are others).
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def __setitem__(self, ptr: int, segment: Segment) -> None:
+        self._last += 1
+        segment.number = self._last
+        super().__setitem__(ptr, segment)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator import sizes
-from cudakit.core.memory.allocator.block import Block, Segment, Trail
+from cudakit.core.memory.allocator.block import Block, Segment, Segments, Trail
 from cudakit.core.memory.allocator.expandable import Expandable, virtual_memory
 from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL, MOST_IN_PART, Pool, Pools
@@ -85,8 +85,8 @@ class Cache:
         self.statistics = Statistics(settings.max_split_size_bytes or sizes.UNLIMITED)
         self.peaked: Callable[[], None] = self.statistics.ledger.raise_peaks
         self.default = Pools(DEFAULT_POOL, self.statistics.small, self.statistics.large)
-        self.private = PrivatePools(self.statistics.small, self.statistics.large)
-        self.segments: dict[int, Segment] = {}
+        self.private = PrivatePools(self.statistics)
+        self.segments = Segments()
         self.reserved_bytes = 0  # what is being asked for included
         self.recorder: Recorder | None = None
         self.expandable: Expandable | None = None  # segments that grow, where there are any
@@ -137,6 +137,14 @@ class Cache:
             pool.searches += 1
         row = pool.rows.get(stream)
         return None if row is None else row.take(size, self._limit_for(size))
+
+    def find_lent(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Take one that a private pool lends, which is split as if no segment grew (try_mempool_fallback)."""
+        block = self.find_plain(pool, size, stream)
+        if block is not None and self.expandable is not None:
+            self.expandable.rest()
+            self.unsplit_bytes = self.max_split_bytes
+        return block
 
     def _limit_for(self, size: int) -> int:
         """Return what a block must be smaller than to serve a request."""
@@ -317,6 +325,8 @@ class Cache:
     def _count_segment(self, block: Block) -> None:
         self.statistics.num_device_alloc += 1
         block.pool.tally.reserved(block.size)
+        for metric in block.pool.reserved:
+            metric.increase(block.size)
         if block.size >= self.max_split_bytes:
             self.statistics.oversize_segments.increase()
 
@@ -328,6 +338,8 @@ class Cache:
         self.reserved_bytes -= block.size
         self.statistics.num_device_free += 1
         block.pool.tally.released(block.size)
+        for metric in block.pool.reserved:
+            metric.decrease(block.size)
         if block.size >= self.max_split_bytes:
             self.statistics.oversize_segments.decrease()
         if self.recorder is not None:

@@ -16,8 +16,10 @@ from cudakit.core.memory.allocator.hot_path import Alloc, Free, HotPath
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import HeldPool
 from cudakit.core.memory.allocator.oom_report import OomReport, report_of
+from cudakit.core.memory.allocator.peers import WithPeers
 from cudakit.core.memory.allocator.pooled import id_of
 from cudakit.core.memory.allocator.pools import Pool, PoolId
+from cudakit.core.memory.allocator.sharing import Sharing
 from cudakit.core.memory.allocator.sizes import (
     UNLIMITED,
     segment_size,
@@ -25,11 +27,11 @@ from cudakit.core.memory.allocator.sizes import (
 from cudakit.core.memory.allocator.tracing import OOM, Level, gather
 from cudakit.core.memory.allocator.trimmed import Trimmed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
-from cudakit.errors import CudaError
+from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
 
 
-class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
+class CachingAllocator(Checkpointed, Trimmed, WithAddresses, WithPeers, Sharing, HotPath):
     """Hands out memory of one device in the order of streams, and keeps what is freed for the next request.
 
     The same operations give the same blocks, statistics and snapshots as PyTorch's allocator. Streams are
@@ -141,7 +143,10 @@ class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
         self.configure(replace(self.settings, garbage_collection_threshold=threshold))
 
     def enable_caching(self, *, enabled: bool) -> None:
-        """Cache what is freed, or ask the driver each time and count nothing."""
+        """Cache what is freed, or ask the driver each time and count nothing.
+
+        A request of a capture raises UsageError then.
+        """
         self._caches = enabled
         self._let("uncached", on=not enabled)
 
@@ -164,6 +169,8 @@ class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
                 return block
         segment_bytes = segment_size(size, cache.settings.large_segment_size_bytes)
         request = Request(size, requested, segment_bytes, stream, pool, stack)
+        if cache.collects:
+            release.collect_garbage(cache, stack)
         rejected = oom.is_rejected(cache, request)
         if not rejected:
             again, capturing = self._search_again, bool(self._uses.captures)
@@ -215,6 +222,8 @@ class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
             self._guard.enter()
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
+        if self._uses.captures:
+            self._refuse_captured(stream)
         try:
             ptr = self._upstream.malloc(size_bytes, stream)
         except CudaError as error:
@@ -223,6 +232,16 @@ class CachingAllocator(Checkpointed, Trimmed, WithAddresses, HotPath):
             raise oom.OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
         self._uncached[ptr] = size_bytes
         return Ptr(ptr)
+
+    def _refuse_captured(self, stream: int) -> None:
+        """Raise UsageError for a request of a capture: no graph would keep memory that is not cached."""
+        with self._inside(flushes=False):
+            captured = self._uses.captures and self._route(stream) is not None
+        if captured:
+            raise UsageError(
+                f"nothing is cached, and stream {stream:#x} is captured: no graph would keep the memory",
+                hint="enable_caching(enabled=True) before the capture",
+            )
 
     def _free_unusual(self, ptr: int) -> None:
         if ptr == 0:

@@ -30,12 +30,13 @@ class Checkpointed(Pooled):
         """Make a private pool what it was, and say which allocations are no more and which are there again.
 
         What is allocated in the pool is freed, at the addresses that were allocated there are allocations
-        again, of the size of their blocks; segments that came later stay, free. Raises PoolError, and
-        changes nothing, where nobody holds the pool, segments of it are gone, or other streams use blocks
-        of it (torch's _cuda_setCheckpointPoolState).
+        again, of the size of their blocks; segments that came later stay, free. The trace has all that, as
+        ``internal_metadata`` "restore" says of it. Raises PoolError, and changes nothing, where nobody holds
+        the pool, segments of it are gone, or other streams use blocks of it (torch's
+        _cuda_setCheckpointPoolState).
         """
         stack = gather() if self._level else None
-        with self._with_pools() as pools:
+        with self._with_pools() as pools, self._recorder.tagged("restore"):
             self._uses.settle(stack)
             checkpoint.check(self._cache, PoolState(pools.live(state.pool).id, state.segments))
             freed = self._claim(checkpoint.live_blocks(self._cache, state.pool))

@@ -25,7 +25,11 @@ class Counted(Entrance):
         self._invalid_numbers = count(1)
 
     def statistics(self) -> dict[str, int]:
-        """Return the 122 numbers of torch.cuda.memory_stats."""
+        """Return the 122 numbers of torch.cuda.memory_stats, and what each private pool has reserved.
+
+        That is ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
+        PyTorch 2.15; of a pool that is gone ``current`` is 0, and the rest stays.
+        """
         with self._inside():
             return self._cache.statistics.read()
 

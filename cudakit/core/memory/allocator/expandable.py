@@ -113,6 +113,11 @@ class Expandable:
         """The ranges of addresses that are set aside."""
         return [each for row in self._rows.values() for each in row.reservations]
 
+    @property
+    def mapped(self) -> list[tuple[int, int]]:
+        """The ranges that have memory behind them: where each begins, and its size."""
+        return [(each.ptr, each.size) for place in self.reservations for each in place.ranges]
+
     def reserve_bytes(self, pool: Pool, stream: int, total_bytes: int) -> int:
         """Return how many addresses a segment of a pool and stream has, on a device of so much memory."""
         settings = self._cache.settings

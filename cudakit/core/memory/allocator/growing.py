@@ -33,7 +33,7 @@ class Growing(FreeBlocks):
     __slots__ = ("reservations", "tally", "unmapped")
 
     def __init__(self, pool: Pool, stream: int) -> None:
-        self.tally = GrowingTally(pool.tally)
+        self.tally = GrowingTally(pool)
         super().__init__(GrowingPool(pool, self.tally), stream)
         self.reservations: list[Reservation] = []  # by address, as the others
         self.unmapped: list[Unmapped] = []
@@ -74,11 +74,13 @@ class GrowingPool(Pool):
 class GrowingTally(Tally):
     """The tally of a pool, but that memory is mapped into no segment, and no piece counts as split off."""
 
-    __slots__ = ("_own",)
+    __slots__ = ("_own", "_pool")
 
-    def __init__(self, own: Tally) -> None:
+    def __init__(self, pool: Pool) -> None:
+        own = pool.tally
         super().__init__(own.whole, own.ledger, own.kind)
         self._own = own
+        self._pool = pool
         self.other = own.other
 
     def mapped(self, size: int) -> None:
@@ -88,10 +90,14 @@ class GrowingTally(Tally):
         own.reserved_bytes_added += size
         own.raise_to("reserved_bytes", own.reserved_bytes)
         own.whole.raise_to("reserved_bytes", own.reserved_bytes + own.other.reserved_bytes)
+        for metric in self._pool.reserved:
+            metric.increase(size)
 
     def unmapped(self, size: int) -> None:
         """Count memory that was given back."""
         self._own.reserved_bytes -= size
+        for metric in self._pool.reserved:
+            metric.decrease(size)
 
     def postponed(self, size: int) -> None:
         self._own.postponed(size)

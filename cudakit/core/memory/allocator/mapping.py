@@ -91,6 +91,12 @@ class Reservation:
         end = (start + block.size) // page * page
         return self.ptr + begin, self.ptr + max(begin, end)
 
+    def pages_under(self, begin: int, end: int) -> tuple[int, int]:
+        """Return where the pages that a range lies on begin, and how many they are."""
+        page = self.page_bytes
+        first, last = (begin - self.ptr) // page, -(-(end - self.ptr) // page)
+        return self.ptr + first * page, last - first
+
     def mapped(self, place: Unmapped, size: int) -> Block:
         """Make the beginning of unmapped addresses a free block, as one with its free neighbours."""
         row = self.row

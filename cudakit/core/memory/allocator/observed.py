@@ -46,15 +46,25 @@ class Observed(Recorded):
     def on_out_of_memory(self, observer: Observer) -> None:
         """Tell a function of every request that fails, before the error is raised.
 
-        What it raises is a note on that error.
+        What it raises is a note on that error. Of those that are refused untried ``on_rejection`` tells.
         """
         self._witnesses.observers.append(observer)
+
+    def on_rejection(self, observer: Observer) -> None:
+        """Tell a function of every request that throw_on_cudamalloc_oom refuses, before the error is raised.
+
+        They are beyond the memory fraction; nothing was given back for them, and no snapshot is saved. The
+        report has what PyTorch tells its OomRejectionObserver: ``device``, ``segment_bytes``,
+        ``reserved_bytes``, ``device_total_bytes``. What the function raises is a note on the error.
+        """
+        self._witnesses.of_rejections.append(observer)
 
     def save_on_out_of_memory(self, path: str | os.PathLike[str] | None) -> None:
         """Write a snapshot to a file when memory has run out, before the error is raised; None: no more.
 
-        The latest replaces those before. Where it cannot be written, a note on the error says so. Raises
-        UsageError now for what is no place for a file.
+        The latest replaces those before. Where it cannot be written, a note on the error says so. Requests
+        that are refused untried (``on_rejection``) write none. Raises UsageError now for what is no place for
+        a file.
         """
         self._witnesses.saver = None if path is None else Saver(self.snapshot, path)
 

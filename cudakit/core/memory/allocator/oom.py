@@ -51,8 +51,6 @@ def obtain(
     While a stream is captured nothing is waited for. ``search_again`` looks once more at what became free
     by waiting, which PyTorch does not (its issue 189504).
     """
-    if cache.collects:
-        release.collect_garbage(cache, request.stack)
     block = cache.new_segment(request) or _borrow(cache, request)
     if block is None and release.release_available(cache, request):
         block = cache.new_segment(request)
@@ -70,13 +68,13 @@ def obtain(
 def _borrow(cache: Cache, request: Request) -> Block | None:
     """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
 
-    As there, none of a segment that grows.
+    As there, none of a segment that grows, and no call of the driver.
     """
     if request.pool.id != cache.default.id:
         return None
     for pool in cache.private.lenders():
         kind = pool.small if request.pool.small else pool.large
-        block = cache.find_plain(kind, request.size, request.stream)
+        block = cache.find_lent(kind, request.size, request.stream)
         if block is not None:
             return block
     return None
@@ -85,7 +83,7 @@ def _borrow(cache: Cache, request: Request) -> Block | None:
 def is_rejected(cache: Cache, request: Request) -> bool:
     """Say whether a request is beyond the limit, and is to be refused without any try.
 
-    Source: the setting throw_on_cudamalloc_oom of PyTorch 2.12.
+    Source: the setting throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473).
     """
     beyond = cache.reserved_bytes + request.segment_bytes > cache.limit_bytes
     return beyond and cache.settings.throw_on_cudamalloc_oom

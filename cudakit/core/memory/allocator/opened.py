@@ -21,6 +21,9 @@ from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
 
+# What reaches other processes and devices, and is refused as memory is.
+_OF_OTHERS = ("share", "ipc_handle", "open_shared", "enable_peer_access")
+
 
 class ForkedAllocator(EnvironmentUnusable):
     """The process was forked, and memory of a device does not go with it."""
@@ -51,8 +54,10 @@ class OpenedAllocator(CachingAllocator):
         device: int = 0,
         front_cache: int = 0,
         owned: bool = True,
+        shares: bool = True,
     ) -> None:
-        super().__init__(OfGpu(gpu), settings, device=device, front_cache=front_cache)
+        upstream = OfGpu(gpu, shares=shares)
+        super().__init__(upstream, settings, device=device, front_cache=front_cache)
         self._gpu = gpu
         self._finalizer = weakref.finalize(self, gpu.close if owned else _nothing)
         self._finalizer.atexit = False
@@ -119,9 +124,10 @@ class OpenedAllocator(CachingAllocator):
             what(pool)
 
     def _retire(self, alloc: object) -> None:
-        """Allocate as said from now on, and do nothing else."""
+        """Allocate as said from now on, reach others as little, and do nothing else."""
         self._become(dict.fromkeys(("free", "record_use", "empty_cache", "close"), _nothing))
         self._become({"alloc": alloc})
+        self.__dict__.update(dict.fromkeys(_OF_OTHERS, alloc))
 
     def _become(self, calls: dict[str, object]) -> None:
         """Let other functions be called, of the pinned pool as well: attributes go before methods."""

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from cudakit.core.memory.allocator.block import Block
+from cudakit.core.memory.allocator.metric import Metric
 from cudakit.core.memory.allocator.sizes import MIB, SMALLEST_BLOCK
 from cudakit.core.memory.allocator.tally import Tally
 
@@ -121,10 +122,11 @@ class Pool:
     """Small or large blocks of one owner.
 
     A block is split where more than ``slack_bytes`` would be left of it, if the pool splits blocks at all.
-    ``searches`` are counted while the garbage collection needs the age of blocks.
+    ``searches`` are counted while the garbage collection needs the age of blocks, and in ``reserved``, beside
+    the tally, the bytes of its segments.
     """
 
-    __slots__ = ("id", "rows", "searches", "slack_bytes", "small", "splits", "tally")
+    __slots__ = ("id", "reserved", "rows", "searches", "slack_bytes", "small", "splits", "tally")
 
     def __init__(self, owner: PoolId, tally: Tally, *, small: bool) -> None:
         self.id = owner
@@ -132,6 +134,7 @@ class Pool:
         self.slack_bytes = SMALLEST_BLOCK - 1 if small else MIB
         self.splits = True
         self.tally = tally
+        self.reserved: tuple[Metric, ...] = ()
         self.rows: dict[int, FreeBlocks] = {}
         self.searches = 0
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL, Pool, PoolId, Pools
+from cudakit.core.memory.allocator.statistics import Statistics
 from cudakit.core.memory.allocator.tally import Tally
 from cudakit.errors import UsageError
 
@@ -67,8 +68,8 @@ class Route:
 class PrivatePools:
     """The private pools of one device. The caller holds the allocator's guard."""
 
-    def __init__(self, small: Tally, large: Tally) -> None:
-        self._tallies = small, large
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
         self.routes: list[Route] = []  # the last begun is the last
@@ -124,10 +125,12 @@ class PrivatePools:
     ) -> PrivatePool:
         """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
         self.check_issued(pool_id)
-        pool = PrivatePool(pool_id, *self._tallies, use_on_oom=use_on_oom)
+        counted = self._statistics
+        pool = PrivatePool(pool_id, counted.small, counted.large, use_on_oom=use_on_oom)
         pool.custom = source
         for kind in pool:
             kind.splits = splits
+            kind.reserved = counted.reserved_by(pool_id, small=kind.small)
         self._pools[pool_id] = pool
         return pool
 

@@ -41,8 +41,9 @@ class Recorded(Counted):
     ) -> None:
         """Record a trace from now on, or none; as torch.cuda.memory._record_memory_history.
 
-        ``context`` says whose stacks are gathered: of live blocks, of allocations, or of frees too. Raises
-        UsageError for what none of these is.
+        What was recorded stays until ``clear``; PyTorch forgets it when recording ends. ``context`` says
+        whose stacks are gathered: of live blocks, of allocations, or of frees too. Raises UsageError for what
+        none of these is.
         """
         with self._inside():
             recorder = self._recorder
@@ -62,7 +63,8 @@ class Recorded(Counted):
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""
-        self._recorder.metadata = text
+        with self._inside(flushes=False):
+            self._recorder.metadata = text
 
     def annotate(self, ptr: int, text: str) -> None:
         """Write a text on a live allocation into the trace, such as what it is for.

@@ -1,6 +1,7 @@
 """A snapshot in PyTorch's format: what torch.cuda.memory._snapshot returns, of plain builtin values only.
 
-Source: torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py.
+Source: torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py; the key
+internal_metadata is that of pull request 193432 of PyTorch.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def take(
 def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
     """Write an event of a trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
+    text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     entry = {
         "action": action,
         "device_free" if action == OOM else "addr": address,
@@ -48,9 +50,11 @@ def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str,
         "stream": stream,
         "time_us": recorder.unix_us(moment_ns),
         "compile_context": "N/A",
-        "user_metadata": metadata,
+        "user_metadata": text,
         "pool_id": pool,
     }
+    if tag:
+        entry["internal_metadata"] = tag
     if stack:
         entry["frames"] = stacks.frames(stack)
     return entry
@@ -80,6 +84,7 @@ def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
         "segment_type": "small" if segment.pool.small else "large",
         "segment_pool_id": segment.pool.id,
         "is_expandable": segment.expandable,
+        "registration_counter": segment.number,
         "frames": stacks.frames(segment.stack),
         "blocks": [_block(block, stacks) for block in blocks],
     }

@@ -2,7 +2,7 @@
 
 A metric is its value now (``current``), the highest since the last reset of peaks (``peak``), and what was
 added and taken away since the last reset of sums (``allocated`` and ``freed``). Source: PyTorch's
-torch/cuda/memory.py and torch/csrc/cuda/Module.cpp.
+torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. What each private pool has reserved is of PyTorch 2.15.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from cudakit.core.memory.allocator.ledger import ALL, LARGE, METRICS, SMALL, Ledger
+from cudakit.core.memory.allocator.metric import Metric
+from cudakit.core.memory.allocator.pools import PoolId
 from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tally import ACTIVE, FLAT, PENDING, Peaks, Tally
 
@@ -21,25 +23,8 @@ _SCALARS = (
     "num_device_alloc",
     "num_device_free",
 )
+_KINDS = ("all", "small_pool", "large_pool")
 _Part: TypeAlias = tuple[str, int]
-
-
-class Metric:
-    """A metric that few allocations touch."""
-
-    __slots__ = ("added", "current", "freed", "peak")
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.added = self.freed = 0
-
-    def increase(self) -> None:
-        self.current += 1
-        self.added += 1
-        self.peak = max(self.peak, self.current)
-
-    def decrease(self) -> None:
-        self.current -= 1
-        self.freed += 1
 
 
 class Statistics:
@@ -55,6 +40,8 @@ class Statistics:
         self.large = Tally(self.peaks, self.ledger, LARGE)
         self.small.other, self.large.other = self.large, self.small
         self.oversize_allocations, self.oversize_segments = Metric(), Metric()
+        # By the kind of block; of every pool that there ever was.
+        self.private_reserved: dict[PoolId, dict[str, Metric]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
         self.max_split_bytes = max_split_bytes  # as it was at the beginning
@@ -67,8 +54,17 @@ class Statistics:
         value: int = getattr(self.small, metric) + getattr(self.large, metric)
         return value
 
+    def reserved_by(self, pool: PoolId, *, small: bool) -> tuple[Metric, ...]:
+        """Return what counts the bytes that blocks of a private pool reserve."""
+        metrics = self.private_reserved.setdefault(pool, {kind: Metric() for kind in _KINDS})
+        return metrics["all"], metrics["small_pool" if small else "large_pool"]
+
     def read(self) -> dict[str, int]:
-        """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order."""
+        """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order.
+
+        Besides, what each private pool has reserved (PyTorch 2.15): once it is gone 0, and its other numbers
+        stay.
+        """
         limit = self.max_split_bytes
         found = {name: getattr(self, name) for name in _SCALARS}
         found["max_split_size"] = -1 if limit >= UNLIMITED else limit
@@ -80,31 +76,38 @@ class Statistics:
         ):
             found |= _flat(name, peaks, tallies)
             found |= _booked(name, kind, book, peaks, tallies)
-        for name in ("oversize_allocations", "oversize_segments"):
-            metric: Metric = getattr(self, name)
+        for name, metric in self._metrics():
             found |= _named(name, metric.current, metric.peak, metric.added, metric.freed)
         return dict(sorted(found.items()))
 
     def reset_peaks(self) -> None:
         """Let every peak be the value now (torch.cuda.reset_peak_memory_stats)."""
         self.ledger.reset_peaks()
-        for metric in (*FLAT, *ACTIVE):
-            name = f"{metric}_peak"
-            setattr(self.peaks, name, self.total(metric))
+        for flat in (*FLAT, *ACTIVE):
+            name = f"{flat}_peak"
+            setattr(self.peaks, name, self.total(flat))
             for tally in (self.small, self.large):
-                setattr(tally, name, getattr(tally, metric))
-        for oversize in (self.oversize_allocations, self.oversize_segments):
-            oversize.peak = oversize.current
+                setattr(tally, name, getattr(tally, flat))
+        for _, metric in self._metrics():
+            metric.reset_peak()
 
     def reset_sums(self) -> None:
         """Begin to add up anew (torch.cuda.reset_accumulated_memory_stats)."""
         self.ledger.reset_sums()
         for tally in (self.small, self.large):
             tally.reset_sums()
-        for oversize in (self.oversize_allocations, self.oversize_segments):
-            oversize.added = oversize.freed = 0
-        for name in _SCALARS:
+        for _, metric in self._metrics():
+            metric.reset_sums()
+        for name in (*_SCALARS, "num_oom_rejections"):
             setattr(self, name, 0)
+
+    def _metrics(self) -> Iterator[tuple[str, Metric]]:
+        """Go through what is counted by itself, and its names."""
+        yield "oversize_allocations", self.oversize_allocations
+        yield "oversize_segments", self.oversize_segments
+        for (graph, user), kinds in self.private_reserved.items():
+            for kind, metric in kinds.items():
+                yield f"reserved_bytes_by_private_pools.{graph}_{user}.{kind}", metric
 
 
 def _flat(name: str, peaks: Peaks, tallies: Sequence[Tally]) -> Iterator[_Part]:

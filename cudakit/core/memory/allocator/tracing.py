@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from time import perf_counter_ns, time_ns
 from types import CodeType, FrameType
@@ -56,9 +57,11 @@ _LEVELS: dict[str | None, Level] = {
 _IN_TRACE = Level.ALLOC  # found faster than a member of its class
 
 
+# What the user wrote; or that, and why the allocator itself did something.
+Metadata: TypeAlias = "str | tuple[str, str]"
 # One entry of the trace: action, address (of an OOM: bytes free on the device), size, stream, time in ns of
 # time.perf_counter_ns, stack, pool, metadata. A tuple without names is made in a third of the time.
-TraceEvent: TypeAlias = "tuple[str, int, int, int, int, Trail | None, PoolId, str]"
+TraceEvent: TypeAlias = "tuple[str, int, int, int, int, Trail | None, PoolId, Metadata]"
 
 
 def gather(depth: int = 1) -> Trail:
@@ -79,7 +82,7 @@ class Recorder:
     def __init__(self) -> None:
         self.level = Level.NONE
         self.skipped: frozenset[str] = frozenset()
-        self.metadata = ""
+        self.metadata: Metadata = ""
         self.events: deque[TraceEvent] = deque(maxlen=1)
         self.marks: deque[Mark] = deque(maxlen=1)
         self.count = 0  # of events, those that were dropped included
@@ -130,6 +133,16 @@ class Recorder:
         self.events.append(
             (action, address, size, stream, perf_counter_ns(), seen, pool, self.metadata)
         )
+
+    @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """Say in the entries of what is done within that the allocator itself does it, and why."""
+        text = self.metadata
+        self.metadata = (text if isinstance(text, str) else text[0], tag)
+        try:
+            yield
+        finally:
+            self.metadata = text
 
     def annotate(self, block: Block, stack: Trail | None, text: str) -> None:
         """Append a text on a live block."""

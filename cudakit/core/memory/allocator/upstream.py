@@ -7,8 +7,10 @@ thread, all others are the Gpu's own.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
+from cudakit.core.memory.allocator.neighbours import Neighbours
 from cudakit.core.memory.allocator.pages import PagesOfGpu, VirtualMemory
 from cudakit.core.memory.allocator.reuse import CaptureGraph
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, GraphNode, MemoryInfo, Ptr, Stream
@@ -46,12 +48,34 @@ class Captured(Protocol):
     def graph(self) -> CaptureGraph: ...
 
 
-class OfGpu:
-    """Memory of a Gpu, at once (cuMemAlloc), whatever is captured."""
+@runtime_checkable
+class Reachable(Protocol):
+    """An upstream whose memory other devices may use; ``mapped`` are the ranges of its pages."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    @property
+    def peers(self) -> Sequence[int]: ...
+    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None: ...
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """An upstream whose memory other processes may use."""
+
+    @property
+    def neighbours(self) -> Neighbours: ...
+
+
+class OfGpu:
+    """Memory of a Gpu, at once (cuMemAlloc), whatever is captured; other processes may open it.
+
+    Pages of expandable segments they may if it ``shares``.
+    """
+
+    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
         self._gpu = gpu
-        self.pages = PagesOfGpu(gpu)
+        self.pages = PagesOfGpu(gpu, shares=shares)
+        self.neighbours = Neighbours(gpu, self.pages)
+        self.peers = self.pages.peers
         self.graph = GraphOfGpu(gpu)
         self.memory_info = gpu.memory_info
         self.destroy_event = gpu.destroy_event
@@ -65,6 +89,11 @@ class OfGpu:
 
     def free(self, ptr: int) -> None:
         self._gpu.free(Ptr(ptr))
+
+    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
+        with self._gpu.relaxed():
+            self._gpu.enable_peer(device)
+            self.pages.enable_peer(device, mapped)
 
     def event(self) -> Event:
         return self._gpu.event(timing=False)

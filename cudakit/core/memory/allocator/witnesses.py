@@ -20,6 +20,7 @@ class Witnesses:
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
+        self.of_rejections: list[Observer] = []
         self.saver: Observer | None = None
         self.asker: Asker | None = None
 
@@ -27,8 +28,9 @@ class Witnesses:
         """Tell all, and return the error, with a note for each that failed."""
         if self.asker is not None:
             report = replace(report, processes=_answer(self.asker))
-        told = [*self.observers, *([self.saver] if self.saver else ())]
-        failures = [note for observer in told if (note := _told(observer, report))]
+        saver = [self.saver] if self.saver else []
+        told = self.of_rejections if report.rejected else self.observers + saver
+        failures = [note for observer in list(told) if (note := _told(observer, report))]
         error = out_of_memory(report)
         for note in failures:
             error.add_note(note)

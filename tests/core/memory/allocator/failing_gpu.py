@@ -1,4 +1,4 @@
-"""The simulated GPU, one call of whose virtual memory fails when a test says so."""
+"""The simulated GPU, one call of whose memory fails when a test says so."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Any
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Backing, Ptr, Stream
+from cudakit.gpu.api.sharing import Exported, HandleKind
 from cudakit.gpu.sim import Sim
 
 
 class FailingGpu(Sim):
     """A Sim; ``fail_at`` is the number of the call that fails, counted from 1."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        super().__init__(capacity_bytes=capacity_bytes)
+    def __init__(self, capacity_bytes: int, model: str = "h200", **options: Any) -> None:
+        super().__init__(model, capacity_bytes=capacity_bytes, **options)
         self.calls: list[str] = []
         self.fail_at = 0
         self.failed = False
@@ -44,9 +45,13 @@ class FailingGpu(Sim):
         super().unreserve(ptr, size_bytes)
         self.reserved.remove(ptr)
 
-    def create(self, size_bytes: int) -> Backing:
+    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         self._count("create")
-        return super().create(size_bytes)
+        return super().create(size_bytes, handle)
+
+    def backing_at(self, ptr: Ptr) -> Backing:
+        self._count("backing_at")
+        return super().backing_at(ptr)
 
     def release(self, backing: Backing) -> None:
         self._count("release")
@@ -59,6 +64,42 @@ class FailingGpu(Sim):
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         self._count("unmap")
         super().unmap(ptr, size_bytes)
+
+    def enable_peer(self, ordinal: int) -> None:
+        self._count("enable_peer")
+        super().enable_peer(ordinal)
+
+    def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
+        self._count("set_access")
+        super().set_access(ptr, size_bytes, ordinal, allowed=allowed)
+
+    def ipc_handle(self, ptr: Ptr) -> bytes:
+        self._count("ipc_handle")
+        return super().ipc_handle(ptr)
+
+    def ipc_open(self, handle: bytes) -> Ptr:
+        self._count("ipc_open")
+        return super().ipc_open(handle)
+
+    def ipc_close(self, ptr: Ptr) -> None:
+        self._count("ipc_close")
+        super().ipc_close(ptr)
+
+    def handle_kinds(self) -> tuple[HandleKind, ...]:
+        self._count("handle_kinds")
+        return super().handle_kinds()
+
+    def export(self, backing: Backing) -> Exported:
+        self._count("export")
+        return super().export(backing)
+
+    def withdraw(self, exported: Exported) -> None:
+        self._count("withdraw")
+        super().withdraw(exported)
+
+    def import_backing(self, exported: Exported) -> Backing:
+        self._count("import_backing")
+        return super().import_backing(exported)
 
     def sync_stream(self, stream: Stream) -> None:
         self._count("sync_stream")

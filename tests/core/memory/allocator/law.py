@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from cudakit.core.memory.allocator.caching import CachingAllocator
@@ -15,6 +16,7 @@ def check(allocator: CachingAllocator) -> None:
         own = [s for s in segments if not of or s["segment_type"] == of]
         for metric, value in summed(own).items():
             assert statistics[f"{metric}.{kind}.current"] == value, (metric, kind)
+        assert by_private_pool(statistics, kind) == by_pool(own), kind
     check_statistics(statistics)
     check_layout(segments)
 
@@ -36,6 +38,25 @@ def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
         "active": len(active),
         "inactive_split": len(inactive),
         "inactive_split_bytes": sum(inactive),
+    }
+
+
+def by_pool(segments: list[dict[str, Any]]) -> dict[str, int]:
+    """Add up what each private pool has, by its id."""
+    found = Counter[str]()
+    for segment in segments:
+        if segment["segment_pool_id"] != (0, 0):
+            found["{}_{}".format(*segment["segment_pool_id"])] += segment["total_size"]
+    return dict(found)
+
+
+def by_private_pool(statistics: dict[str, int], kind: str) -> dict[str, int]:
+    """Return the same as the statistics say it."""
+    parts = ((*name.split("."), value) for name, value in statistics.items() if value)
+    return {
+        str(part[1]): int(part[-1])
+        for part in parts
+        if part[0] == "reserved_bytes_by_private_pools" and part[2:4] == (kind, "current")
     }
 
 

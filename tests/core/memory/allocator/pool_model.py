@@ -21,6 +21,11 @@ class Own:
     holders: int = 1
 
 
+def reserved_by(pool: PoolId) -> str:
+    """Return the statistic of what a private pool has reserved."""
+    return f"reserved_bytes_by_private_pools.{pool[0]}_{pool[1]}"
+
+
 class PoolModel(Model):
     def __init__(self, *args: Any, **limits: Any) -> None:
         super().__init__(*args, **limits)
@@ -55,7 +60,7 @@ class PoolModel(Model):
     def new_pool(self, no_split: bool, lends: bool) -> PoolId:
         self.issued[1] += 1
         pool = Own((0, self.issued[1]), no_split, lends)
-        self.pools[pool.id] = pool
+        self._add(pool)
         return pool.id
 
     def enter(self, pool: PoolId) -> None:
@@ -85,7 +90,7 @@ class PoolModel(Model):
     def begin_capture(self) -> PoolId:
         self.issued[0] += 1
         pool = Own((self.issued[0], 0))
-        self.pools[pool.id] = pool
+        self._add(pool)
         self.routes.append(pool.id)
         self.captures += 1
         return pool.id
@@ -98,6 +103,16 @@ class PoolModel(Model):
         self.pools[pool].holders -= 1
 
     # How.
+
+    def _add(self, pool: Own) -> None:
+        self.pools[pool.id] = pool
+        for kind in ("all", "small_pool", "large_pool"):
+            self._zero(f"{reserved_by(pool.id)}.{kind}")
+
+    def _change(self, metric: str, kind: str, amount: int) -> None:
+        super()._change(metric, kind, amount)
+        if metric == "reserved_bytes" and self.pool != DEFAULT:
+            super()._change(reserved_by(self.pool), kind, amount)
 
     @contextmanager
     def _in(self, pool: PoolId) -> Iterator[None]:
@@ -134,7 +149,11 @@ class PoolModel(Model):
     def _splits(self, area: Area, size: int, rest: int) -> bool:
         if area.pool != DEFAULT and self.pools[area.pool].no_split:
             return False
-        return super()._splits(area, size, rest)
+        lent = area.pool != self.pool
+        expands, self.expands = self.expands, self.expands and not lent
+        splits = super()._splits(area, size, rest)
+        self.expands = expands
+        return splits
 
     def _borrow(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
         for pool in self.pools.values() if self.pool == DEFAULT else ():

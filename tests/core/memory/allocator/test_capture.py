@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from core.memory.allocator import law
 from core.memory.allocator.captured import Graph
@@ -13,7 +15,7 @@ from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import GraphMemory, MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.private import PoolError
-from cudakit.errors import CudaError
+from cudakit.errors import CudaError, UsageError
 
 SIZE = 30 * MIB
 REUSE = Settings(graph_capture_record_stream_reuse=True)
@@ -317,3 +319,19 @@ def test_memory_that_a_capture_shares_with_nobody_is_let_go_once(
 
     allocator.free(output)
     assert allocator.alloc(512)
+
+
+def test_what_is_captured_has_no_memory_while_nothing_is_cached(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    allocator.enable_caching(enabled=False)
+    with allocator.capture(stream=11):
+        with pytest.raises(UsageError, match="stream 0xb is captured"):
+            allocator.alloc(MIB, 11)
+        with ThreadPoolExecutor(1) as thread:
+            kept = thread.submit(allocator.alloc, MIB).result()
+    after = allocator.alloc(MIB, 11)
+    assert device.held == {kept: MIB, after: MIB}
+    allocator.free(kept)
+    allocator.free(after)
+    allocator.enable_caching(enabled=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
-from core.memory.allocator.expanding import PAGE, SIDE, expanding
+from core.memory.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
 from core.memory.allocator.virtual_device import VirtualDevice
-from core.memory.allocator.watching import changes, current, segments
+from core.memory.allocator.watching import blocks, changes, current, segments
 
+from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 
@@ -125,6 +126,86 @@ def test_a_pool_lends_none_of_its_expandable_blocks_as_in_pytorch() -> None:
 
     with pytest.raises(OutOfMemory):
         allocator.alloc(30 * MIB)
+    law.check(allocator)
+
+
+def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
+    """Make a pool that caches 50 MiB, a plain segment whose address is returned, and 40 of one that grows."""
+    pool = MemPool(allocator, use_on_oom=True)
+    switch(allocator, on=False)
+    with allocator.use_pool(pool):
+        plain = allocator.alloc(50 * MIB)
+    switch(allocator, on=True)
+    with allocator.use_pool(pool):
+        grown = allocator.alloc(40 * MIB)
+    allocator.free(plain)
+    allocator.free(grown)
+    return pool, plain
+
+
+def test_a_pool_lends_a_plain_block_where_an_expandable_one_would_fit_better() -> None:
+    device = VirtualDevice(120 * MIB)
+    allocator = expanding(device)
+    pool, plain = lender_of_both_kinds(allocator)
+    allocator.alloc(20 * MIB)
+    known = allocator.statistics()
+    device.calls.clear()
+
+    assert allocator.alloc(30 * MIB) == plain
+    assert len(pool.snapshot()) == 2
+    assert "malloc" not in device.calls
+    assert "unmap" not in device.calls
+    found = allocator.statistics()
+    for name in ("num_alloc_retries", "num_device_free", "num_sync_all_streams"):
+        assert found[name] == known[name]
+    law.check(allocator)
+
+
+@pytest.mark.parametrize(
+    ("size", "max_split", "parts"),
+    [
+        (49 * MIB, None, [(50 * MIB, LIVE)]),  # a MiB would be left, which is not split off
+        (49 * MIB - 512, None, [(49 * MIB - 512, LIVE), (MIB + 512, FREE)]),
+        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # of no size to be split
+    ],
+)
+def test_what_is_lent_is_split_as_if_no_segment_grew(
+    size: int, max_split: int | None, parts: list[tuple[int, str]]
+) -> None:
+    allocator = expanding(VirtualDevice(120 * MIB), max_split_size_bytes=max_split)
+    pool, plain = lender_of_both_kinds(allocator)
+    allocator.alloc(20 * MIB)
+    allocator.alloc(size)
+
+    assert pool.snapshot()[0]["address"] == plain
+    assert blocks(allocator)[0] == parts
+    law.check(allocator)
+
+
+def test_what_is_lent_changes_nothing_of_how_segments_that_grow_are_split() -> None:
+    allocator = expanding(VirtualDevice(160 * MIB))
+    pool, plain = lender_of_both_kinds(allocator)
+    first = allocator.alloc(60 * MIB)
+    assert allocator.alloc(30 * MIB) == plain
+    allocator.free(first)
+    allocator.alloc(59 * MIB + 512)
+
+    assert len(pool.snapshot()) == 2
+    assert blocks(allocator)[-1] == [(59 * MIB + 512, LIVE), (MIB - 512, FREE)]
+    law.check(allocator)
+
+
+def test_expandable_blocks_of_a_lender_are_passed_over_where_the_setting_is_off() -> None:
+    device = VirtualDevice(120 * MIB)
+    allocator = expanding(device)
+    pool, plain = lender_of_both_kinds(allocator)
+    switch(allocator, on=False)
+    allocator.alloc(20 * MIB)
+
+    assert allocator.alloc(30 * MIB) == plain
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(40 * MIB)
+    assert [segment["is_expandable"] for segment in pool.snapshot()] == [False, True]
     law.check(allocator)
 
 

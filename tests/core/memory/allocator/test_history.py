@@ -14,6 +14,7 @@ from core.memory.allocator.work import Work
 
 from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
+from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, replay
@@ -152,6 +153,48 @@ def test_46_the_latest_entries_are_kept_in_order(allocator: CachingAllocator) ->
     allocator.record_history(clear=True)
     allocator.alloc(512)
     assert allocator.snapshot()["trace_alloc_overflowed"] == [False]
+
+
+def test_segments_are_numbered_in_the_order_in_which_they_came(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    first = allocator.alloc(30 * MIB)
+    allocator.alloc(700)
+    allocator.free(first)
+    allocator.empty_cache()
+    allocator.alloc(9 * MIB)
+
+    by_place = {
+        s["total_size"]: s["registration_counter"] for s in allocator.snapshot()["segments"]
+    }
+    assert by_place == {2 * MIB: 2, 20 * MIB: 3}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
+
+
+def test_what_the_allocator_does_by_itself_says_so_beside_the_metadata(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    allocator.record_history()
+    allocator.set_metadata("step 1")
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        held = [allocator.alloc(700), allocator.alloc(700)]
+        allocator.free(held[0])
+        state = allocator.checkpoint(pool)
+        allocator.free(held[1])
+    before = len(trace(allocator))
+    allocator.restore(state)
+    after = len(trace(allocator))
+    allocator.free(held[1])
+    entries = trace(allocator)
+    pool.close()
+
+    tagged = [entry for entry in entries if "internal_metadata" in entry]
+    assert tagged == [entry for entry in entries[before:after] if entry["action"] != "snapshot"]
+    assert len(tagged) == 7  # three blocks are made of the segment, and two freed
+    assert {entry["internal_metadata"] for entry in tagged} == {"restore"}
+    assert {entry["user_metadata"] for entry in entries} == {"step 1"}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
 
 
 def test_recording_ends_when_it_is_told_to_and_keeps_what_there_is(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import GIB, MIB, Device
+from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import blocks, changes, segments
 
 from cudakit.allocator_config.settings import Settings
@@ -205,6 +207,83 @@ def test_a_request_beyond_the_limit_is_rejected_at_once_where_that_is_wanted() -
     assert allocator.counters()["num_oom_rejections"] == 1
     assert allocator.statistics()["num_alloc_retries"] == 0
     assert segments(allocator) == [("large", 100 * MIB)]
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_a_rejection_asks_the_driver_for_nothing_and_counts_as_no_failure(expands: bool) -> None:
+    device = VirtualDevice(120 * MIB)
+    settings = Settings(
+        memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=expands
+    )
+    allocator = CachingAllocator(device, settings)
+    cached = allocator.alloc(40 * MIB)
+    allocator.free(cached)
+    known = allocator.statistics()
+    device.calls.clear()
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(50 * MIB)
+
+    assert set(device.calls) == {"memory_info"}
+    assert allocator.statistics() == known
+    assert allocator.counters()["num_oom_rejections"] == 1
+    assert allocator.alloc(40 * MIB) == cached
+    allocator.reset_sums()
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_a_rejection_is_told_to_those_who_asked_for_rejections(tmp_path: Path) -> None:
+    allocator = limited(60 * MIB, throw_on_cudamalloc_oom=True)
+    allocator.alloc(40 * MIB)
+    rejected: list[OomReport] = []
+    failed: list[OomReport] = []
+    allocator.on_rejection(rejected.append)
+    allocator.on_rejection(lambda _: allocator.counters())  # nobody is inside
+    allocator.on_out_of_memory(failed.append)
+    allocator.save_on_out_of_memory(tmp_path / "oom.pickle")
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(30 * MIB)
+
+    (report,) = rejected
+    assert report is caught.value.report
+    assert (report.device, report.segment_bytes) == (0, 30 * MIB)
+    assert (report.reserved_bytes, report.device_total_bytes) == (40 * MIB, 16 * GIB)
+    assert failed == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_driver_is_no_rejection() -> None:
+    device = Device(60 * MIB)
+    settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
+    allocator = CachingAllocator(device, settings)
+    device.held[1] = 40 * MIB  # of another process
+    told: list[str] = []
+    allocator.on_rejection(lambda _: told.append("rejected"))
+    allocator.on_out_of_memory(lambda _: told.append("failed"))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(50 * MIB)
+
+    assert told == ["failed"]
+    assert allocator.statistics()["num_ooms"] == 1
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_garbage_is_collected_before_a_request_is_rejected() -> None:
+    allocator = limited(120 * MIB, throw_on_cudamalloc_oom=True, garbage_collection_threshold=0.5)
+    for ptr in [allocator.alloc(40 * MIB) for _ in range(2)]:
+        allocator.free(ptr)
+
+    allocator.alloc(80 * MIB)
+
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_a_rejection_without_a_limit_cannot_be() -> None:
+    allocator = CachingAllocator(Device(60 * MIB), Settings(throw_on_cudamalloc_oom=True))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(70 * MIB)
+
+    assert allocator.counters()["num_oom_rejections"] == 0
+    assert allocator.statistics()["num_ooms"] == 1
 
 
 def test_what_the_driver_refused_does_not_count_against_the_limit() -> None:

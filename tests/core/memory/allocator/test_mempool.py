@@ -161,6 +161,41 @@ def test_37_what_is_asked_of_a_pool_is_lent_by_none(device: Device) -> None:
         allocator.alloc(40 * MIB)
 
 
+def test_statistics_tell_what_each_pool_has_reserved_also_when_it_is_gone(
+    allocator: CachingAllocator,
+) -> None:
+    known = allocator.statistics()
+    assert len(known) == 122
+    with MemPool(allocator) as pool, allocator.use_pool(pool):
+        allocator.free(allocator.alloc(30 * MIB))
+        allocator.alloc(700)
+        inside = of_pool(allocator, pool)
+    kept = of_pool(allocator, pool)
+    allocator.reset_sums()
+    allocator.reset_peaks()
+
+    assert inside["all"] == (32 * MIB, 32 * MIB, 32 * MIB, 0)
+    assert inside["small_pool"] == (2 * MIB, 2 * MIB, 2 * MIB, 0)
+    assert kept["all"] == (2 * MIB, 32 * MIB, 32 * MIB, 30 * MIB)
+    assert kept["large_pool"] == (0, 30 * MIB, 30 * MIB, 30 * MIB)
+    assert of_pool(allocator, pool)["all"] == (2 * MIB, 2 * MIB, 0, 0)
+    found = allocator.statistics()
+    assert len(found) == 122 + 12
+    assert list(found) == sorted(found)
+
+
+def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
+    """Return what a pool has reserved: now, at most, in all, and given back; by the kind of block."""
+    found = allocator.statistics()
+    name = "reserved_bytes_by_private_pools.{}_{}".format(*pool.id)
+    return {
+        kind: tuple(
+            found[f"{name}.{kind}.{part}"] for part in ("current", "peak", "allocated", "freed")
+        )
+        for kind in ("all", "small_pool", "large_pool")
+    }
+
+
 def test_38_a_pool_may_give_every_block_a_segment(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator, no_split=True)
     with allocator.use_pool(pool):

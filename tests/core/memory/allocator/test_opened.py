@@ -62,6 +62,29 @@ def test_what_is_closed_allocates_no_more_and_frees_in_silence() -> None:
         allocator.alloc(1)
 
 
+@pytest.mark.parametrize("call", ["share", "ipc_handle", "open_shared", "enable_peer_access"])
+def test_what_is_closed_reaches_no_other_process_and_no_other_device(call: str) -> None:
+    allocator = opened(Sim())
+    allocator.close()
+
+    with pytest.raises(EnvironmentUnusable, match="was closed"):
+        getattr(allocator, call)(1)
+
+
+def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None:
+    giving = Sim()
+    giver = opened(giving, owned=False)
+    sim = Sim(beside=giving)
+    memory = opened(sim).open_shared(giver.share(giver.alloc(1000)))
+    gc.collect()
+    assert not is_closed(sim)
+
+    memory.close()
+    del memory
+    gc.collect()
+    assert is_closed(sim)
+
+
 def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
     sim = Sim()
     allocator = opened(sim)
@@ -83,7 +106,7 @@ ptr = allocator.alloc(1000)
 """
 
 FORKED = """
-import threading
+import threading, warnings
 inside, go = threading.Event(), threading.Event()
 def hold():
     with allocator._inside():
@@ -91,7 +114,9 @@ def hold():
         go.wait()
 threading.Thread(target=hold).start()
 inside.wait()
-child = os.fork()
+with warnings.catch_warnings():  # what Python 3.12 warns of is what is tested
+    warnings.filterwarnings("ignore", ".* is multi-threaded, use of fork", DeprecationWarning)
+    child = os.fork()
 if not child:
     allocator.free(ptr)
     allocator.empty_cache()

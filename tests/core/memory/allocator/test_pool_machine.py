@@ -142,6 +142,10 @@ class PoolsBesideTheModel(RuleBasedStateMachine):
     def leave(self) -> None:
         self.pair.leave()
 
+    @rule()
+    def switch(self) -> None:
+        self.pair.switch()
+
     @rule(pool=pools)
     def close(self, pool: MemPool) -> None:
         self.pair.close(pool)
@@ -200,6 +204,9 @@ class Run:
             self.pair.close(self.rng.choice(self.pools))
         self.pair.close_graph(self.rng.randrange(4))
 
+    def switch(self) -> None:
+        self.pair.switch()
+
 
 WEIGHTS = {
     Run.alloc: 8.0,
@@ -212,6 +219,18 @@ WEIGHTS = {
     Run.capture: 0.4,
     Run.leave: 1.6,
     Run.close: 0.3,
+}
+
+
+# Captures keep pools from lending, and from having plain segments and such that grow.
+RARELY_CAPTURED = {
+    Run.alloc: 9.0,
+    Run.use: 0.3,
+    Run.rare: 0.05,
+    Run.new: 0.6,
+    Run.capture: 0.05,
+    Run.close: 0.05,
+    Run.switch: 0.5,
 }
 
 
@@ -228,6 +247,18 @@ def test_a_long_run_with_pools_agrees_with_the_model(
         pair.check()
     given_back = [call for call in pair.device.calls if call in ("free", "unmap")]
     assert len(given_back) > 10
+
+
+@pytest.mark.parametrize("seed", [8, 9, 22])
+def test_a_long_run_with_pools_whose_segments_grow_at_times_agrees_with_the_model(
+    seed: int,
+) -> None:
+    pair = PoolPair(limited=True, max_split=40 if seed % 2 else None, gc=0.0, expands=True)
+    run = Run(pair, random.Random(seed))  # noqa: S311
+    weights = WEIGHTS | RARELY_CAPTURED
+    for operation in run.rng.choices(list(weights), list(weights.values()), k=700):
+        operation(run)
+        pair.check()
 
 
 PoolsBesideTheModel.TestCase.settings = settings(

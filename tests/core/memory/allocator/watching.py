@@ -15,12 +15,15 @@ def current(allocator: CachingAllocator, metric: str, kind: str = "all") -> int:
 
 @contextmanager
 def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
-    """Collect by how much every current value changes, where it does; by its name without ``current``."""
+    """Collect by how much every current value changes, where it does; by its name without ``current``.
+
+    Of private pools that are made meanwhile nothing was known before.
+    """
     before = allocator.statistics()
     found: dict[str, int] = {}
     yield found
     for name, value in allocator.statistics().items():
-        if name.endswith(".current") and value != before[name]:
+        if name.endswith(".current") and value != before.get(name, value):
             found[name.removesuffix(".current")] = value - before[name]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from allocator_scenarios.canonical import Names, canonical, segment_by_segment
+from allocator_scenarios.canonical import BY_POOL, Names, canonical, segment_by_segment
 from allocator_scenarios.judge import differences, run
 from allocator_scenarios.ours import Ours, in_memory
 from allocator_scenarios.pools import mixed_checkpoint
@@ -17,8 +17,38 @@ from allocator_scenarios.subject import CannotRun, Subject
 from allocator_scenarios.verdict import judge
 
 from cudakit.core.memory.allocator.checkpoint import PoolState
+from cudakit.core.memory.allocator.mempool import MemPool
 
 SHORT = random_run(1, 9, steps=1500)
+
+
+class Older(Ours):
+    """Does not count what each private pool has reserved."""
+
+    def statistics(self) -> dict[str, int]:
+        found = super().statistics()
+        return {name: n for name, n in found.items() if not name.startswith(BY_POOL)}
+
+
+class LaterNumbers(Ours):
+    """Has made pools before the scenario, of which its statistics still tell."""
+
+    def begin(self, settings: str) -> None:
+        super().begin(settings)
+        for _ in range(3):
+            with MemPool(self.allocator) as pool, self.allocator.use_pool(pool):
+                self.allocator.free(self.allocator.alloc(30 * MIB))
+        self.reset_peaks()
+        self.reset_sums()
+        self.record(clear=True)
+
+
+class Unreleased(Ours):
+    """Counts what pools reserve, and not what they give back."""
+
+    def statistics(self) -> dict[str, int]:
+        found = super().statistics()
+        return found | {name: 0 for name in found if name.startswith(BY_POOL) and "freed" in name}
 
 
 def falling() -> Ours:
@@ -85,6 +115,15 @@ def two_caches(s: Subject) -> Steps:
     yield Check("one of them")
 
 
+@scenario(1, "two pools")
+def two_pools(s: Subject) -> Steps:
+    for _ in range(2):
+        with s.inside(s.make_pool()):
+            s.free(s.alloc(3 * MIB))
+    s.drop_pool(1)
+    yield Check("one is gone")
+
+
 def test_two_of_a_kind_are_equal() -> None:
     verdict = judge(SHORT, in_memory, in_memory())
 
@@ -123,6 +162,22 @@ def test_a_pool_that_is_restored_otherwise_is_shown() -> None:
     verdict = judge(mixed_checkpoint, in_memory, changed(Twice))
 
     assert any(problem.startswith("restored: trace") for problem in verdict.problems)
+
+
+@pytest.mark.parametrize("kind", [Older, LaterNumbers])
+def test_what_a_pool_has_reserved_is_compared_where_both_tell_by_the_names_of_pools(
+    kind: type[Ours],
+) -> None:
+    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(kind))))
+
+    assert found == []
+
+
+def test_what_a_pool_has_reserved_otherwise_is_shown() -> None:
+    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(Unreleased))))
+
+    assert len(found) == 2
+    assert "reserved_bytes_by_private_pools.pool 1.all.freed: 20,971,520, PyTorch 0" in found[0]
 
 
 def test_sizes_that_differ_are_shown_with_both_values() -> None:

@@ -1,0 +1,95 @@
+"""What one process alone can see of memory that others may open; tests/gpu and tests/core have the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contract.workbench import Workbench, refused
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import Gpu, Ptr
+from cudakit.gpu.api.sharing import HANDLE_BYTES, Descriptor
+from cudakit.gpu.explain import Status
+
+
+def test_an_allocation_has_one_handle_and_another_one_another(gpu: Gpu) -> None:
+    first, second = gpu.malloc(1 << 21), gpu.malloc(1 << 21)
+    handle = gpu.ipc_handle(first)
+
+    assert len(handle) == HANDLE_BYTES
+    assert gpu.ipc_handle(first) == handle
+    assert gpu.ipc_handle(second) != handle
+
+
+def test_what_is_not_the_beginning_of_an_allocation_has_no_handle(gpu: Gpu) -> None:
+    ptr = gpu.malloc(1 << 21)
+    page = gpu.granularity()
+    mapped = gpu.reserve(page)
+    gpu.map(mapped, gpu.create(page), page)
+
+    for place in (Ptr(ptr + 512), mapped):
+        with refused(Status.INVALID_VALUE):
+            gpu.ipc_handle(place)
+    gpu.free(ptr)
+    with refused(Status.INVALID_VALUE):
+        gpu.ipc_handle(ptr)
+
+
+def test_a_process_cannot_open_its_own_memory(gpu: Gpu) -> None:
+    handle = gpu.ipc_handle(gpu.malloc(1 << 21))
+
+    with refused(Status.INVALID_CONTEXT):
+        gpu.ipc_open(handle)
+
+
+def test_what_is_no_handle_or_not_open_is_refused(gpu: Gpu) -> None:
+    with refused(Status.INVALID_VALUE):
+        gpu.ipc_open(b"short")
+    with refused(Status.INVALID_VALUE):
+        gpu.ipc_close(gpu.malloc(512))
+
+
+def test_exported_memory_is_the_same_memory_where_it_is_imported(bench: Workbench) -> None:
+    gpu, page = bench.gpu, bench.gpu.granularity()
+    if "descriptor" not in gpu.handle_kinds():
+        pytest.skip("this device exports no file descriptors")
+    first, second, backing = gpu.reserve(page), gpu.reserve(page), gpu.create(page, "descriptor")
+    gpu.map(first, backing, page)
+    exported = gpu.export(backing)
+    gpu.map(second, gpu.import_backing(exported), page)
+    bench.write(first, np.array([7], np.int32))
+
+    assert isinstance(exported, Descriptor)
+    assert exported.process == gpu.process
+    assert bench.read(second) == [7]
+
+
+def test_exported_memory_lives_until_it_is_withdrawn_and_unmapped(gpu: Gpu) -> None:
+    page = gpu.granularity()
+    before = gpu.memory_info().free_bytes
+    ptr, backing = gpu.reserve(page), gpu.create(page, "descriptor")
+    gpu.map(ptr, backing, page)
+    gpu.release(backing)
+    mapped = gpu.backing_at(Ptr(ptr + page // 2))
+    exported = gpu.export(mapped)
+    gpu.release(mapped)
+    gpu.unmap(ptr, page)
+
+    assert gpu.memory_info().free_bytes <= before - page
+    gpu.withdraw(exported)
+    assert gpu.memory_info().free_bytes == before
+    gpu.withdraw(exported)
+
+
+def test_memory_without_a_kind_of_handle_cannot_be_exported(gpu: Gpu) -> None:
+    backing = gpu.create(gpu.granularity())
+
+    with pytest.raises(Unsupported, match="created without a handle"):
+        gpu.export(backing)
+
+
+def test_what_is_not_mapped_has_no_backing(gpu: Gpu) -> None:
+    ptr = gpu.reserve(gpu.granularity())
+
+    with refused(Status.INVALID_VALUE):
+        gpu.backing_at(ptr)

@@ -1,0 +1,105 @@
+"""File descriptors of other processes, by the calls of the system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api.sharing import Descriptor, ProcessId
+from cudakit.gpu.file_descriptors import take, this_process
+
+CHILD = """
+import os, sys
+from cudakit.gpu.file_descriptors import this_process
+read, write = os.pipe()
+os.write(write, b"from the child")
+process = this_process()
+print(process.pid, process.started, read, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def child() -> Iterator[Descriptor]:
+    """Start a process that has a pipe, until the end of the block."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        pid, started, number = map(int, running.stdout.readline().split())
+        yield Descriptor(ProcessId(pid, started), number, 1)
+        running.communicate()
+
+
+def refuses(code: int) -> Callable[[int, int], int]:
+    def ask(pidfd: int, number: int) -> int:  # noqa: ARG001
+        raise OSError(code, os.strerror(code))
+
+    return ask
+
+
+def test_a_descriptor_of_another_process_is_the_same_file() -> None:
+    with child() as descriptor:
+        try:
+            taken = take(descriptor)
+        except EnvironmentUnusable as error:
+            pytest.skip(f"this container forbids it: {error}")
+        assert os.read(taken, 100) == b"from the child"
+        os.close(taken)
+
+
+def test_a_process_that_has_ended_is_named() -> None:
+    with child() as descriptor:
+        pass
+
+    with pytest.raises(EnvironmentUnusable, match=f"process {descriptor.process.pid}.* has ended"):
+        take(descriptor)
+
+
+def test_a_later_process_with_the_same_number_is_not_taken_for_it() -> None:
+    own = this_process()
+    earlier = ProcessId(own.pid, own.started - 1)
+
+    with pytest.raises(EnvironmentUnusable, match="has ended"):
+        take(Descriptor(earlier, 0, 1))
+
+
+def test_a_descriptor_that_was_closed_says_that_the_memory_was_given_back() -> None:
+    with pytest.raises(EnvironmentUnusable, match="given the memory back") as caught:
+        take(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
+    assert "keep the memory allocated" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.EPERM, "--cap-add=SYS_PTRACE"),
+        (errno.EPERM, "expandable_segments:False"),
+        (errno.EPERM, "ptrace_scope"),
+        (errno.ENOSYS, "Linux 5.6"),
+        (errno.EMFILE, "ulimit -n"),
+    ],
+)
+def test_what_forbids_it_is_said_with_what_helps(code: int, hint: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EnvironmentUnusable, match=os.strerror(code)) as caught:
+        take(Descriptor(this_process(), 0, 1), pidfd_getfd=refuses(code))
+
+    assert hint in caught.value.hint
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_knows_itself_and_not_its_child() -> None:
+    assert this_process() == this_process()
+    with child() as descriptor:
+        assert descriptor.process != this_process()
