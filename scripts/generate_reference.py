@@ -295,9 +295,9 @@ def is_no_error(found: type) -> bool:
 
 
 def class_section(found: type) -> str:
-    """Write how an object is made, and a line on each of its methods that are ours."""
+    """Write how an object is made, and a line on each of its members that are ours."""
     made = getattr(found, "__init__")  # noqa: B009  of the class, whatever its subclasses have
-    rows = [(f"`{name}{form}`", first_line(member)) for name, form, member in public_members(found)]
+    rows = [(f"`{name}{form}`", said) for name, form, said in public_members(found)]
     return sections(
         f"## cudakit.{found.__name__}",
         f"```\n{found.__name__}{parameters(made)}\n```",
@@ -306,12 +306,16 @@ def class_section(found: type) -> str:
     )
 
 
-def public_members(found: type) -> Iterator[tuple[str, str, object]]:
-    """Walk the methods and properties of a class that say what they do, the most general ones last."""
+def public_members(found: type) -> Iterator[tuple[str, str, str]]:
+    """Walk what a class has that is documented: fields, methods, properties, the most general ones last."""
     called = typing.get_type_hints(found)
-    for name, hint in called.items():
-        if not name.startswith("_") and first_line(hint):
-            yield name, parameters(hint.__call__), hint
+    if dataclasses.is_dataclass(found):
+        said = notes(found)
+        yield from ((name, "", said[name]) for name in called)
+    else:
+        for name, hint in called.items():
+            if not name.startswith("_") and first_line(hint):
+                yield name, parameters(hint.__call__), first_line(hint)
     seen = set(called)
     for base in found.__mro__:
         for name, member in vars(base).items():
@@ -320,8 +324,9 @@ def public_members(found: type) -> Iterator[tuple[str, str, object]]:
             seen.add(name)
             if first_line(member):
                 in_python_or_c = types.FunctionType | types.MethodDescriptorType
-                is_method = isinstance(member, in_python_or_c)
-                yield name, parameters(member) if is_method else "", member
+                method = member.__func__ if isinstance(member, classmethod) else member
+                is_method = isinstance(method, in_python_or_c)
+                yield name, parameters(method) if is_method else "", first_line(member)
 
 
 def parameters(function: Any) -> str:
