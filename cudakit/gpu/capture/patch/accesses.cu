@@ -126,6 +126,7 @@ CK_INLINE ck_u64 next_page(const seeker *of)
         return CK_NO_PAGE;
     const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
     store64(header + page, fetched(&of->key));
+    /* Fetched once more, to be in no register until here. */
     const ck_u64 again = CK_BASE_OF(fetched(&of->userdata));
     return again + load(again + AT(ck_header, chunks_at)) + (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
 }
@@ -150,9 +151,8 @@ CK_INLINE ck_u64 find_or_take(seeker *of)
         const ck_u64 there = load_shared_truth64(entry);
         if (there == fetched(&of->key)) {
             const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
-            if (bitmap) {
+            if (bitmap)
                 return bitmap;
-            }
             if (loses_patience(of, 1))
                 break;
         } else if (there) {

@@ -125,10 +125,6 @@ CK_INLINE bool has_left(ck_u32 threads)
 {
     return threads & ((lanes_before() + 1) >> 1); /* of lane 0, nothing */
 }
-CK_INLINE ck_u64 of_left(ck_u32 threads, ck_u64 value)
-{
-    return __shfl_up_sync(threads, value, 1);
-}
 CK_INLINE ck_u32 of_left(ck_u32 threads, ck_u32 value)
 {
     return __shfl_up_sync(threads, value, 1);
@@ -158,6 +154,7 @@ CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
     asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(place & 31), "r"(width));
     return bits;
 }
+
 /* In two registers, as they are. */
 CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high)
 {
