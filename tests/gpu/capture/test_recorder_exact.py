@@ -75,25 +75,26 @@ for _ in range(100):
 """
 
 
+def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
+    """Return where in a trace each launch is, and where what it did is told."""
+    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
+    begins = [i for i, event in enumerate(events) if isinstance(event.fact, Launch)]
+    assert len(ends) == len(begins)
+    return begins, [ends[events[i].seq] for i in begins]
+
+
 def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_launches(
     library: Path, tmp_path: Path
 ) -> None:
-    events = run(tmp_path, library, TWO_WAITS.format(blocks=1))
-    launches = [event for event in events if isinstance(event.fact, Launch)]
-    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
-    first, second, third, *_, last = (events.index(launch) for launch in launches)
-    assert first < ends[events[first].seq] < second < third < ends[events[second].seq] < last
-    assert len(ends) == len(launches)
+    begins, ends = begins_and_ends(run(tmp_path, library, TWO_WAITS.format(blocks=1)))
+    assert begins[0] < ends[0] < begins[1] < begins[2] < ends[1] < begins[-1]
 
 
 def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(
     library: Path, tmp_path: Path
 ) -> None:
-    events = run(tmp_path, library, TWO_WAITS.format(blocks=30_000))
-    launches = [event for event in events if isinstance(event.fact, Launch)]
-    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
-    second, third = (events.index(launch) for launch in launches[1:3])
-    assert second < ends[events[second].seq] < third
+    begins, ends = begins_and_ends(run(tmp_path, library, TWO_WAITS.format(blocks=30_000)))
+    assert begins[1] < ends[1] < begins[2]
 
 
 def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(

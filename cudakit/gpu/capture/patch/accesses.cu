@@ -69,9 +69,9 @@ CK_INLINE void lose(ck_u64 userdata)
 /* Pages that lie side by side have entries that do: eight share a line of the cache. What a launch does in one
  * mode begins somewhere else than what it does in another, a third of the table apart whatever its size, and
  * than what other launches do. */
-#define PLACE_OF_LAUNCH 0x9E3779B8u
-#define PLACE_OF_MODE 0x555550u
-#define PLACE_OF_LEVEL 0x199998u
+#define PLACE_OF_LAUNCH 0x9E3779B8u /* 2^32 by the golden ratio, as in Fibonacci hashing; whole lines, as all three */
+#define PLACE_OF_MODE 0x555550u     /* a third of 2^24: modulo any smaller 2^n, a third of that or two */
+#define PLACE_OF_LEVEL 0x199998u    /* a tenth of 2^24: near none of those */
 
 CK_INLINE ck_u32 place_of_page(ck_u32 launch, ck_u32 mode, ck_u32 level, ck_u32 page)
 {

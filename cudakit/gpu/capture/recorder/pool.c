@@ -13,7 +13,7 @@
 #define MAX_POOLS 32
 #define LOOK_EVERY_NS 20000000
 #define LOOK_AT_LAUNCHES 512
-#define READ_EVERY_NS 100000000
+#define READ_EVERY_NS 100000000 /* where the host waits; in between, beside launches */
 /* So long a launch is held back while there is no room; what is not told then is said to be missing. */
 #define PATIENCE_NS 500000000
 #define PATIENCE_AT_END_NS 5000000000
