@@ -254,9 +254,11 @@ def main() -> int:
         }
         wanted = options.only.split(",") if options.only else list(parts)
         all_of_it = {"circumstances": circumstances(), "launches": measured(PLAIN, "launches")}
-        all_of_it |= {name: parts[name]() for name in wanted}
-    if options.output:
-        options.output.write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
+        for name in wanted:
+            print(f"measuring: {name}", file=sys.stderr)
+            all_of_it[name] = parts[name]()
+            if options.output:
+                options.output.write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
     return 0 if show(all_of_it) else 1
 
 

@@ -78,8 +78,8 @@ class Case:
         absent = [name for name in self.needs if not is_usable(name)]
         if absent:
             return f"needs {', '.join(absent)}"
-        devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        return f"needs {self.devices} GPUs" if self.needs and devices < self.devices else ""
+        enough = not self.needs or visible_devices() >= self.devices
+        return "" if enough else f"needs {self.devices} GPUs"
 
 
 @dataclass(slots=True)
@@ -141,6 +141,14 @@ def is_usable(module: str) -> bool:
     """Say whether a module can be imported: to be installed is not enough where versions do not fit."""
     command = [sys.executable, "-c", f"import {module}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@cache
+def visible_devices() -> int:
+    """Count the GPUs that a program sees here."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return present if chosen is None else min(present, len([*filter(None, chosen.split(","))]))
 
 
 def plain(case: Case, seconds: float) -> Run:
