@@ -41,6 +41,11 @@ class Output:
             with _explained(self.name):
                 self._write(piece)
 
+    def flush(self) -> None:
+        """Have the system take what was written. Raises EnvironmentUnusable where the disk is full."""
+        with _explained(self.name):
+            self.stream.flush()
+
     def answer(self, result: object, document: Callable[[], Document], *, as_json: bool) -> None:
         """Write a Result as JSON, or the Document made of it as a report."""
         if as_json:

@@ -150,6 +150,16 @@ def test_every_file_of_o_is_written_by_its_suffix(here: Here) -> None:
     assert json.loads(log)["version"] == "2.1.0"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_races_that_no_file_can_take_are_told_even_quietly(here: Here) -> None:
+    (here.path / "races.json").symlink_to("/dev/full")
+    run = here.process("--sanitize", "-q", "-o", "races.json", here.program())
+
+    assert run.returncode == 3
+    assert "record an event on stream 3" in run.stderr
+    assert "cannot write races.json: No space left on device" in run.stderr
+
+
 def test_what_follows_the_program_is_its_own(here: Here) -> None:
     words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
     program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")

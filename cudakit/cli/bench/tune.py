@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,7 @@ def measure_or_tune(
         return tune(spec, gpu, outputs, tuning)
     if tuning.known:
         _check_library(spec)
-        algorithms = tuned_algorithms(tuning.known, gpu, spec.settings)
+        algorithms = tuned_algorithms(tuning.known, gpu, spec.gemms, spec.settings)
         spec = replace(spec, algorithms=algorithms)
     return measure(spec, gpu, outputs)
 
@@ -156,10 +156,13 @@ def _check_library(spec: GemmSpec) -> None:
         )
 
 
-def tuned_algorithms(path: Path, gpu: str, settings: GemmSettings) -> Mapping[Gemm, Algorithm]:
+def tuned_algorithms(
+    path: Path, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
+) -> Mapping[Gemm, Algorithm]:
     """Read the algorithms of ``--tuned`` for a GPU; those found under other settings are left out.
 
-    Opens the device for a moment. Raises InputError where they were tuned on an unlike machine.
+    Says of which of the products the file has nothing. Opens the device for a moment. Raises InputError
+    where they were tuned on an unlike machine.
     """
     from cudakit.core.bench.tuning.load import load_tuned
     from cudakit.core.bench.tuning.session import tuning_machine
@@ -167,7 +170,16 @@ def tuned_algorithms(path: Path, gpu: str, settings: GemmSettings) -> Mapping[Ge
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, around):
         machine = tuning_machine(device, around)
-    return known.algorithms_for(machine, settings)
+    algorithms = known.algorithms_for(machine, settings)
+    if untuned := set(gemms) - {
+        gemm for gemm, under in known.products_on(machine) if under == settings
+    }:
+        click.echo(
+            f"cudakit: {path} has nothing for {len(untuned)} of the {len(gemms)} products under these"
+            " settings: the library chooses their algorithms",
+            err=True,
+        )
+    return algorithms
 
 
 def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> ExitCode:

@@ -27,9 +27,10 @@ def opened(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files
 
 
 def write(files: Files, result: SanitizeResult) -> None:
-    """Write the races into every file."""
+    """Write the races into every file. Raises EnvironmentUnusable where a disk is full."""
     for form, file in files:
         file.write(_rendered(result, form))
+        file.flush()
 
 
 def snapshot_file(path: str, *, force: bool) -> Path:

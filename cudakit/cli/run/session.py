@@ -16,7 +16,7 @@ from cudakit.cli.run.launcher import before_the_start
 from cudakit.cli.run.watching import Watching
 from cudakit.core.sanitize.message import findings
 from cudakit.core.sanitize.races import Confidence
-from cudakit.errors import UsageError
+from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.exact import with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
@@ -144,5 +144,10 @@ def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
     watching.finish()
     result = watching.result(exit_status=exit_status)
     voice.races(result, quiet=spec.quiet)
-    outputs.write(prepared.files, result)
+    try:
+        outputs.write(prepared.files, result)
+    except EnvironmentUnusable:
+        if spec.quiet:
+            voice.races(result, quiet=False)  # nowhere else is what was found
+        raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK

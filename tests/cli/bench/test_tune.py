@@ -31,6 +31,7 @@ class Run:
 
     exit_code: int
     stdout: str
+    stderr: str
     measured: list[GemmSpec]
 
 
@@ -49,10 +50,10 @@ def run(*arguments: str | Path, gemms: tuple[Gemm, ...] = (GAINS,), **changes: A
     def command(*, tuning: TuneOptions, outputs: Outputs) -> int:
         return measure_or_tune(spec, "sim", outputs, tuning, measure)
 
-    stdout = io.StringIO()
-    with contextlib.redirect_stdout(stdout):
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = command.main([str(each) for each in arguments], standalone_mode=False)
-    return Run(code, stdout.getvalue(), measured)
+    return Run(code, stdout.getvalue(), stderr.getvalue(), measured)
 
 
 def tune(*arguments: str | Path, **options: Any) -> Run:
@@ -103,6 +104,18 @@ def test_algorithms_of_other_settings_are_left_alone(tmp_path: Path) -> None:
     used = run("--tuned", place, settings=GemmSettings(deterministic=True))
 
     assert used.measured[0].algorithms == {}
+    assert f"{place} has nothing for 1 of the 1 products" in used.stderr
+
+
+def test_products_that_a_file_has_nothing_for_are_said_and_those_it_has_are_not(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "tuned.json"
+    tune("-o", place, gemms=(EQUAL,))
+
+    assert run("--tuned", place, gemms=(EQUAL,)).stderr == ""
+    some = run("--tuned", place, gemms=(GAINS, EQUAL))
+    assert f"{place} has nothing for 1 of the 2 products" in some.stderr
 
 
 def test_without_any_of_it_things_are_measured_as_always() -> None:
