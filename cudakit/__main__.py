@@ -1,10 +1,23 @@
-"""``python -m cudakit`` is the command ``cudakit``."""
+"""The command ``cudakit``, and ``python -m cudakit``."""
 
 from __future__ import annotations
 
 import sys
 
-from cudakit.cli import main
+_INTERRUPTED = 130  # as of a shell: 128 and SIGINT
+
+
+def main() -> int:
+    """Run the command line of the process, and return its exit code.
+
+    It is imported here: Ctrl-C while that goes on shall end the command as it does later.
+    """
+    try:
+        from cudakit.cli import main as command_line
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

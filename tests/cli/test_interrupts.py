@@ -97,3 +97,25 @@ def test_an_interrupt_amid_an_exec_ends_with_the_exit_code_that_is_promised(tmp_
     )
 
     assert (run.returncode, run.stderr) == (ExitCode.INTERRUPTED, "\n")
+
+
+PRESSED_AMID_IMPORTS = """
+import signal, sys
+
+class Pressing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cudakit.cli":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Pressing())
+from cudakit.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_before_the_command_line_is_there_ends_it_without_a_word() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AMID_IMPORTS], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
