@@ -153,7 +153,11 @@ static __thread const together *of_warp;
 static void run_lane(void)
 {
     const int me = warp.now - 1;
-    ck_memory_access(of_warp->userdata, 0, of_warp->address[me], of_warp->bytes, of_warp->flags, NULL);
+    const together *all = of_warp;
+    if (all->copy)
+        ck_copy_async(all->userdata, 0, all->address[me], 0, all->bytes, all->zeros[me]);
+    else
+        ck_memory_access(all->userdata, 0, all->address[me], all->bytes, all->flags, NULL);
     warp.place[me] = NULL;
 }
 

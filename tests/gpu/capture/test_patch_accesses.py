@@ -163,6 +163,8 @@ class Together(ctypes.Structure):
         ("lanes", ctypes.c_uint32),
         ("bytes", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
+        ("copy", ctypes.c_uint32),
+        ("zeros", ctypes.c_uint32 * 32),
     )
 
 
@@ -224,6 +226,37 @@ def test_every_byte_that_lanes_access_together_is_written_down(
             expected.setdefault((launch, FLAGS[flags]), set()).update(touched)
         assert made.lost == 0
         assert made.bytes() == expected
+
+
+@given(
+    kind=st.sampled_from(["row", "backwards", "same", "pairs", "tile", "near"]),
+    start=st.integers(0, 100),
+    size=st.sampled_from([4, 8, 16]),
+    zeros=st.lists(st.just(0) | st.integers(0, 16), min_size=32, max_size=32),
+    lanes=st.just((1 << 32) - 1) | st.integers(1, (1 << 32) - 1),
+)
+def test_copies_of_a_warp_read_what_each_of_its_lanes_does_not_fill_with_zeros(
+    library: ctypes.CDLL, kind: str, start: int, size: int, zeros: list[int], lanes: int
+) -> None:
+    addresses = pattern(kind, ADDRESSES[0], start, size, start)
+    left = [size - min(zero, size) for zero in zeros]
+    every = Together(
+        address=(ctypes.c_uint64 * 32)(*addresses),
+        lanes=lanes,
+        bytes=size,
+        copy=True,
+        zeros=(ctypes.c_uint32 * 32)(*(size - each for each in left)),
+    )
+    with arena(library) as made:
+        every.userdata = made.userdata(5).value
+        library.access_together(ctypes.byref(every))
+        read = {
+            at + i
+            for lane, at in enumerate(addresses)
+            if lanes >> lane & 1
+            for i in range(left[lane])
+        }
+        assert made.bytes() == ({(5, READ): read} if read else {})
 
 
 @pytest.mark.parametrize(("size", "words"), [(4, 1), (8, 2), (16, 4), (1, 1), (2, 2)])

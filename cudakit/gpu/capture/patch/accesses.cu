@@ -276,7 +276,8 @@ CK_INLINE bool has(ck_u64 word, ck_u32 bits)
 CK_INLINE void set_runs(ck_u64 word, ck_u32 address, ck_u32 bytes)
 {
     const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes)), many = bytes >> shift;
-    const ck_u32 bit = (ck_u32)word << 3 | (address >> shift & 31); /* counted on from word to word */
+    /* Counted on from word to word; who copies less than others is no neighbour. */
+    const ck_u32 bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (many << 28);
     const ck_u32 here = all_here();
     const ck_u32 step = bit - of_left(here, bit);
     const bool same = has_left(here) & !step, next = has_left(here) & (step == many);
