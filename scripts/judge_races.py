@@ -37,6 +37,8 @@ from typing import Any
 
 import race_logs
 
+from cudakit.gpu.cuda.current import device_count
+
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = (ROOT / "examples/races", ROOT / "tests/sanitize_programs")
 CORPUS = ROOT / "tests/sanitize_corpus"
@@ -143,12 +145,7 @@ def is_usable(module: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-@cache
-def visible_devices() -> int:
-    """Count the GPUs that a program sees here."""
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return present if chosen is None else min(present, len([*filter(None, chosen.split(","))]))
+visible_devices = cache(device_count)
 
 
 def plain(case: Case, seconds: float) -> Run:
