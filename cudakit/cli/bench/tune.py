@@ -14,7 +14,7 @@ from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import Outputs, given, with_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.named_files import Files, open_by_name
-from cudakit.cli.output import Output, open_output
+from cudakit.cli.output import Output, open_output, printable
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -170,16 +170,18 @@ def tuned_algorithms(
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, around):
         machine = tuning_machine(device, around)
-    algorithms = known.algorithms_for(machine, settings)
-    if untuned := set(gemms) - {
-        gemm for gemm, under in known.products_on(machine) if under == settings
-    }:
+    found = known.products_on(machine)
+    _say_missing(path, sum((gemm, settings) not in found for gemm in gemms), len(gemms))
+    return known.algorithms_for(machine, settings)
+
+
+def _say_missing(path: Path, missing: int, asked: int) -> None:
+    if missing:
         click.echo(
-            f"cudakit: {path} has nothing for {len(untuned)} of the {len(gemms)} products under these"
-            " settings: the library chooses their algorithms",
+            f"cudakit: {printable(str(path))} has nothing for {missing} of the {asked} products under"
+            " these settings: the library chooses their algorithms",
             err=True,
         )
-    return algorithms
 
 
 def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> ExitCode:
