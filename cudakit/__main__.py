@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130  # as of a shell: 128 and SIGINT
+_INTERRUPTED = 130  # ExitCode.INTERRUPTED, which is imported with the rest
 
 
 def main() -> int:
