@@ -13,7 +13,8 @@ import pytest
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
 SOURCES = ("ranges.c", "page_set.c", "boxes.c", "tensor_maps.c", "machine_code.c")
-BITMAP_BYTES = 2048
+BITMAP_BYTES = 4096
+PAGE_SHIFTS = 17, 15  # of what pages cover in bytes, by their level
 MAP_KEYS, NO_MAP = 8192, 0xFFFF
 MAX_MAPS, MAX_BOXES = 4096, 1 << 17
 

@@ -26,6 +26,7 @@ CK_INLINE ck_u64 load_shared_truth64(ck_u64 at) { return load64(at); }
 CK_INLINE void store(ck_u64 at, ck_u32 value) { __atomic_store_n(AS(ck_u32, at), value, ORDER); }
 CK_INLINE void store64(ck_u64 at, ck_u64 value) { __atomic_store_n(AS(ck_u64, at), value, ORDER); }
 CK_INLINE ck_entry load_entry(ck_u64 at) { return (ck_entry){load64(at), load64(at + 8)}; }
+CK_INLINE ck_entry load_shared_entry(ck_u64 at) { return load_entry(at); }
 
 static long atomics;
 
@@ -75,27 +76,25 @@ CK_INLINE ck_u32 lane(void) { return warp.now ? warp.now - 1 : 0; }
 #define HERE __builtin_return_address(0)
 #define APART __attribute__((noinline, noclone)) static
 APART ck_u32 all_here(void) { return say(HERE, 0); }
-APART ck_u32 those(ck_u32 threads, bool yes)
+APART ck_u32 alike(bool yes)
 {
     say(HERE, yes);
     ck_u32 all = 0;
-    if (!warp.now)
-        return yes;
-    for (ck_u32 i = 0; i < LANES; i++)
-        all |= (threads >> i & 1 && warp.heard[i]) ? 1u << i : 0;
-    return all;
+    for (ck_u32 i = 0; i < LANES && warp.now; i++)
+        all |= (warp.together >> i & 1 && warp.heard[i] == yes) ? 1u << i : 0;
+    return warp.now ? all : 1;
 }
-APART ck_u32 of_left(ck_u32 threads, ck_u32 value)
+APART ck_u32 of_left(ck_u32 value)
 {
-    (void)threads;
     say(HERE, value);
     return warp.now > 1 ? warp.heard[warp.now - 2] : value;
 }
+CK_INLINE ck_u32 own_bit(void) { return 1u << lane(); }
 CK_INLINE bool leads(ck_u32 threads) { return lane() == (ck_u32)__builtin_ctz(threads); }
-CK_INLINE bool has_left(ck_u32 threads) { return (ck_u64)threads << 1 >> lane() & 1; }
-CK_INLINE ck_u32 until_next(ck_u32 heads)
+CK_INLINE bool has_left(ck_u32 threads, ck_u32 self) { return threads & self >> 1; }
+CK_INLINE ck_u32 until_next(ck_u32 heads, ck_u32 self)
 {
-    const ck_u32 behind = ~1u << lane(), next = heads & behind;
+    const ck_u32 behind = 0u - self - self, next = heads & behind;
     return behind & ((next & -next) - 1);
 }
 CK_INLINE ck_u32 bits_in(ck_u32 word) { return __builtin_popcount(word); }
@@ -107,7 +106,7 @@ CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
 CK_INLINE ck_u32 opaque(ck_u32 value) { return value; }
 #define renewed(value) (value)
 CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high) { return (ck_u64)high << 32 | low; }
-#define fetched(variable) (*(variable))
+#define anew(variable) (variable)
 
 static ck_u64 number_of_grid;
 void set_grid(ck_u64 number) { number_of_grid = number; }

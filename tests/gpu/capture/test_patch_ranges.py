@@ -7,13 +7,20 @@ import random
 from itertools import pairwise
 
 import pytest
-from gpu.capture.on_host import BITMAP_BYTES, Page, Range, build_patch, read_ranges
+from gpu.capture.on_host import (
+    BITMAP_BYTES,
+    PAGE_SHIFTS,
+    Page,
+    Range,
+    build_patch,
+    read_ranges,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 READ, WRITE = 0, 1
-FULL_WORDS = 512
-WINDOW = 1 << 16
+BITS = BITMAP_BYTES * 8
+WINDOW = 1 << PAGE_SHIFTS[0]
 BASE = 0x7F12_3400_0000
 
 
@@ -23,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def key(launch: int, mode: int, level: int, address: int) -> int:
-    return 1 << 63 | launch << 46 | mode << 44 | level << 43 | address >> (14 if level else 16)
+    return 1 << 63 | launch << 46 | mode << 44 | level << 43 | address >> PAGE_SHIFTS[level]
 
 
 def bitmap(kind: str, seed: int) -> bytes:
@@ -37,9 +44,9 @@ def bitmap(kind: str, seed: int) -> bytes:
         return chance.randbytes(BITMAP_BYTES)
     bits = 0
     for _ in range(chance.randrange(4)):
-        first = chance.randrange(16384)
+        first = chance.randrange(BITS)
         bits |= ((1 << chance.randrange(1, 3000)) - 1) << first
-    return (bits & ((1 << 16384) - 1)).to_bytes(BITMAP_BYTES, "little")
+    return (bits & ((1 << BITS) - 1)).to_bytes(BITMAP_BYTES, "little")
 
 
 Content = tuple[
@@ -58,11 +65,15 @@ CONTENTS = st.lists(
 )
 
 
+def base_of(level: int, quarter: int) -> int:
+    return BASE + ((quarter if level else quarter // 4) << PAGE_SHIFTS[level])
+
+
 def brute_force(contents: list[Content]) -> dict[tuple[int, int], set[int]]:
     touched: dict[tuple[int, int], set[int]] = {}
     for launch, mode, level, quarter, kind, seed in contents:
         size = 1 if level else 4
-        base = BASE + (quarter << 14 if level else quarter // 4 << 16)
+        base = base_of(level, quarter)
         bits = int.from_bytes(bitmap(kind, seed), "little")
         here = touched.setdefault((launch, mode), set())
         for granule, bit in enumerate(reversed(f"{bits:b}")):
@@ -75,9 +86,9 @@ def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:
     pages = (Page * len(contents))()
     bitmaps = b""
     for page, (launch, mode, level, quarter, kind, seed) in zip(pages, contents, strict=True):
-        base = BASE + (quarter << 14 if level else quarter // 4 << 16)
+        base = base_of(level, quarter)
         page.key = key(launch, mode, level, base)
-        page.full = FULL_WORDS if kind == "full" else 0
+        page.full = kind == "full"
         # The bitmap of a page that is full is not copied to the host.
         bitmaps += b"\xa7" * BITMAP_BYTES if kind == "full" else bitmap(kind, seed)
     return pages, bitmaps

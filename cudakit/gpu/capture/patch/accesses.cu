@@ -111,57 +111,49 @@ CK_INLINE ck_u64 find(ck_u64 userdata, ck_u64 key)
     return 0;
 }
 
-/* Whether there is none left: then an entry would only make the searches of others longer. */
-CK_INLINE bool no_page(ck_u64 userdata)
-{
-    const ck_u64 header = CK_BASE_OF(userdata);
-    return load_shared_truth(header + AT(ck_header, cursor)) >= load(header + AT(ck_header, pages));
-}
-
 CK_INLINE ck_u64 next_page(const seeker *of)
 {
-    const ck_u64 header = CK_BASE_OF(fetched(&of->userdata));
+    const ck_u64 header = CK_BASE_OF(anew(of)->userdata);
     const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
     if (number >= load(header + AT(ck_header, pages)))
         return CK_NO_PAGE;
     const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
-    store64(header + page, fetched(&of->key));
+    store64(header + page, anew(of)->key);
     /* Fetched once more, to be in no register until here. */
-    const ck_u64 again = CK_BASE_OF(fetched(&of->userdata));
+    const ck_u64 again = CK_BASE_OF(anew(of)->userdata);
     return again + load(again + AT(ck_header, chunks_at)) + (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
 }
 
 CK_INLINE bool loses_patience(seeker *of, ck_u32 some)
 {
-    const ck_u32 before = fetched(&of->patience);
+    const ck_u32 before = anew(of)->patience;
     of->patience = before - some;
     return before <= some;
 }
 
 /* Find the bitmap of a key, or take a page for it; CK_NO_PAGE where there is none.
  *
- * One thread of those that come to a free entry together takes it, and looks at it again with the others. A
- * thread that finds a key without a page looks again too: who is giving it one waits for nothing meanwhile. */
+ * One thread of those that come to a free entry together takes it, and looks at it again with the others: it would
+ * go on alone otherwise, and what they do as one would be in no summary. A thread that finds a key without a page
+ * looks again too: who is giving it one waits for nothing meanwhile. A kernel for which there was no room shall not
+ * search for it at every access. */
 CK_INLINE ck_u64 find_or_take(seeker *of)
 {
-    ck_u32 probe = first_probe(fetched(&of->key));
+    ck_u32 probe = first_probe(anew(of)->key);
 #pragma unroll 1
     for (;;) {
-        const ck_u64 entry = entry_at(fetched(&of->userdata), probe);
-        const ck_u64 there = load_shared_truth64(entry);
-        if (there == fetched(&of->key)) {
-            const ck_u64 bitmap = load_shared_truth64(entry + AT(ck_entry, bitmap));
-            if (bitmap)
-                return bitmap;
+        const ck_u64 entry = entry_at(anew(of)->userdata, probe);
+        const ck_entry there = load_shared_entry(entry);
+        if (there.key == anew(of)->key) {
+            if (there.bitmap)
+                return there.bitmap;
             if (loses_patience(of, 1))
                 break;
-        } else if (there) {
-            if (loses_patience(of, PATIENCE_OF_A_PROBE))
+        } else if (there.key) {
+            if (is_lost(anew(of)->userdata) || loses_patience(of, PATIENCE_OF_A_PROBE))
                 break;
-            probe = next_probe(probe, fetched(&of->key));
-        } else if (no_page(fetched(&of->userdata))) {
-            break;
-        } else if (leads(all_here()) && !atomic_swap_free(entry, fetched(&of->key))) {
+            probe = next_probe(probe, anew(of)->key);
+        } else if (leads(all_here()) && !atomic_swap_free(entry, anew(of)->key)) {
             store64(entry + AT(ck_entry, bitmap), next_page(of));
         }
     }
@@ -192,7 +184,7 @@ CK_INLINE ck_u32 level_of(ck_u64 address, ck_u32 bytes)
 
 CK_INLINE ck_u64 key_of(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 granule)
 {
-    return CK_KEY(CK_LAUNCH_OF(userdata), mode, level, granule >> 14);
+    return CK_KEY(CK_LAUNCH_OF(userdata), mode, level, granule >> CK_BITMAP_LOG2);
 }
 
 CK_INLINE ck_u32 word_of(ck_u64 granule)
@@ -220,8 +212,7 @@ CK_ASIDE void record(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 addres
         const ck_u32 below = rest < 32 ? (1u << rest) - 1 : ~0u;
         const ck_u32 bits = below & ~0u << (granule & 31) & pattern;
         const ck_u64 key = key_of(userdata, mode, level, granule);
-        /* A kernel for which there is no room shall not search for it at every access. */
-        if (all_set(userdata, key, word_of(granule), bits) || is_lost(userdata))
+        if (all_set(userdata, key, word_of(granule), bits))
             continue;
         seeker self = {userdata, key, 0, 0, PATIENCE};
         const ck_u64 bitmap = find_or_take(&self);
@@ -260,33 +251,25 @@ CK_INLINE ck_u64 word_at(ck_u64 bitmap, ck_u32 level, ck_u32 address)
     return bitmap | word_of(address >> CK_GRANULE_SHIFT(level)) * 4;
 }
 
-/* Of the word that has them. */
-CK_INLINE ck_u32 bits_of(ck_u32 level, ck_u32 address, ck_u32 bytes)
+/* Threads of a warp mostly go on where their left neighbour ends. The first of such a run sets the bits of all,
+ * in each word that it reaches the first one there. They say where they are while the word is on its way. */
+CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
 {
-    return mask(address >> CK_GRANULE_SHIFT(level), bytes >> CK_GRANULE_SHIFT(level));
-}
-
-CK_INLINE bool has(ck_u64 word, ck_u32 bits)
-{
-    return !(~load(word) & bits);
-}
-
-/* Threads of a warp mostly go on where their left neighbour ends, or want the same. The first of such a run
- * sets the bits of all, in each word that it reaches the first one there. */
-CK_INLINE void set_runs(ck_u64 word, ck_u32 address, ck_u32 bytes)
-{
-    const ck_u32 shift = CK_GRANULE_SHIFT(level_of(address, bytes)), many = bytes >> shift;
-    /* Counted on from word to word; who copies less than others is no neighbour. */
+    const ck_u32 there = load(word);
+    const ck_u32 shift = CK_GRANULE_SHIFT(level), many = bytes >> shift;
+    /* Counted on from word to word; who copies less than others is far away, and so no neighbour. */
     const ck_u32 bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (many << 28);
-    const ck_u32 here = all_here();
-    const ck_u32 step = bit - of_left(here, bit);
-    const bool same = has_left(here) & !step, next = has_left(here) & (step == many);
-    const ck_u32 nexts = those(here, next);
-    const ck_u32 heads = those(here, !same & !next);
-    if (same | (next & ((bit & 31) >= many)))
+    const ck_u32 step = bit - of_left(bit);
+    const ck_u32 here = all_here(), self = own_bit();
+    const bool next = has_left(here, self) & (step == many);
+    const ck_u32 like = alike(next), heads = next ? here & ~like : like;
+    if (next & ((bit & 31) >= many))
         return;
-    const ck_u32 all = many * (1 + bits_in(nexts & until_next(heads)));
-    set_bits(word, mask_within(bit, all));
+    const ck_u32 all = many * (1 + bits_in(here & until_next(heads, self)));
+    const ck_u32 bits = mask_within(bit, all);
+    if (!(bits & ~there))
+        return;
+    set_bits(word, bits);
     if (!next && !(bit & 31) && all >= 32)
         summarize(word, all >> 5);
 }
@@ -322,17 +305,14 @@ CK_INLINE void search(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes
     const ck_u32 level = level_of(address, bytes);
     seeker self = {userdata, CK_KEY(CK_LAUNCH_OF(userdata), mode, level, address >> CK_PAGE_SHIFT(level)), address,
                    bytes, PATIENCE};
-    /* A kernel for which there is no room shall not search for it at every access. */
-    if (is_lost(fetched(&self.userdata)))
-        return;
     const ck_u64 bitmap = find_or_take(&self);
-    userdata = fetched(&self.userdata), bytes = fetched(&self.bytes);
-    const ck_u32 low = (ck_u32)fetched(&self.address), again = level_of(low, bytes);
+    userdata = anew(&self)->userdata, bytes = anew(&self)->bytes;
+    const ck_u32 low = (ck_u32)anew(&self)->address, again = level_of(low, bytes);
     const ck_u64 word = word_at(bitmap, again, low);
     if (bitmap == CK_NO_PAGE)
         lose(userdata);
-    else if (!has(word, bits_of(again, low, bytes)))
-        set_runs(word, low, bytes);
+    else
+        set_runs(word, again, low, bytes);
 }
 
 /* What one instruction accesses: at most 32 bytes, at a multiple of their number, so that it is in one word.
@@ -340,29 +320,29 @@ CK_INLINE void search(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes
 CK_INLINE void touch(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u32 bytes)
 {
     ck_u64 word;
+    ck_u32 mode = flags & CK_ATOMIC;
     if (!((((ck_u32)address | bytes) & 3) | (flags & FLAGS_APART))) {
-        if (first_word(userdata, flags & CK_ATOMIC, 0, address, &word)) {
-            if (!has(word, bits_of(0, (ck_u32)address, bytes)))
-                set_runs(word, renewed((ck_u32)address), bytes);
+        if (first_word(userdata, mode, 0, address, &word)) {
+            set_runs(word, 0, (ck_u32)address, bytes);
             return;
         }
-        userdata = renewed(userdata), flags = renewed(flags); /* and what follows from them */
-        if (first_word_anew(userdata, flags & CK_ATOMIC, 0, address, &word)) {
-            if (!has(word, bits_of(0, (ck_u32)address, bytes)))
-                set_runs(word, renewed((ck_u32)address), bytes);
+        userdata = renewed(userdata), mode = renewed(mode); /* and what follows from them */
+        address = pair((ck_u32)address, renewed((ck_u32)(address >> 32)));
+        if (first_word_anew(userdata, mode, 0, address, &word)) {
+            set_runs(word, 0, (ck_u32)address, bytes);
             return;
         }
     } else {
         const ck_u32 level = level_of(address, bytes);
         if (flags & FLAG_PREFETCH)
             return;
-        if (first_word(userdata, mode_of(flags), level, address, &word)) {
-            if (!has(word, bits_of(level, (ck_u32)address, bytes)))
-                set_runs(word, renewed((ck_u32)address), bytes);
+        mode = mode_of(flags);
+        if (first_word(userdata, mode, level, address, &word)) {
+            set_runs(word, level, (ck_u32)address, bytes);
             return;
         }
     }
-    search(renewed(userdata), mode_of(renewed(flags)), renewed(address), bytes);
+    search(renewed(userdata), renewed(mode), renewed(address), bytes);
 }
 
 /* SanitizerCallbackMemoryAccess, of SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS. */

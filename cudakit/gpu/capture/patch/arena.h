@@ -5,8 +5,9 @@
  *     header | launches of which something is missing | entries | pages |
  *     keys of tensor maps | keys of boxes | tensor maps | boxes | chunks
  *
- * A *page* is what one launch did, in one mode, to 64 KiB of memory in granules of 4 bytes (level 0), or to
- * 16 KiB in granules of 1 byte (level 1): a bitmap of 2 KiB. Pages are taken in the order of first touch; the
+ * A *page* is what one launch did, in one mode, to 128 KiB of memory in granules of 4 bytes (level 0), or to
+ * 32 KiB in granules of 1 byte (level 1): a bitmap of 4 KiB. All wait for who takes a page that is new, so that
+ * larger ones are faster; of what is small, more has to be read. Pages are taken in the order of first touch; the
  * entries are a hash table that finds the page of a key.
  *
  * A *chunk* holds bitmaps, and at its begin their *summaries*: a bit for each word of 32 bits, set where the
@@ -64,13 +65,14 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_KEY_MODE(key) ((ck_u32)((key) >> 44) & 3)
 #define CK_KEY_LEVEL(key) ((ck_u32)((key) >> CK_PAGE_BITS) & 1)
 #define CK_KEY_PAGE(key) ((key) & ((1ull << CK_PAGE_BITS) - 1))
-#define CK_ADDRESS_BITS 57 /* what a page number of level 1 has room for; x86-64 and Blackwell have no more */
+#define CK_ADDRESS_BITS 57 /* x86-64 and Blackwell have no more */
 
-#define CK_BITMAP_BITS 16384u
+#define CK_BITMAP_LOG2 15
+#define CK_BITMAP_BITS (1u << CK_BITMAP_LOG2)
 #define CK_BITMAP_BYTES (CK_BITMAP_BITS / 8)
 #define CK_BITMAP_WORDS (CK_BITMAP_BITS / 32) /* words of 32 bits, as the device counts them */
-#define CK_PAGE_SHIFT(level) ((level) ? 14 : 16)    /* bytes of memory, log 2 */
 #define CK_GRANULE_SHIFT(level) ((level) ? 0 : 2)
+#define CK_PAGE_SHIFT(level) (CK_BITMAP_LOG2 + CK_GRANULE_SHIFT(level)) /* bytes of memory, log 2 */
 
 /* --- parts --------------------------------------------------------------------------------------- */
 
@@ -179,6 +181,6 @@ CK_STATIC_ASSERT(CK_FIRST_SLOT * CK_BITMAP_BYTES == CK_CHUNK / 32, "summaries be
 CK_STATIC_ASSERT(1ull << (CK_LAUNCH_BITS + 5) == CK_BY_GRID && CK_BY_GRID < CK_ALIGNMENT,
                  "user data in the bits of the alignment");
 CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");
-CK_STATIC_ASSERT(CK_ADDRESS_BITS - CK_PAGE_SHIFT(1) == CK_PAGE_BITS, "addresses in a key");
+CK_STATIC_ASSERT(CK_ADDRESS_BITS - CK_PAGE_SHIFT(1) <= CK_PAGE_BITS, "addresses in a key");
 
 #endif

@@ -6,6 +6,7 @@ The Sanitizer API takes machine code that ptxas was told to assemble as a patch 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,16 @@ from cudakit.gpu.compile_cache import CompileCache, cache_key
 from cudakit.gpu.nvrtc import Nvrtc
 
 _HERE = Path(__file__).parent
-_OPTIONS = ("-rdc=true", "--device-as-default-execution-space")
+# Of text for the oldest architecture that NVRTC 13 knows, machine code for any newer one can be made.
+_TEXT_FOR = "compute_75"
+# The last version in which threads of a warp can speak to each other without gathering first: "shfl" without
+# ".sync" (PTX ISA, "Data Movement and Conversion Instructions: shfl (deprecated)"); see primitives.h.
+_TEXT_VERSION = b"6.3"
+_OPTIONS = (
+    f"--gpu-architecture={_TEXT_FOR}",
+    "-rdc=true",
+    "--device-as-default-execution-space",
+)
 # The oldest that the Sanitizer API 13 and the warp functions of the patch agree on.
 _OLDEST = (8, 0)
 _INSTALL = "pip install 'nvidia-cuda-nvcc>={},<14'"
@@ -54,7 +64,7 @@ def build_patch(
             " in PATH and in /usr/local/cuda*",
             hint=_INSTALL.format(_dotted(compiler)),
         )
-    ptx = _ptx(nvrtc, number, options)
+    ptx = _ptx(nvrtc, options)
     assembler, image = _assembled(found, ptx, f"sm_{number}", compiler)
     if cache:
         cache.keep(keys[assembler], image)
@@ -93,7 +103,8 @@ def _sources() -> list[tuple[str, str]]:
     return [(name, (_HERE / name).read_text(encoding="utf-8")) for name in names]
 
 
-def _ptx(nvrtc: Nvrtc, number: int, options: Sequence[str]) -> bytes:
+def _ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
     (name, source), *headers = _sources()
-    asked = [f"--gpu-architecture=compute_{number}", *_OPTIONS, *options]
-    return nvrtc.compile(source, "PTX", asked, name=name, headers=dict(headers)).rstrip(b"\0")
+    asked = (*_OPTIONS, *options)
+    text = nvrtc.compile(source, "PTX", asked, name=name, headers=dict(headers)).rstrip(b"\0")
+    return re.sub(rb"(?m)^\.version .*$", b".version " + _TEXT_VERSION, text, count=1)

@@ -46,6 +46,14 @@ CK_INLINE ck_u64 load_shared_truth64(ck_u64 at)
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
+/* Each half by itself: the bitmap may be newer than the key. */
+CK_INLINE ck_entry load_shared_entry(ck_u64 at)
+{
+    ck_entry entry;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(entry.key), "=l"(entry.bitmap) : "l"(at) : "memory");
+    return entry;
+}
 CK_INLINE void store64(ck_u64 at, ck_u64 value)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
@@ -94,18 +102,12 @@ CK_INLINE ck_u32 lane(void)
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
     return number;
 }
-/* The lanes before this one, and behind it. */
-CK_INLINE ck_u32 lanes_before(void)
+/* The bit that this lane has where there is one for each of them. */
+CK_INLINE ck_u32 own_bit(void)
 {
-    ck_u32 lanes;
-    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes));
-    return lanes;
-}
-CK_INLINE ck_u32 lanes_behind(void)
-{
-    ck_u32 lanes;
-    asm volatile("mov.u32 %0, %%lanemask_gt;" : "=r"(lanes));
-    return lanes;
+    ck_u32 before;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
+    return before + 1;
 }
 
 /* The threads of this warp that came here together. */
@@ -117,23 +119,36 @@ CK_INLINE bool leads(ck_u32 threads)
 {
     return lane() == (ck_u32)__ffs(threads) - 1;
 }
-CK_INLINE ck_u32 those(ck_u32 threads, bool yes)
+/* What follows has no ".sync" on purpose. Patches are assembled without the uniform registers, and without these
+ * each such instruction first gathers its threads (WARPSYNC.COLLECTIVE), which takes longer than all the rest of
+ * what is done for an access. Those that are together here stay so: between them there is no branch. */
+
+/* Those of the threads here that say the same. */
+CK_INLINE ck_u32 alike(bool yes)
 {
-    return __ballot_sync(threads, yes);
+    ck_u32 some;
+    asm volatile("{.reg .pred yes; setp.ne.u32 yes, %1, 0;\n"
+                 "@yes activemask.b32 %0; @!yes activemask.b32 %0;}"
+                 : "=r"(some) : "r"((ck_u32)yes));
+    return some;
 }
-CK_INLINE bool has_left(ck_u32 threads)
+/* What the lane to the left says, if it is here. */
+CK_INLINE ck_u32 of_left(ck_u32 value)
 {
-    return threads & ((lanes_before() + 1) >> 1); /* of lane 0, nothing */
+    ck_u32 left;
+    asm volatile("shfl.up.b32 %0, %1, 1, 0;" : "=r"(left) : "r"(value));
+    return left;
 }
-CK_INLINE ck_u32 of_left(ck_u32 threads, ck_u32 value)
+CK_INLINE bool has_left(ck_u32 threads, ck_u32 self)
 {
-    return __shfl_up_sync(threads, value, 1);
+    return threads & (self >> 1); /* of lane 0, nothing */
 }
 /* The lanes behind this one, up to the next of these heads. */
-CK_INLINE ck_u32 until_next(ck_u32 heads)
+CK_INLINE ck_u32 until_next(ck_u32 heads, ck_u32 self)
 {
-    const ck_u32 next = heads & lanes_behind();
-    return lanes_behind() & ((next & -next) - 1); /* for none, all are below */
+    const ck_u32 behind = 0u - self - self;
+    const ck_u32 next = heads & behind;
+    return behind & ((next & -next) - 1); /* for none, all are below */
 }
 CK_INLINE ck_u32 bits_in(ck_u32 word)
 {
@@ -144,14 +159,17 @@ CK_INLINE ck_u32 bits_in(ck_u32 word)
 CK_INLINE ck_u32 mask(ck_u32 place, ck_u32 width)
 {
     ck_u32 bits;
-    asm("bmsk.wrap.b32 %0, %1, %2;" : "=r"(bits) : "r"(place), "r"(width));
+    asm("{.reg .b32 low; shf.l.wrap.b32 low, 0, 1, %2; sub.u32 low, low, 1;\n"
+        "shf.l.wrap.b32 %0, 0, low, %1;}"
+        : "=r"(bits) : "r"(place), "r"(width));
     return bits;
 }
 /* So many bits, as far as the word has them, from a place on that is modulo 32. */
 CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
 {
     ck_u32 bits;
-    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(place & 31), "r"(width));
+    asm("{.reg .b32 low; shl.b32 low, 1, %2; sub.u32 low, low, 1; shl.b32 %0, low, %1;}"
+        : "=r"(bits) : "r"(place & 31), "r"(width));
     return bits;
 }
 
@@ -186,24 +204,16 @@ CK_INLINE ck_u64 renewed(ck_u64 value)
     return pair(renewed((ck_u32)value), (ck_u32)(value >> 32));
 }
 
-/* A variable, loaded here and now: not kept in a register since it was written. The assembler does not know
- * that some thread is here, so that for it the address is another one each time. */
-#define CK_FETCH(type)                                     \
-    "{.reg .pred some; .reg .b32 here; .reg .b64 at;\n"    \
-    "activemask.b32 here; setp.ne.u32 some, here, 0;\n"    \
-    "selp.b64 at, %1, 0, some; ld.local." type " %0, [at];}"
-CK_INLINE ck_u64 fetched(const ck_u64 *variable)
+/* A variable to load a field of here and now: that is in no register since it was written, and neither is where
+ * the variable lies. The assembler does not know that some thread is here, so that for it the address is another
+ * one each time. */
+template <class type> CK_INLINE const type *anew(const type *variable)
 {
-    ck_u64 value;
-    asm volatile(CK_FETCH("u64") : "=l"(value) : "l"(__cvta_generic_to_local(variable)) : "memory");
-    return value;
+    ck_u64 at;
+    asm volatile("{.reg .pred some; .reg .b32 here;\n"
+                 "activemask.b32 here; setp.ne.u32 some, here, 0; selp.b64 %0, %1, 0, some;}"
+                 : "=l"(at) : "l"(__cvta_generic_to_local(variable)) : "memory");
+    return (const type *)__cvta_local_to_generic(at);
 }
-CK_INLINE ck_u32 fetched(const ck_u32 *variable)
-{
-    ck_u32 value;
-    asm volatile(CK_FETCH("u32") : "=r"(value) : "l"(__cvta_generic_to_local(variable)) : "memory");
-    return value;
-}
-#undef CK_FETCH
 
 #endif

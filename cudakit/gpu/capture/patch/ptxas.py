@@ -23,7 +23,6 @@ _IN_PACKAGES = (
 )
 _TOOLKITS = ("usr/local/cuda*", "opt/cuda*", "opt/nvidia/cuda*", "opt/nvidia/hpc_sdk/*/*/cuda/*")
 _RELEASE = re.compile(r"release \d+\.\d+, V(\d+(?:\.\d+)*)")
-_KNOWS = re.compile(r"Unsupported \.version \S+; current version is '(\d+\.\d+)'")
 _SECONDS = 60  # for one run; what it takes is a third of a second
 
 
@@ -39,21 +38,7 @@ class Assembler:
     version: tuple[int, ...]
 
     def assemble(self, ptx: bytes, target: str) -> bytes:
-        """Assemble a patch for a target, such as "sm_90". Raises Refused.
-
-        The text may be of a newer version of PTX than this assembler knows: it is offered as the newest
-        one that it does know, which is right as long as it uses nothing newer, and refused otherwise.
-        """
-        try:
-            return self._run(ptx, target)
-        except Refused as refused:
-            known = _KNOWS.search(str(refused))
-            if known is None:
-                raise
-            older = re.sub(rb"(?m)^\.version .*$", f".version {known[1]}".encode(), ptx, count=1)
-            return self._run(older, target)
-
-    def _run(self, ptx: bytes, target: str) -> bytes:
+        """Assemble a patch for a target, such as "sm_90". Raises Refused."""
         with tempfile.TemporaryDirectory(prefix="cudakit-") as name:
             source, image = Path(name, "patch.ptx"), Path(name, "patch.cubin")
             source.write_bytes(ptx)

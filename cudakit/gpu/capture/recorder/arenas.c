@@ -85,7 +85,7 @@ static uint32_t side_by_side(uint32_t page, uint32_t end)
 }
 
 /* Few bitmaps are copied sooner than somebody has asked which of them are full. */
-#define WORTH_ASKING 256
+#define WORTH_ASKING 128
 
 static bool find_full(const arena_memory *arena, page_set *into)
 {
@@ -119,7 +119,7 @@ static bool copy_bitmaps(const arena_memory *arena, page_set *into, uint32_t beg
 }
 
 /* Bitmaps that are full need not be copied, but a copy of its own takes as long as that of so many. */
-#define WORTH_A_COPY 64
+#define WORTH_A_COPY 32
 
 static bool fetch_bitmaps(const arena_memory *arena, page_set *into)
 {

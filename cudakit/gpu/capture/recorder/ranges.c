@@ -155,7 +155,7 @@ static void put_bitmap(writer *out, const uint64_t *words, uint64_t base, unsign
             put_word(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
 }
 
-/* --- windows: pages of the same 64 KiB ------------------------------------------------------------------ */
+/* --- windows: pages of the same 128 KiB ----------------------------------------------------------------- */
 
 typedef struct {
     const ck_page *pages;

@@ -20,7 +20,7 @@ typedef void (*range_sink)(void *to, const access_range *range);
 /* Hand over what the launches of an arena did: launch by launch, mode by mode, in the order of addresses.
  * Neighbours are joined; three or more pieces of the same size at the same distance are one range.
  *
- * ``pages`` are those of the arena in any order, ``bitmaps`` holds 2 KiB for each; that of a page that is
+ * ``pages`` are those of the arena in any order, ``bitmaps`` holds 4 KiB for each; that of a page that is
  * full is not looked at. Pages of the same key become one, in the bitmap of one of them. False for want of
  * memory; then nothing was handed over. */
 bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *to);

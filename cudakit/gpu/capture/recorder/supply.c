@@ -6,7 +6,7 @@
 #include "recorder.h"
 
 /* Of what the program has allocated, arenas take a tenth in all, and at least 256 MiB. */
-#define LEAST_ENTRIES_LOG2 18
+#define LEAST_ENTRIES_LOG2 17
 
 Sanitizer_StreamHandle supply_stream(CUcontext context, CUstream *stream)
 {
