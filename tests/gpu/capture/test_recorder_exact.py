@@ -70,7 +70,7 @@ for blocks in (1, {blocks}):
     time.sleep(0.03)  # the host is not looked after more often
     wait()
 cuda.set_blocks(1)
-for _ in range(100):
+for _ in range(400):
     launch(read(0x100000))
 """
 
@@ -87,7 +87,8 @@ def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_la
     library: Path, tmp_path: Path
 ) -> None:
     begins, ends = begins_and_ends(run(tmp_path, library, TWO_WAITS.format(blocks=1)))
-    assert begins[0] < ends[0] < begins[1] < begins[2] < ends[1] < begins[-1]
+    assert begins[0] < ends[0] < begins[1]
+    assert begins[60] < ends[1] < begins[-1], "by then the device has something to do"
 
 
 def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(
@@ -222,7 +223,7 @@ def test_where_there_is_no_room_the_launch_is_not_exact_and_a_gap_says_so(
 ) -> None:
     program = """
 launch(write(0x100000))
-launch(read(1 << 32, 4, stride=1 << 16, count=70000))  # a page each
+launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
 """
     first, second = told(events := run(tmp_path, library, program))
     assert first.ends == [(0, True)]

@@ -76,7 +76,7 @@ enum ck_mode { /* of an access, and of a page */
 
 /* --- parts --------------------------------------------------------------------------------------- */
 
-#define CK_FORM 2u /* of all that this file says */
+#define CK_FORM 3u /* of all that this file says */
 
 typedef struct {
     ck_u32 form;

@@ -12,8 +12,10 @@
 
 #define MAX_POOLS 32
 #define LOOK_EVERY_NS 20000000
-#define LOOK_AT_LAUNCHES 512
-#define READ_EVERY_NS 100000000 /* where the host waits; in between, beside launches */
+#define READ_EVERY_NS 100000000
+/* So many make an arena worth reading, and so many are enqueued before it is read: with fewer, a device that is
+ * behind the host would run out of them meanwhile; with more, the bits of two arenas leave its cache. */
+#define ENOUGH_LAUNCHES 256
 /* So long a launch is held back while there is no room; what is not told then is said to be missing. */
 #define PATIENCE_NS 500000000
 #define PATIENCE_AT_END_NS 5000000000
@@ -133,16 +135,39 @@ static void take(pool *of, arena *from)
     of->read_ns = looking_now_ns();
 }
 
+static void read_one(pool *of, arena *one)
+{
+    uses_mark(&one->uses, &one->memory, NULL); /* what could not be, when it was retired */
+    if (is_complete(one))
+        take(of, one);
+}
+
 static void read_retired(pool *of)
 {
-    for (size_t i = 0; i < ARENAS; i++) {
-        arena *one = of->arenas + i;
-        if (!one->retired)
-            continue;
-        uses_mark(&one->uses, &one->memory, NULL); /* what could not be, when it was retired */
-        if (is_complete(one))
-            take(of, one);
-    }
+    for (size_t i = 0; i < ARENAS; i++)
+        if (of->arenas[i].retired)
+            read_one(of, of->arenas + i);
+}
+
+/* The next launch may need the room, and would be held back. */
+static bool is_much(const arena *one)
+{
+    return one->expected > one->memory.pages / 4;
+}
+
+/* When the host has waited, the device has nothing to do: what was retired then is read behind the next launches.
+ * Not so where there were none for so long that this may have been the last time. */
+static bool is_due(const pool *of, const arena *one)
+{
+    return is_much(one) || !of->current || of->current->used >= ENOUGH_LAUNCHES ||
+           looking_now_ns() - of->read_ns >= READ_EVERY_NS;
+}
+
+static void read_due(pool *of)
+{
+    for (size_t i = 0; i < ARENAS; i++)
+        if (of->arenas[i].retired && is_due(of, of->arenas + i))
+            read_one(of, of->arenas + i);
 }
 
 /* --- arenas are retired ---------------------------------------------------------------------------- */
@@ -211,26 +236,19 @@ static void wait_for_room(pool *of)
     }
 }
 
-/* When the host has waited, the device has nothing to do: what was retired then is read beside the next launches.
- * Not so where there were none for so long that this may have been the last time, and where it is much: the next
- * launch may need the room, and would be held back. */
-static bool is_read_at_once(const pool *of, const arena *one)
-{
-    return one->expected > one->memory.pages / 4 || looking_now_ns() - of->read_ns >= READ_EVERY_NS;
-}
-
 static void look(pool *of, bool host_waits)
 {
-    read_retired(of);
+    read_due(of);
     of->looked_ns = looking_now_ns();
     of->since_looked = 0;
     if (!of->current || (host_waits && of->current->used)) {
-        const bool at_once = of->current && is_read_at_once(of, of->current);
-        if (retire(of) && at_once)
-            read_retired(of);
+        if (retire(of))
+            read_due(of);
         return;
     }
     int state = filled(of->current);
+    if (state != ROOM)
+        read_retired(of);
     if (state == HALF_FULL)
         retire(of);
     if (state == FULL)
@@ -240,7 +258,7 @@ static void look(pool *of, bool host_waits)
 void pool_look(pool *of, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool early = host_waits && of->current && of->current->used < LOOK_AT_LAUNCHES &&
+    bool early = host_waits && of->current && of->current->used < ENOUGH_LAUNCHES && !is_much(of->current) &&
                  looking_now_ns() - of->looked_ns < LOOK_EVERY_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (early || !looking_begin(0))
