@@ -62,19 +62,6 @@ launch(read(0x100010))
     assert gaps(events) == {}
 
 
-TWO_WAITS = """
-import time
-for blocks in (1, {blocks}):
-    cuda.set_blocks(blocks)
-    launch(write(0x100000))
-    time.sleep(0.03)  # the host is not looked after more often
-    wait()
-cuda.set_blocks(1)
-for _ in range(400):
-    launch(read(0x100000))
-"""
-
-
 def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     """Return where in a trace each launch is, and where what it did is told."""
     ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
@@ -83,10 +70,19 @@ def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     return begins, [ends[events[i].seq] for i in begins]
 
 
-def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_launches(
+def test_what_was_waited_for_soon_after_the_last_time_is_read_behind_the_next_launches(
     library: Path, tmp_path: Path
 ) -> None:
-    begins, ends = begins_and_ends(run(tmp_path, library, TWO_WAITS.format(blocks=1)))
+    program = """
+import time
+for _ in range(2):
+    launch(write(0x100000))
+    time.sleep(0.03)  # the host is not looked after more often
+    wait()
+for _ in range(400):
+    launch(read(0x100000))
+"""
+    begins, ends = begins_and_ends(run(tmp_path, library, program))
     assert begins[0] < ends[0] < begins[1]
     assert begins[60] < ends[1] < begins[-1], "by then the device has something to do"
 
@@ -94,8 +90,14 @@ def test_what_was_waited_for_soon_after_the_last_time_is_read_beside_the_next_la
 def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(
     library: Path, tmp_path: Path
 ) -> None:
-    begins, ends = begins_and_ends(run(tmp_path, library, TWO_WAITS.format(blocks=30_000)))
-    assert begins[1] < ends[1] < begins[2]
+    program = """
+cuda.set_blocks(30_000)
+for _ in range(4):
+    launch(write(0x100000))
+    wait()
+"""
+    begins, ends = begins_and_ends(run(tmp_path, library, program))
+    assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
 def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(
