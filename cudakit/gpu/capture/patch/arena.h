@@ -121,8 +121,8 @@ typedef struct { /* one use of a tensor map */
 #define CK_NO_MAP 0xFFFFu
 #define CK_MAX_MAPS 4096u
 #define CK_MAX_BOXES (1u << 17)
-/* At most half of the keys, and a quarter of the entries, are ever taken: a page whose first entry is another's
- * is found the long way. */
+/* At most half of the keys are ever taken, and a quarter of the entries as long as there are pages: a page whose
+ * first entry is another's is found the long way. */
 #define CK_MAP_KEYS (2 * CK_MAX_MAPS)
 #define CK_BOX_KEYS (2 * CK_MAX_BOXES)
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 2))
