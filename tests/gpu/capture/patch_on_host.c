@@ -26,7 +26,6 @@ CK_INLINE ck_u64 load_shared_truth64(ck_u64 at) { return load64(at); }
 CK_INLINE void store(ck_u64 at, ck_u32 value) { __atomic_store_n(AS(ck_u32, at), value, ORDER); }
 CK_INLINE void store64(ck_u64 at, ck_u64 value) { __atomic_store_n(AS(ck_u64, at), value, ORDER); }
 CK_INLINE ck_entry load_entry(ck_u64 at) { return (ck_entry){load64(at), load64(at + 8)}; }
-CK_INLINE ck_entry load_shared_entry(ck_u64 at) { return load_entry(at); }
 
 static long atomics;
 
@@ -53,11 +52,12 @@ CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
 /* --- warps ------------------------------------------------------------------------------------------ */
 
 /* A lane runs until it says something to its warp; when all do, those that say it at one place of the
- * program are answered together, as if they had run in step. A thread outside of a warp is alone. */
+ * program are answered together, as if they had run in step. Not so lanes that went round a loop more often than
+ * others: nothing makes them meet again. A thread outside of a warp is alone. */
 static __thread struct {
     ucontext_t lane[LANES], warp;
     const void *place[LANES]; /* where in the program it waits; NULL: it is at its end */
-    ck_u32 said[LANES], heard[LANES], together;
+    ck_u32 said[LANES], heard[LANES], rounds[LANES], together;
     int now; /* the lane that runs, from 1 on; 0: no warp */
 } warp;
 
@@ -69,6 +69,14 @@ static ck_u32 say(const void *place, ck_u32 value)
     warp.place[me] = place, warp.said[me] = value;
     swapcontext(&warp.lane[me], &warp.warp);
     return warp.together;
+}
+
+/* What each round of the search for a page begins with. */
+CK_INLINE ck_entry load_shared_entry(ck_u64 at)
+{
+    if (warp.now)
+        warp.rounds[warp.now - 1]++;
+    return load_entry(at);
 }
 
 CK_INLINE ck_u32 lane(void) { return warp.now ? warp.now - 1 : 0; }
@@ -160,6 +168,11 @@ static void run_lane(void)
     warp.place[me] = NULL;
 }
 
+static bool in_step(int one, int other)
+{
+    return warp.place[one] == warp.place[other] && warp.rounds[one] == warp.rounds[other];
+}
+
 static void resume(ck_u32 lanes)
 {
     for (int i = 0; i < LANES; i++)
@@ -184,6 +197,7 @@ void access_together(const together *all)
             warp.lane[i].uc_link = &warp.warp;
             makecontext(&warp.lane[i], run_lane, 0);
             warp.place[i] = run_lane;
+            warp.rounds[i] = 0;
         }
     resume(all->lanes);
     for (;;) {
@@ -191,7 +205,7 @@ void access_together(const together *all)
         for (int i = 0; i < LANES; i++)
             if (all->lanes >> i & 1 && warp.place[i]) {
                 running |= 1u << i;
-                if (warp.place[i] == warp.place[__builtin_ctz(running)])
+                if (in_step(i, __builtin_ctz(running)))
                     some |= 1u << i;
             }
         if (!running)
