@@ -82,9 +82,11 @@ for _ in range(2):
 for _ in range(400):
     launch(read(0x100000))
 """
-    begins, ends = begins_and_ends(run(tmp_path, library, program))
+    begins, ends = begins_and_ends(events := run(tmp_path, library, program))
     assert begins[0] < ends[0] < begins[1]
-    assert begins[60] < ends[1] < begins[-1], "by then the device has something to do"
+    # A slow machine reads it since the last time is 100 ms ago, where somebody looks: after 64 launches.
+    in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
+    assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
 
 
 def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(

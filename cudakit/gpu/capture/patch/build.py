@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 _TEXT_FOR = "compute_75"
 # The last version in which threads of a warp can speak to each other without gathering first: "shfl" without
 # ".sync" (PTX ISA, "Data Movement and Conversion Instructions: shfl (deprecated)"); see primitives.h.
-_TEXT_VERSION = b"6.3"
+_TEXT_VERSION = "6.3"
 _OPTIONS = (
     f"--gpu-architecture={_TEXT_FOR}",
     "-rdc=true",
@@ -89,7 +89,7 @@ def _assembled(
 def _key(
     compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
 ) -> str:
-    tools = f"NVRTC {_dotted(compiler)} ptxas {_dotted(assembler.version)} -astoolspatch"
+    tools = f"NVRTC {_dotted(compiler)} PTX {_TEXT_VERSION} ptxas {_dotted(assembler.version)} -astoolspatch"
     text = "\0".join(text for _, text in _sources())
     return cache_key(tools, f"sm_{number}", (*_OPTIONS, *options), text)
 
@@ -107,4 +107,5 @@ def _ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
     (name, source), *headers = _sources()
     asked = (*_OPTIONS, *options)
     text = nvrtc.compile(source, "PTX", asked, name=name, headers=dict(headers)).rstrip(b"\0")
-    return re.sub(rb"(?m)^\.version .*$", b".version " + _TEXT_VERSION, text, count=1)
+    version = f".version {_TEXT_VERSION}".encode()
+    return re.sub(rb"(?m)^\.version .*$", version, text, count=1)
