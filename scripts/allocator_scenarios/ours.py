@@ -12,12 +12,12 @@ from allocator_scenarios.ours_pools import OursPools
 from allocator_scenarios.placed import Placed
 from allocator_scenarios.subject import DEFAULT
 from allocator_scenarios.work import Work, WorkInMemory
-from cudakit.allocator_config.parser import parse_config
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.upstream import Upstream
 from cudakit.errors import InputError
+from cudakit.torch_rules.settings import parse_config
 
 
 class Ours(OursPools):
