@@ -11,7 +11,6 @@ from allocator_scenarios.canonical import Addresses
 from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import InMemory, Placed
-from cudakit.allocator_config.parser import parse_config
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.checkpoint import PoolState
 from cudakit.core.memory.allocator.invalid import InvalidPointer
@@ -19,6 +18,7 @@ from cudakit.core.memory.allocator.mempool import GraphMemory, MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.upstream import Upstream
 from cudakit.errors import InputError
+from cudakit.torch_rules.settings import parse_config
 
 
 class Calls:

@@ -10,10 +10,10 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import blocks, changes, current, segments
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.errors import Unsupported
+from cudakit.torch_rules.settings import Settings
 
 FREE, LIVE = "inactive", "active_allocated"
 

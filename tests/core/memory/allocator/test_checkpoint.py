@@ -9,11 +9,11 @@ import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.private import PoolError
+from cudakit.torch_rules.settings import Settings
 
 
 def in_pool(allocator: CachingAllocator, pool: MemPool, *sizes: int) -> list[int]:

@@ -26,13 +26,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.guard import Reentered
 from cudakit.core.memory.allocator.pools import MOST_IN_PART
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import LEGACY, PER_THREAD
+from cudakit.torch_rules.settings import Settings
 
 pytest.importorskip("cudakit.core.memory.allocator._hot", reason="was not built")
 

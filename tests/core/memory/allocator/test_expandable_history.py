@@ -13,13 +13,13 @@ from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import actions
 from core.memory.allocator.work import Work
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, replay
 from cudakit.core.memory.replay.mapped import mapped_at
 from cudakit.core.memory.snapshot import Snapshot
+from cudakit.torch_rules.settings import Settings
 
 EXPANDING = Settings(expandable_segments=True)
 PAGE = 20 * MIB

@@ -13,11 +13,11 @@ from core.memory.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.errors import InputError
+from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)
 # Of these every request has a block of exactly its rounded size, wherever it comes from.

@@ -11,10 +11,10 @@ from core.memory.allocator.device import GIB, MIB, Device
 from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import blocks, changes, segments
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.oom_report import OomReport
+from cudakit.torch_rules.settings import Settings
 
 
 def limited(total: int, **more: object) -> CachingAllocator:

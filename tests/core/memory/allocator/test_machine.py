@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)
 EDGES = (1, 512, 513, MIB, MIB + 1, 9 * MIB, 10 * MIB - 512, 10 * MIB, 19 * MIB)

@@ -19,12 +19,12 @@ from core.memory.whatif.recordings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.reserved import whole_segments
 from cudakit.core.memory.whatif import WhatIfSpec, what_if
 from cudakit.core.memory.whatif.play import Played, play
 from cudakit.core.memory.whatif.program import program_of
+from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)
 

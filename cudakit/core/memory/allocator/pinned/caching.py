@@ -6,7 +6,6 @@ import weakref
 from contextlib import suppress
 from operator import index
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.background import Background
@@ -21,6 +20,7 @@ from cudakit.core.memory.allocator.tracing import ALLOC, Level, Recorder, gather
 from cudakit.core.memory.allocator.upstream import stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.settings import Settings
 
 
 class CachingHostAllocator(HostObserved):

@@ -6,7 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
 from cudakit.core.memory.allocator.sizes import (
     MIB,
@@ -15,6 +14,7 @@ from cudakit.core.memory.allocator.sizes import (
     SMALL_SEGMENT,
     SMALLEST_BLOCK,
 )
+from cudakit.torch_rules.settings import Settings
 
 _Row: TypeAlias = list[tuple[int, int, HostBlock]]  # by size and address
 
