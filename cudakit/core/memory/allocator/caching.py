@@ -19,16 +19,16 @@ from cudakit.core.memory.allocator.peers import WithPeers
 from cudakit.core.memory.allocator.pooled import id_of
 from cudakit.core.memory.allocator.pools import Pool, PoolId
 from cudakit.core.memory.allocator.sharing import Sharing
-from cudakit.core.memory.allocator.sizes import (
-    UNLIMITED,
-    segment_size,
-)
 from cudakit.core.memory.allocator.tracing import OOM, Level, gather
 from cudakit.core.memory.allocator.trimmed import Trimmed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.settings import Recorded, Settings
+from cudakit.torch_rules.sizes import (
+    UNLIMITED,
+    segment_size,
+)
 
 
 class CachingAllocator(Checkpointed, Trimmed, WithAddresses, WithPeers, Sharing, HotPath):

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
-from cudakit.core.memory.allocator.sizes import (
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import (
     MIB,
     MOST_SMALL,
     SEGMENT_STEP,
     SMALL_SEGMENT,
     SMALLEST_BLOCK,
 )
-from cudakit.torch_rules.settings import Settings
 
 _Row: TypeAlias = list[tuple[int, int, HostBlock]]  # by size and address
 
