@@ -16,13 +16,13 @@ import cudakit
 ANYTHING = frozenset({""})
 
 # What any feature may import; never another feature, never a renderer.
-FEATURE = {"allocator_config", "gpu.api", "kernels", "trace", "document", "units", "errors"}
+FEATURE = {"torch_rules", "gpu.api", "kernels", "trace", "document", "units", "errors"}
 
 # A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
 ROOMS = {
     "units": frozenset(),
     "errors": frozenset(),
-    "allocator_config": {"errors"},
+    "torch_rules": {"units", "errors"},
     "document": {"units", "errors"},
     "trace": {"units", "errors"},
     "gpu": {"trace", "units", "errors"},
@@ -35,8 +35,8 @@ ROOMS = {
     "run": {"gpu.capture", "trace", "errors"},
     "run.agent": frozenset(),
     "render": {"document", "units", "errors"},
-    "api": {"core", "gpu", "run", "trace", "document", "allocator_config", "errors"},
-    "pytest_plugin": {"core", "gpu", "run", "trace", "document", "allocator_config", "errors"},
+    "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
+    "pytest_plugin": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "cli": ANYTHING,
     "__init__": {"api", "errors"},
     "__main__": {"cli"},

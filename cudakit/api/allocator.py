@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 _FRONT_CACHE = 64
 
 if TYPE_CHECKING:
-    from cudakit.allocator_config.settings import Settings
     from cudakit.core.memory.allocator.mempool import GraphMemory as GraphMemory
     from cudakit.core.memory.allocator.mempool import MemPool as MemPool
     from cudakit.core.memory.allocator.oom import OutOfMemory as OutOfMemory
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.allocator import Allocator
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
+    from cudakit.torch_rules.settings import Settings
 
     class CachingAllocator(OpenedAllocator):
         """Declared here for checkers of types; see ``_caching_allocator``."""
@@ -208,7 +208,7 @@ def _new_allocator(
 def _settings(text: str | None) -> Settings:
     import os
 
-    from cudakit.allocator_config.parser import effective, parse_config
+    from cudakit.torch_rules.settings import effective, parse_config
 
     return effective(os.environ) if text is None else parse_config(text, variable="settings")
 

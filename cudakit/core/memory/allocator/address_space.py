@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudakit.allocator_config.rules import is_class_name
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.observed import Observed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
 from cudakit.errors import UsageError
+from cudakit.torch_rules.setting_rules import is_class_name
+from cudakit.torch_rules.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

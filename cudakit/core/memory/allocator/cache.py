@@ -11,8 +11,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cudakit.allocator_config.settings import Settings
-from cudakit.core.memory.allocator import sizes
 from cudakit.core.memory.allocator.block import Block, Segment, Segments, Trail
 from cudakit.core.memory.allocator.expandable import Expandable, virtual_memory
 from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
@@ -28,6 +26,8 @@ from cudakit.core.memory.allocator.tracing import (
 )
 from cudakit.core.memory.allocator.upstream import Upstream
 from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules import sizes
+from cudakit.torch_rules.settings import Settings
 
 # CUDA_ERROR_OUT_OF_MEMORY (CUDA Driver API, CUresult).
 OUT_OF_MEMORY = 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cudakit.allocator_config.settings import Recorded, Settings
 from cudakit.core.memory.allocator import oom, release
 from cudakit.core.memory.allocator.address_space import WithAddresses
 from cudakit.core.memory.allocator.block import Block, Trail
@@ -20,15 +19,16 @@ from cudakit.core.memory.allocator.peers import WithPeers
 from cudakit.core.memory.allocator.pooled import id_of
 from cudakit.core.memory.allocator.pools import Pool, PoolId
 from cudakit.core.memory.allocator.sharing import Sharing
-from cudakit.core.memory.allocator.sizes import (
-    UNLIMITED,
-    segment_size,
-)
 from cudakit.core.memory.allocator.tracing import OOM, Level, gather
 from cudakit.core.memory.allocator.trimmed import Trimmed
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.settings import Recorded, Settings
+from cudakit.torch_rules.sizes import (
+    UNLIMITED,
+    segment_size,
+)
 
 
 class CachingAllocator(Checkpointed, Trimmed, WithAddresses, WithPeers, Sharing, HotPath):

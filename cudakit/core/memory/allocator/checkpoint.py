@@ -15,8 +15,8 @@ from cudakit.core.memory.allocator.block import Block, Segment, Trail
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.pools import Pool, PoolId
 from cudakit.core.memory.allocator.private import PoolError
-from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.sizes import UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)

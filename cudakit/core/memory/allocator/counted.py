@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.entrance import Entrance
 from cudakit.core.memory.allocator.fragmentation import Fragmentation, fragmentation_of
 from cudakit.core.memory.allocator.invalid import InvalidFree, InvalidPointer, reason_for
 from cudakit.core.memory.allocator.upstream import Upstream
+from cudakit.torch_rules.settings import Settings
 
 _MOST_INVALID_FREES = 1000
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.events import Uses
@@ -15,6 +14,7 @@ from cudakit.core.memory.allocator.guard import Guard
 from cudakit.core.memory.allocator.tracing import FREE_REQUESTED, Level, Recorder
 from cudakit.core.memory.allocator.upstream import Upstream, stream_number
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 
 class Entrance:

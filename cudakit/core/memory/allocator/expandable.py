@@ -11,16 +11,16 @@ from heapq import merge
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from cudakit.allocator_config.reserve import FULL_RESERVE, Reserve
 from cudakit.core.memory.allocator.block import Block, Trail
 from cudakit.core.memory.allocator.growing import Growing, Unmapped, room_of
 from cudakit.core.memory.allocator.mapping import Reservation
 from cudakit.core.memory.allocator.pages import VirtualMemory
 from cudakit.core.memory.allocator.pools import Entry, Pool
-from cudakit.core.memory.allocator.sizes import SMALL_SEGMENT, SMALLEST_BLOCK
 from cudakit.core.memory.allocator.tracing import SEGMENT_MAP, SEGMENT_UNMAP
 from cudakit.core.memory.allocator.upstream import Paged, Upstream
 from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules.setting_rules import FULL_RESERVE, Reserve
+from cudakit.torch_rules.sizes import SMALL_SEGMENT, SMALLEST_BLOCK
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:

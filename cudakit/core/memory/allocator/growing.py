@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.pools import FreeBlocks, Pool
-from cudakit.core.memory.allocator.sizes import SMALLEST_BLOCK
 from cudakit.core.memory.allocator.tally import Tally
+from cudakit.torch_rules.sizes import SMALLEST_BLOCK
 
 if TYPE_CHECKING:
     from cudakit.core.memory.allocator.mapping import Reservation

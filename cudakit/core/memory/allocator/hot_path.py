@@ -18,14 +18,14 @@ from cudakit.core.memory.allocator.entrance import Entrance
 from cudakit.core.memory.allocator.ledger import ABOVE_PEAK
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.pools import FreeBlocks, Pool, Pools
-from cudakit.core.memory.allocator.sizes import (
+from cudakit.core.memory.allocator.tracing import Level, gather
+from cudakit.core.memory.allocator.upstream import DEFAULT_STREAM, stream_number
+from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
+from cudakit.torch_rules.sizes import (
     MOST_SMALL,
     TOO_MANY_BYTES,
     rounded,
 )
-from cudakit.core.memory.allocator.tracing import Level, gather
-from cudakit.core.memory.allocator.upstream import DEFAULT_STREAM, stream_number
-from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
 
 _OF_FREES = int(Level.ALL)
 

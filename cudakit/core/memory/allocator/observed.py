@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.monitors import Callback, Direction, Held, Monitor, Monitors
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.oom_report import OomReport
@@ -12,6 +11,7 @@ from cudakit.core.memory.allocator.recorded import Recorded
 from cudakit.core.memory.allocator.saving import Saver
 from cudakit.core.memory.allocator.upstream import Upstream
 from cudakit.core.memory.allocator.witnesses import Asker, Observer, Witnesses
+from cudakit.torch_rules.settings import Settings
 
 
 class Observed(Recorded):

@@ -10,7 +10,7 @@ from cudakit.core.memory.allocator.fragmentation import Silo
 from cudakit.core.memory.allocator.oom_report import OomReport
 from cudakit.core.memory.allocator.oom_words import process_bytes
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL
-from cudakit.core.memory.allocator.sizes import SEGMENT_STEP
+from cudakit.torch_rules.sizes import SEGMENT_STEP
 from cudakit.units import format_bytes
 
 _MIB = 1 << 20

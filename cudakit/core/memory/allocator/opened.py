@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.hot_path import Alloc, Free
 from cudakit.core.memory.allocator.mempool import GraphMemory, HeldPool
@@ -20,6 +19,7 @@ from cudakit.core.memory.allocator.reuse import CaptureGraph
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
+from cudakit.torch_rules.settings import Settings
 
 # What reaches other processes and devices, and is refused as memory is.
 _OF_OTHERS = ("share", "ipc_handle", "open_shared", "enable_peer_access")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.metric import Metric
-from cudakit.core.memory.allocator.sizes import MIB, SMALLEST_BLOCK
 from cudakit.core.memory.allocator.tally import Tally
+from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK
 
 if TYPE_CHECKING:
     from cudakit.core.memory.allocator.private import SegmentSource

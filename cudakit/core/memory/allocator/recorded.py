@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from cudakit.allocator_config.settings import Recorded as Setting
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator import saving, snapshot
 from cudakit.core.memory.allocator.counted import Counted
 from cudakit.core.memory.allocator.invalid import InvalidPointer, reason_for
 from cudakit.core.memory.allocator.tracing import Context, History, Stage, gather
 from cudakit.core.memory.allocator.upstream import Upstream
+from cudakit.torch_rules.settings import Recorded as Setting
+from cudakit.torch_rules.settings import Settings
 
 
 class HasSnapshot(Protocol):

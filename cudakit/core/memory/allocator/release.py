@@ -14,7 +14,7 @@ from cudakit.core.memory.allocator.cache import Cache, Request
 from cudakit.core.memory.allocator.events import Uses
 from cudakit.core.memory.allocator.pools import Pool
 from cudakit.core.memory.allocator.private import PrivatePool
-from cudakit.core.memory.allocator.sizes import UNLIMITED
+from cudakit.torch_rules.sizes import UNLIMITED
 
 
 def empty_cache(cache: Cache, uses: Uses, stack: Trail | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Block
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.growing import Growing
@@ -15,6 +14,7 @@ from cudakit.core.memory.allocator.upstream import Shareable, Upstream
 from cudakit.errors import CudakitError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.sharing import IpcHandle
+from cudakit.torch_rules.settings import Settings
 
 
 class Sharing(Observed):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudakit.allocator_config.settings import Recorded
 from cudakit.core.memory.allocator.block import Block, Segment
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.stacks import Stacks
 from cudakit.core.memory.allocator.tracing import OOM, SNAPSHOT, Mark, Recorder, TraceEvent
+from cudakit.torch_rules.settings import Recorded
 
 
 def take(

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from cudakit.core.memory.allocator.ledger import ALL, LARGE, METRICS, SMALL, Ledger
 from cudakit.core.memory.allocator.metric import Metric
 from cudakit.core.memory.allocator.pools import PoolId
-from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tally import ACTIVE, FLAT, PENDING, Peaks, Tally
+from cudakit.torch_rules.sizes import UNLIMITED
 
 _SCALARS = (
     "num_alloc_retries",

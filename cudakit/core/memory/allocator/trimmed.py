@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from cudakit.allocator_config.settings import Recorded
 from cudakit.core.memory.allocator.block import Segment
 from cudakit.core.memory.allocator.cache import Cache
 from cudakit.core.memory.allocator.observed import Observed
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL
 from cudakit.errors import CudaError, UsageError
+from cudakit.torch_rules.settings import Recorded
 
 
 class Trimmed(Observed):

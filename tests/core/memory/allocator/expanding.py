@@ -8,8 +8,8 @@ from typing import Any
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
+from cudakit.torch_rules.settings import Settings
 
 LIVE, FREE = "active_allocated", "inactive"
 PAGE = 20 * MIB

@@ -9,13 +9,13 @@ from core.memory.allocator.virtual_device import VirtualDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.parser import parse_config
-from cudakit.allocator_config.reserve import Reserve
 from cudakit.core.memory.allocator.address_space import AddressSpace
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY
+from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.settings import parse_config
 
 BY_CLASS = (("serving", Reserve(value=0.25)), ("tiny", Reserve(value=1.0, unit="GiB")))
 

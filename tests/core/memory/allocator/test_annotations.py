@@ -10,12 +10,12 @@ from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.pinned.host import Host
 from core.memory.allocator.watching import actions
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, Action, BlockState, Snapshot
+from cudakit.torch_rules.settings import Settings
 
 
 def test_a_text_on_a_live_allocation_is_in_the_trace(allocator: CachingAllocator) -> None:

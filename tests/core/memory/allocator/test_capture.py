@@ -10,12 +10,12 @@ from core.memory.allocator.captured import Graph
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import changes, current
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import GraphMemory, MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.private import PoolError
 from cudakit.errors import CudaError, UsageError
+from cudakit.torch_rules.settings import Settings
 
 SIZE = 30 * MIB
 REUSE = Settings(graph_capture_record_stream_reuse=True)

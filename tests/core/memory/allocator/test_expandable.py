@@ -10,9 +10,9 @@ from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import blocks, changes, current, segments
 from core.memory.allocator.work import Work
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.errors import Unsupported
+from cudakit.torch_rules.settings import Settings
 
 # Growing.
 

@@ -9,9 +9,9 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB
 from core.memory.allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 160 * MIB
 EXPANDING = Settings(expandable_segments=True)

@@ -13,13 +13,13 @@ from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import actions
 from core.memory.allocator.work import Work
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, replay
 from cudakit.core.memory.replay.mapped import mapped_at
 from cudakit.core.memory.snapshot import Snapshot
+from cudakit.torch_rules.settings import Settings
 
 EXPANDING = Settings(expandable_segments=True)
 PAGE = 20 * MIB
@@ -151,7 +151,7 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
 def test_47_a_long_run_with_expandable_and_plain_segments_is_replayed(
     allocator: CachingAllocator, tmp_path: Path, seed: int
 ) -> None:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     live: list[int] = []
     allocator.record_history(context=None)
     for step in range(400):

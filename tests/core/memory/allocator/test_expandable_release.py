@@ -9,10 +9,10 @@ from core.memory.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, s
 from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import blocks, changes, current, segments
 
-from cudakit.allocator_config.reserve import Reserve
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.settings import Settings
 
 # Running out.
 

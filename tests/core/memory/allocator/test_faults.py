@@ -8,9 +8,9 @@ import pytest
 from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 128 * MIB
 SETTINGS = (

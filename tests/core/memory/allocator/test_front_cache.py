@@ -13,11 +13,11 @@ from core.memory.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.errors import InputError
+from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)
 # Of these every request has a block of exactly its rounded size, wherever it comes from.
@@ -131,7 +131,7 @@ TestWithAndWithout = WithAndWithout.TestCase
 
 
 def test_a_long_run_has_the_numbers_that_it_has_without() -> None:
-    beside, rng = BesidePlain(), random.Random(5)  # noqa: S311
+    beside, rng = BesidePlain(), random.Random(5)
     live: list[tuple[int, int]] = []
     for step in range(4000):
         if live and rng.random() < 0.5:
@@ -433,7 +433,7 @@ def test_threads_share_it() -> None:
     live: set[int] = set()
 
     def churn(seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         own: list[int] = []
         try:
             for step in range(1500):

@@ -12,7 +12,6 @@ from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import actions
 from core.memory.allocator.work import Work
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
@@ -20,6 +19,7 @@ from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Inconsistencies, replay
 from cudakit.core.memory.snapshot import Action, BlockState, Snapshot
 from cudakit.errors import UsageError
+from cudakit.torch_rules.settings import Settings
 
 SIZE = 311 * 411 * 4
 

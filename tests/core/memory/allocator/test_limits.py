@@ -11,10 +11,10 @@ from core.memory.allocator.device import GIB, MIB, Device
 from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import blocks, changes, segments
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.oom_report import OomReport
+from cudakit.torch_rules.settings import Settings
 
 
 def limited(total: int, **more: object) -> CachingAllocator:
@@ -77,7 +77,7 @@ def test_15_a_fraction_that_is_none_is_refused(
         allocator.set_memory_fraction(fraction)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])  # noqa: S311
+@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])
 def test_15_a_fraction_is_read_as_it_was_set(allocator: CachingAllocator, fraction: float) -> None:
     allocator.set_memory_fraction(fraction)
 

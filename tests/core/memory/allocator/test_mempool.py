@@ -12,11 +12,11 @@ from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.virtual_device import VirtualDevice
 from core.memory.allocator.watching import current
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.allocator.private import PoolError
+from cudakit.torch_rules.settings import Settings
 
 ELSEWHERE = 0x6F00_0000_0000
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.opened import OpenedAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
 
 
 def opened(sim: Sim, *, owned: bool = True) -> OpenedAllocator:
@@ -99,7 +99,7 @@ def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
 HEAD = """
 import os
 from cudakit.core.memory.allocator.opened import OpenedAllocator
-from cudakit.allocator_config.settings import Settings
+from cudakit.torch_rules.settings import Settings
 from cudakit.gpu.sim import Sim
 allocator = OpenedAllocator(Sim(), Settings())
 ptr = allocator.alloc(1000)

@@ -10,11 +10,11 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB
 from core.memory.allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.pages import PagesOfGpu
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 PAGE = 2 * MIB
 

@@ -9,12 +9,12 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 256 * MIB
 PAGE = 20 * MIB

@@ -11,10 +11,10 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 96 * MIB
 SETTINGS = (Settings(), Settings(expandable_segments=True), Settings(max_split_size_bytes=20 * MIB))

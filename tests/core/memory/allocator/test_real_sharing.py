@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 
 import cudakit
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import CudaError, EnvironmentUnusable, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
+from cudakit.torch_rules.settings import Settings
 
 pytestmark = pytest.mark.gpu
 

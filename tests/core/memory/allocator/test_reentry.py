@@ -11,11 +11,11 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB, Device
 from core.memory.allocator.watching import actions, current
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.guard import Reentered
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.torch_rules.settings import Settings
 
 CALLS = ("malloc", "free", "event", "record", "query_event", "sync_event", "memory_info")
 
@@ -149,7 +149,7 @@ def test_threads_allocate_and_free_side_by_side() -> None:
     failures: list[Exception] = []
 
     def churn(seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         live: list[int] = []
         try:
             for _ in range(400):

@@ -11,13 +11,13 @@ from core.memory.allocator import law
 from core.memory.allocator.device import MIB
 from core.memory.allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.opened_memory import OpenedMemory
 from cudakit.core.memory.allocator.shared import SharedMemory
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.errors import CudaError
 from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 128 * MIB
 PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from core.memory.allocator.device import MIB
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.opened_memory import OpenedMemory
 from cudakit.core.memory.allocator.upstream import OfGpu
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 256 * MIB
 PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)

@@ -13,12 +13,12 @@ from core.memory.allocator.test_machine import SIZES, STREAMS
 from core.memory.allocator.virtual_device import VirtualDevice
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import pickled, schema
 from cudakit.core.memory.snapshot import Snapshot
+from cudakit.torch_rules.settings import Settings
 
 GIB = 1024 * MIB
 

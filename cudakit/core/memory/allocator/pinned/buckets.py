@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
-from cudakit.core.memory.allocator.sizes import UNLIMITED
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import UNLIMITED
 
 # Of what is not rounded to a power of two (CachingHostAllocator.cpp of PyTorch 2.13, kHostAlignment).
 ALIGNMENT = 512

@@ -6,7 +6,6 @@ import weakref
 from contextlib import suppress
 from operator import index
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.background import Background
@@ -16,11 +15,12 @@ from cudakit.core.memory.allocator.pinned.observed import HostObserved
 from cudakit.core.memory.allocator.pinned.pools import Holders, HostPool, NoHolders
 from cudakit.core.memory.allocator.pinned.refused import out_of_pinned_memory
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
-from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tracing import ALLOC, Level, Recorder, gather
 from cudakit.core.memory.allocator.upstream import stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import UNLIMITED
 
 
 class CachingHostAllocator(HostObserved):

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.guard import Guard
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock
@@ -18,10 +17,11 @@ from cudakit.core.memory.allocator.pinned.supply import Supply
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream
 from cudakit.core.memory.allocator.pinned.waiting import Waiting
 from cudakit.core.memory.allocator.pools import PoolId
-from cudakit.core.memory.allocator.sizes import UNLIMITED
 from cudakit.core.memory.allocator.tracing import FREE_COMPLETED, FREE_REQUESTED, Level, Recorder
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import UNLIMITED
 
 
 class HostEntrance:

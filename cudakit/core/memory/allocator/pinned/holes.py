@@ -6,9 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
-from cudakit.core.memory.allocator.sizes import (
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import (
     MIB,
     MOST_SMALL,
     SEGMENT_STEP,

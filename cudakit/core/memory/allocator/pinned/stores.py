@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment, Kind
+from cudakit.torch_rules.settings import Settings
 
 
 class Store(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.block import Trail
 from cudakit.core.memory.allocator.pinned.blocks import HostBlock, HostSegment
 from cudakit.core.memory.allocator.pinned.pools import HostPool
@@ -13,6 +12,7 @@ from cudakit.core.memory.allocator.pinned.statistics import HostStatistics
 from cudakit.core.memory.allocator.pinned.upstream import HostUpstream, Registering
 from cudakit.core.memory.allocator.tracing import SEGMENT_ALLOC, SEGMENT_FREE, Recorder
 from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules.settings import Settings
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY (CUDA Driver API, CUresult)
 

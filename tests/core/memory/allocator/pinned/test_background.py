@@ -9,9 +9,9 @@ from time import monotonic, sleep
 from core.memory.allocator.device import MIB
 from core.memory.allocator.pinned.host import Host
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.background import Background
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
+from cudakit.torch_rules.settings import Settings
 
 IN_BACKGROUND = Settings(pinned_use_background_threads=True)
 

@@ -7,11 +7,11 @@ import pytest
 from core.memory.allocator.device import GIB, MIB
 from core.memory.allocator.pinned.host import Host
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.invalid import InvalidPointer
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.refused import OutOfPinnedMemory
 from cudakit.errors import Unsupported
+from cudakit.torch_rules.settings import Settings
 
 KIB = 1024
 

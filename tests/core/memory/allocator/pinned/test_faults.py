@@ -7,9 +7,9 @@ from core.memory.allocator.device import MIB
 from core.memory.allocator.pinned import law
 from core.memory.allocator.pinned.host import Host
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 CAPACITY = 32 * MIB
 SETTINGS = (

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.refused import OutOfPinnedMemory
+from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)
 CAPACITY = 128 * MIB

@@ -12,12 +12,12 @@ from core.memory.allocator.pinned.host import Host
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.caching import CachingAllocator
 from cudakit.core.memory.allocator.mempool import MemPool
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pools import DEFAULT_POOL, PoolId
 from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
 
 SIDE = 11
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from core.memory.allocator.device import MIB
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.upstream import PinnedOfGpu
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
 
 REGISTERED = Settings(pinned_use_cuda_host_register=True, pinned_num_register_threads=4)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from core.memory.allocator.device import MIB
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.allocator.opened import OpenedAllocator
 from cudakit.core.memory.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.memory.allocator.pinned.upstream import PinnedOfGpu
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
+from cudakit.torch_rules.settings import Settings
 
 PROGRAM = (
     *(("alloc", "a", 3 * MIB), ("alloc", "b", 100), ("alloc", "c", 4 * MIB), ("free", "a", 0)),

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_config.all_settings import settings as all_settings
 from hypothesis import given
+from torch_rules.all_settings import settings as all_settings
 
-from cudakit.allocator_config.keys import KEYS
-from cudakit.allocator_config.parser import parse_config
-from cudakit.allocator_config.reserve import Reserve
-from cudakit.allocator_config.rules import MIB, RULES, SettingRefused
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.load.settings import plain_settings
 from cudakit.errors import InputError
+from cudakit.torch_rules.setting_keys import KEYS
+from cudakit.torch_rules.setting_rules import MIB, RULES, Reserve, SettingRefused
+from cudakit.torch_rules.settings import Settings, parse_config
 
 DATA = Path(__file__).parents[1] / "data"
 

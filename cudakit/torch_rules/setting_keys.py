@@ -1,20 +1,24 @@
-"""How the values of a configuration are read and written, one pair of functions for each kind."""
+"""The keys of a configuration: the setting of each, and how its value is read and written."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
 
-from cudakit.allocator_config.reserve import Reserve
-from cudakit.allocator_config.rules import (
+from cudakit.errors import InputError
+from cudakit.torch_rules.setting_rules import (
     BACKENDS,
     DIVISION_SLOTS,
     LARGEST_MIB,
     MIB,
+    Reserve,
     is_power_of_two,
 )
-from cudakit.allocator_config.text import Entry, Piece
-from cudakit.errors import InputError
+from cudakit.torch_rules.setting_text import Entry, Piece
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads no number of 5000 digits
 _SHORT = re.compile(r"\+?[0-9]{1,40}")
@@ -209,3 +213,74 @@ def _reserve(entry: Entry, piece: Piece) -> Reserve:
         return Reserve(value=float(number), unit="GiB" if absolute else "share")
     except InputError:
         raise entry.takes(_RESERVE, piece) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of PyTorch's configuration."""
+
+    field: str  # of Settings
+    read: Callable[[Entry], Any]
+    write: Callable[[Any], str]
+    native: bool = True  # does nothing beside another backend
+
+
+def _switch(field: str, *, native: bool = True) -> Key:
+    return Key(field, read_switch, write_switch, native)
+
+
+def _size(field: str, *, native: bool = True) -> Key:
+    return Key(field, read_size, write_size, native)
+
+
+# The keys of PyTorch 2.15 (AcceleratorAllocatorConfig::getKeys, CUDAAllocatorConfig::getKeys).
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {
+        "backend": Key("backend", read_backend, write_word, native=False),
+        "expandable_segments": _switch("expandable_segments"),
+        "expandable_segments_reserve": Key(
+            "expandable_segments_reserve", read_reserve, write_reserve
+        ),
+        "expandable_segments_reserve_by_class": Key(
+            "expandable_segments_reserve_by_class", read_reserves, write_reserves
+        ),
+        "garbage_collection_threshold": Key(
+            "garbage_collection_threshold", read_threshold, write_number
+        ),
+        "graph_capture_record_stream_reuse": _switch("graph_capture_record_stream_reuse"),
+        "large_segment_size_mb": _size("large_segment_size_bytes"),
+        "max_non_split_rounding_mb": _size("max_non_split_rounding_bytes"),
+        "max_split_size_mb": _size("max_split_size_bytes"),
+        "per_process_memory_fraction": Key("memory_fraction", read_number, write_number),
+        "pinned_free_catch_all": _switch("pinned_free_catch_all", native=False),
+        "pinned_max_cached_size_mb": _size("pinned_max_cached_size_bytes", native=False),
+        "pinned_max_round_threshold_mb": _size("pinned_max_round_threshold_bytes", native=False),
+        "pinned_num_register_threads": Key(
+            "pinned_num_register_threads", read_count, write_count, native=False
+        ),
+        "pinned_reserve_segment_size_mb": Key(
+            "pinned_reserve_segment_size_bytes",
+            read_size_above_0,
+            write_size,
+            native=False,
+        ),
+        "pinned_use_background_threads": _switch("pinned_use_background_threads", native=False),
+        "pinned_use_cuda_host_register": _switch("pinned_use_cuda_host_register", native=False),
+        "release_lock_on_cudamalloc": _switch("release_lock_on_cudamalloc"),
+        "roundup_power2_divisions": Key(
+            "roundup_power2_divisions", read_divisions, write_divisions
+        ),
+        "throw_on_cudamalloc_oom": _switch("throw_on_cudamalloc_oom"),
+    }
+)
+
+# Other spellings that PyTorch takes on every device (CUDAAllocatorConfig::parseArgs).
+SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
+        "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
+    }
+)
+
+# What PyTorch once took and now refuses.
+DROPPED = frozenset({"roundup_bypass_threshold_mb"})

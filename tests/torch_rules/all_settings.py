@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.keys import KEYS
-from cudakit.allocator_config.reserve import FULL_RESERVE, Reserve
-from cudakit.allocator_config.rules import LARGEST_MIB, MIB
-from cudakit.allocator_config.settings import Settings
+from cudakit.torch_rules.setting_keys import KEYS
+from cudakit.torch_rules.setting_rules import FULL_RESERVE, LARGEST_MIB, MIB, Reserve
+from cudakit.torch_rules.settings import Settings
 
 NATIVE = frozenset(key.field for key in KEYS.values() if key.native)
 

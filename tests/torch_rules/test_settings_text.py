@@ -4,16 +4,14 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from allocator_config.all_settings import settings as all_settings
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch_rules.all_settings import settings as all_settings
 
-from cudakit.allocator_config.keys import KEYS
-from cudakit.allocator_config.parser import SettingsWarning, effective, parse_config
-from cudakit.allocator_config.reserve import Reserve
-from cudakit.allocator_config.rules import MIB
-from cudakit.allocator_config.settings import Settings
 from cudakit.errors import InputError
+from cudakit.torch_rules.setting_keys import KEYS
+from cudakit.torch_rules.setting_rules import MIB, Reserve
+from cudakit.torch_rules.settings import Settings, SettingsWarning, effective, parse_config
 
 CUDA, NEUTRAL, OURS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDAKIT_ALLOC_CONF"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from cudakit.core.memory.allocator.sizes import (
+from cudakit.torch_rules.sizes import (
     MIB,
     division_of,
     rounded,
