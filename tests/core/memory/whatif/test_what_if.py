@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core.memory import builders
-from core.memory.allocator.device import MIB
+from core.allocator.device import MIB
 from core.memory.strategies import LAW, garbage, recordings
 from core.memory.whatif.recordings import GIB, Program, read
 from hypothesis import given
