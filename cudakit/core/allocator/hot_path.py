@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Protocol
 
 from cudakit.core.allocator.block import Block, Trail
 from cudakit.core.allocator.entrance import Entrance
 from cudakit.core.allocator.ledger import ABOVE_PEAK
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.pools import FreeBlocks, Pool, Pools
+from cudakit.core.allocator.pools import Pool, Pools
 from cudakit.core.allocator.tracing import Level, gather
 from cudakit.core.allocator.upstream import DEFAULT_STREAM, stream_number
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
@@ -53,18 +52,9 @@ class Free(Protocol):
 class HotPath(Entrance):
     """What makes the two calls, and what they call when things are not as usual."""
 
-    def _make_calls(self, *, compiled: bool | None = None) -> tuple[Alloc, Free]:
-        """Return both calls, by default those in C (``hot/``) where they were built.
-
-        Those do what is usual, to the same objects and by the same rules, and call those in Python for all
-        else. ``compiled`` chooses; True raises ImportError where they were not built.
-        """
-        calls = self._make_alloc(), self._make_free()
-        native = None if compiled is False else _native(required=compiled is True)
-        if native is None:
-            return calls
-        places = self._cache, self._front, self._guard, self._late, self._live, self._unusual
-        return native(*calls, *places, Block(0, 0, FreeBlocks(self._cache.default.small, 0)))
+    def _make_calls(self) -> tuple[Alloc, Free]:
+        """Return both calls."""
+        return self._make_alloc(), self._make_free()
 
     def _make_alloc(self) -> Alloc:  # noqa: C901, PLR0915
         cache, uses, live, late, routes = (
@@ -231,16 +221,6 @@ class HotPath(Entrance):
 
     def _free_unusual(self, ptr: int) -> None:
         raise NotImplementedError
-
-
-def _native(*, required: bool) -> Callable[..., tuple[Alloc, Free]] | None:
-    try:
-        from cudakit.core.allocator._hot import calls
-    except ImportError:
-        if required:
-            raise
-        return None
-    return calls
 
 
 def _checked_size(size_bytes: int) -> int:
