@@ -1,7 +1,8 @@
 """The native extensions; everything else about the package is in pyproject.toml.
 
 All extensions are optional: without a C compiler the install succeeds, and a slower or smaller
-fallback is used. They are declared here, and not in pyproject.toml, so that sources and headers are found by pattern.
+fallback is used. They are declared here, and not in pyproject.toml, so that sources and headers
+are found by pattern.
 """
 
 from __future__ import annotations
@@ -45,12 +46,6 @@ EXTENSIONS = [
         "cudakit.core.memory.load._pickled",
         "cudakit/core/memory/load/**/*.c",
         headers=("cudakit/core/memory/load/**/*.h",),
-    ),
-    # Without it, the allocator is pure Python.
-    _extension(
-        "cudakit.core.memory.allocator._hot",
-        "cudakit/core/memory/allocator/hot/*.c",
-        headers=("cudakit/core/memory/allocator/hot/*.h",),
     ),
     # Without it, buffers of cuda.core are allocated through pure Python.
     _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.core.memory.allocator.sizes import rounded, segment_size
 from cudakit.core.memory.load.settings import flag_of_device
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
@@ -17,6 +16,7 @@ from cudakit.core.memory.whatif.result import Held, Limit, Outcome
 from cudakit.errors import InputError
 from cudakit.torch_rules.setting_rules import DIVISION_SLOTS
 from cudakit.torch_rules.settings import Settings, parse_config
+from cudakit.torch_rules.sizes import rounded, segment_size
 
 _BYTES = {
     "max_split_size": "max_split_size_bytes",
