@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.oom import OutOfMemory
-from cudakit.core.memory.allocator.pools import PoolId
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.pools import PoolId
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.whatif.program import AT_ONCE, Act, Program
 from cudakit.core.memory.whatif.replica import Replica
