@@ -29,6 +29,7 @@ ROOMS = {
     "kernels": {"gpu", "errors"},
     "core.devices": FEATURE,
     "core.memory": FEATURE,
+    "core.whatif": FEATURE,
     "core.sanitize": FEATURE,
     "core.bench": FEATURE,
     "core.profile": FEATURE,
