@@ -100,7 +100,7 @@ def test_the_replay_of_a_snapshot_is_the_record_within_the_limit_that_it_met(
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_replay_of_a_long_run_counts_what_it_counted(grows: bool, pools: bool) -> None:
-    rng = random.Random(7)  # noqa: S311
+    rng = random.Random(7)
     capacity = 64 * GIB if pools else 256 * MIB
     program = Program(Settings(expandable_segments=grows), capacity)
     verbs = (*VERBS, *OF_STREAMS, *(OF_POOLS if pools else ()))

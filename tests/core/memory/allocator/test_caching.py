@@ -227,7 +227,7 @@ def test_10_tensors_of_growing_shapes_come_and_go_on_two_devices() -> None:
     for i in range(5, 22):
         take(i * 7 * i * 9 * i * 11 * i)
     take(0)
-    random.Random(5).shuffle(live)  # noqa: S311
+    random.Random(5).shuffle(live)
     half, live = live[: len(live) // 2], live[len(live) // 2 :]
     for allocator, ptr in half:
         allocator.free(ptr)
@@ -252,7 +252,7 @@ def check_end(allocator: CachingAllocator) -> None:
 
 
 def test_11_a_long_random_run_never_hands_out_a_byte_twice(allocator: CachingAllocator) -> None:
-    rng = random.Random(123)  # noqa: S311
+    rng = random.Random(123)
     live: dict[int, int] = {}
     for _ in range(3000):
         action = rng.choices(("alloc", "free", "empty"), (1, 1, 0.1))[0]

@@ -108,7 +108,7 @@ def test_42_the_live_set_is_that_and_no_other(allocator: CachingAllocator) -> No
 
 
 def test_42_a_checkpoint_may_be_returned_to_again_and_again(allocator: CachingAllocator) -> None:
-    pool, rng = MemPool(allocator), random.Random(3)  # noqa: S311
+    pool, rng = MemPool(allocator), random.Random(3)
     live = in_pool(allocator, pool, *(rng.randint(1, 3 * MIB) for _ in range(20)))
     for ptr in rng.sample(live, 10):
         allocator.free(ptr)

@@ -210,7 +210,7 @@ TestBesidePython = BesidePython.TestCase
 @pytest.mark.parametrize("front_cache", [0, 2])
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_long_run_of_many_blocks_agrees(front_cache: int, recorded: bool) -> None:
-    twins, rng = Twins(1 << 40, front_cache=front_cache), random.Random(3)  # noqa: S311
+    twins, rng = Twins(1 << 40, front_cache=front_cache), random.Random(3)
     if recorded:
         twins.do("record_history", "all", context=None, max_entries=500)
     live: list[int] = []
@@ -224,7 +224,7 @@ def test_a_long_run_of_many_blocks_agrees(front_cache: int, recorded: bool) -> N
 
 
 def test_rows_of_several_parts_agree() -> None:
-    twins, rng = Twins(1 << 40), random.Random(4)  # noqa: S311
+    twins, rng = Twins(1 << 40), random.Random(4)
     live = [twins.alloc(512 * (1 + number % 5)) for number in range(9000)]
     for ptr in live[::2]:
         twins.free(ptr)
@@ -420,7 +420,7 @@ class PairInPython(Pair):
 
 
 def test_those_in_python_agree_with_the_model() -> None:
-    pair, rng = PairInPython(limited=True, max_split=None, gc=0.0), random.Random(9)  # noqa: S311
+    pair, rng = PairInPython(limited=True, max_split=None, gc=0.0), random.Random(9)
     live: list[int] = []
     for _ in range(700):
         if live and rng.random() < 0.5:

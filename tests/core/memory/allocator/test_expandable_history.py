@@ -151,7 +151,7 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
 def test_47_a_long_run_with_expandable_and_plain_segments_is_replayed(
     allocator: CachingAllocator, tmp_path: Path, seed: int
 ) -> None:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     live: list[int] = []
     allocator.record_history(context=None)
     for step in range(400):

@@ -114,7 +114,7 @@ def test_whole_pages_of_a_segment_that_grows_can_be_given_back_beside_what_is_us
 
 @pytest.mark.parametrize("expands", [False, True])
 def test_what_is_said_to_be_releasable_is_what_is_given_back(expands: bool) -> None:
-    allocator, rng = expanding(), random.Random(3)  # noqa: S311
+    allocator, rng = expanding(), random.Random(3)
     switch(allocator, on=expands)
     live: list[int] = []
     for _ in range(20):

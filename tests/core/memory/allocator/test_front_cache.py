@@ -131,7 +131,7 @@ TestWithAndWithout = WithAndWithout.TestCase
 
 
 def test_a_long_run_has_the_numbers_that_it_has_without() -> None:
-    beside, rng = BesidePlain(), random.Random(5)  # noqa: S311
+    beside, rng = BesidePlain(), random.Random(5)
     live: list[tuple[int, int]] = []
     for step in range(4000):
         if live and rng.random() < 0.5:
@@ -433,7 +433,7 @@ def test_threads_share_it() -> None:
     live: set[int] = set()
 
     def churn(seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         own: list[int] = []
         try:
             for step in range(1500):

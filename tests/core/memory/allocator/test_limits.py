@@ -77,7 +77,7 @@ def test_15_a_fraction_that_is_none_is_refused(
         allocator.set_memory_fraction(fraction)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])  # noqa: S311
+@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])
 def test_15_a_fraction_is_read_as_it_was_set(allocator: CachingAllocator, fraction: float) -> None:
     allocator.set_memory_fraction(fraction)
 

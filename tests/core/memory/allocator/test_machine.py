@@ -154,7 +154,7 @@ def test_a_long_run_agrees_with_the_model(
     limited: bool, max_split: int | None, gc: float, expands: bool
 ) -> None:
     pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)
-    rng = random.Random(7)  # noqa: S311
+    rng = random.Random(7)
     live: list[int] = []
     for _ in range(700):
         weights = (8, 7, 2, 1, 0.3, 0.1 if expands else 0)

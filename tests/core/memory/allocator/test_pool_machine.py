@@ -241,7 +241,7 @@ def test_a_long_run_with_pools_agrees_with_the_model(
     limited: bool, max_split: int | None, gc: float, expands: bool
 ) -> None:
     pair = PoolPair(limited=limited, max_split=max_split, gc=gc, expands=expands)
-    run = Run(pair, random.Random(7))  # noqa: S311
+    run = Run(pair, random.Random(7))
     for operation in run.rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=700):
         operation(run)
         pair.check()
@@ -254,7 +254,7 @@ def test_a_long_run_with_pools_whose_segments_grow_at_times_agrees_with_the_mode
     seed: int,
 ) -> None:
     pair = PoolPair(limited=True, max_split=40 if seed % 2 else None, gc=0.0, expands=True)
-    run = Run(pair, random.Random(seed))  # noqa: S311
+    run = Run(pair, random.Random(seed))
     weights = WEIGHTS | RARELY_CAPTURED
     for operation in run.rng.choices(list(weights), list(weights.values()), k=700):
         operation(run)

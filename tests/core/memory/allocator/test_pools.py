@@ -15,7 +15,7 @@ def pool() -> Pool:
 
 @pytest.mark.parametrize("count", [10, 6000])
 def test_free_blocks_are_found_as_in_a_sorted_list(count: int) -> None:
-    rng, found = random.Random(3), pool().row(0)  # noqa: S311
+    rng, found = random.Random(3), pool().row(0)
     blocks: dict[tuple[int, int], Block] = {}
     for ptr in range(count):
         block = Block(ptr, 512 * rng.randint(1, 200), found)

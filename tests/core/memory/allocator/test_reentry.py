@@ -149,7 +149,7 @@ def test_threads_allocate_and_free_side_by_side() -> None:
     failures: list[Exception] = []
 
     def churn(seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         live: list[int] = []
         try:
             for _ in range(400):

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from allocator_scenarios.canonical import BY_POOL, Names, canonical, segment_by_segment
-from allocator_scenarios.judge import differences, run
-from allocator_scenarios.ours import Ours, in_memory
+from allocator_scenarios.compare import differences, judge, run
+from allocator_scenarios.cudakit_subject import Ours, in_memory
 from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
-from allocator_scenarios.scenario import MIB, Check, Steps, full_name, scenario
-from allocator_scenarios.subject import CannotRun, Subject
-from allocator_scenarios.verdict import judge
+from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
 
 from cudakit.core.memory.allocator.checkpoint import PoolState
 from cudakit.core.memory.allocator.mempool import MemPool

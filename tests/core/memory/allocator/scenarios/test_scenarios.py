@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from allocator_scenarios.catalog import FIRST_RANDOM, SCENARIOS
-from allocator_scenarios.judge import run
-from allocator_scenarios.ours import in_memory
+from allocator_scenarios.compare import run
+from allocator_scenarios.cudakit_subject import in_memory
 from allocator_scenarios.scenario import Scenario
 from core.memory.allocator import law
 

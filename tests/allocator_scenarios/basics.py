@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Scenario, Steps, scenario
-from allocator_scenarios.subject import Subject
+from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Scenario, Steps, Subject, scenario
 
 
 @scenario(1, "one byte")

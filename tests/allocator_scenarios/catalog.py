@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from allocator_scenarios.basics import BASICS
 from allocator_scenarios.expandable import EXPANDABLE_SEGMENTS
-from allocator_scenarios.graphs import GRAPHS
 from allocator_scenarios.history import HISTORY
 from allocator_scenarios.limits import LIMITS
 from allocator_scenarios.pools import POOLS
@@ -18,7 +17,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *BASICS,
     *LIMITS,
     *STREAM_SCENARIOS,
-    *GRAPHS,
     *POOLS,
     *EXPANDABLE_SEGMENTS,
     *HISTORY,

@@ -8,8 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from allocator_scenarios.scenario import MIB, Check, Scenario, Steps, scenario
-from allocator_scenarios.subject import Subject
+from allocator_scenarios.scenario import MIB, Check, Scenario, Steps, Subject, scenario
 
 SIZE = 311 * 411 * 4
 SKIPPABLE = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")

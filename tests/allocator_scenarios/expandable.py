@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Steps, scenario
-from allocator_scenarios.subject import Subject
+from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Steps, Subject, scenario
 
 EXPANDABLE = "expandable_segments:True"
 

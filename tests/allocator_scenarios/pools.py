@@ -6,8 +6,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
-from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Steps, scenario
-from allocator_scenarios.subject import Subject
+from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Steps, Subject, scenario
 
 
 def in_threads(count: int, work: Callable[[], None]) -> None:

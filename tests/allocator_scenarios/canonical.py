@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from allocator_scenarios.subject import DEFAULT
+from allocator_scenarios.scenario import DEFAULT
 
 Place: TypeAlias = "tuple[str, int]"  # a segment, and the offset in it
 PAGE = 2 << 20

@@ -5,8 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-from allocator_scenarios.scenario import MIB, Check, Scenario, Steps, scenario
-from allocator_scenarios.subject import DEFAULT, STREAMS, Subject
+from allocator_scenarios.scenario import (
+    DEFAULT,
+    MIB,
+    STREAMS,
+    Check,
+    Scenario,
+    Steps,
+    Subject,
+    scenario,
+)
 
 EDGES = (1, 512, 513, MIB, MIB + 1, 9 * MIB, 10 * MIB - 512, 10 * MIB, 19 * MIB)
 USERS = STREAMS[:3]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from allocator_scenarios.scenario import FREE, GIB, LIVE, MIB, Check, Scenario, Steps, scenario
-from allocator_scenarios.subject import Subject
+from allocator_scenarios.scenario import (
+    FREE,
+    GIB,
+    LIVE,
+    MIB,
+    Check,
+    Scenario,
+    Steps,
+    Subject,
+    scenario,
+)
 
 
 def limit_to(s: Subject, size_bytes: int) -> None:
