@@ -28,6 +28,7 @@ ROOMS = {
     "gpu": {"trace", "units", "errors"},
     "kernels": {"gpu", "errors"},
     "core.devices": FEATURE,
+    "core.allocator": FEATURE,
     "core.memory": FEATURE,
     "core.whatif": FEATURE,
     "core.sanitize": FEATURE,

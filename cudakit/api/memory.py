@@ -129,7 +129,7 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
 
 def new_allocator(device: Replica, settings: Settings, search_again: bool) -> ReplayAllocator:
     """Return the caching allocator as ``core.whatif`` replays traces with it."""
-    from cudakit.core.memory.allocator.caching import CachingAllocator
+    from cudakit.core.allocator.caching import CachingAllocator
 
     class Replaying(CachingAllocator):
         def process_events(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.memory.allocator.device import MIB
-from core.memory.allocator.test_machine import STREAMS, some_size
+from core.allocator.device import MIB
+from core.allocator.test_machine import STREAMS, some_size
 from core.whatif.recordings import (
     GIB,
     OF_POOLS,

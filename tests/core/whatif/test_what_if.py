@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core.allocator.device import MIB
 from core.memory import builders
-from core.memory.allocator.device import MIB
 from core.memory.strategies import LAW, garbage, recordings
 from core.whatif.recordings import GIB, Program, read
 from hypothesis import given
