@@ -26,13 +26,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allocator_scenarios.canonical import Addresses
-from allocator_scenarios.catalog import SCENARIOS
-from allocator_scenarios.ours import Ours, in_memory
-from allocator_scenarios.placed import Placed
-from allocator_scenarios.scenario import Scenario
-from allocator_scenarios.subject import Subject
-from allocator_scenarios.verdict import Verdict, as_row, judge
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))  # the scenarios are the tests' own
+
+from allocator_scenarios.canonical import Addresses  # noqa: E402 it is found by the line above
+from allocator_scenarios.catalog import SCENARIOS  # noqa: E402
+from allocator_scenarios.compare import Verdict, as_row, judge  # noqa: E402
+from allocator_scenarios.cudakit_subject import Ours, in_memory  # noqa: E402
+from allocator_scenarios.scenario import Scenario, Subject  # noqa: E402
+from allocator_scenarios.upstreams import Placed  # noqa: E402
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
@@ -70,10 +72,10 @@ def alone() -> tuple[Callable[[Addresses], Subject], None, dict[str, Any]]:
 
 def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     import torch
+    from allocator_scenarios.streams_at_work import WorkOnGpu
     from allocator_scenarios.torch_subject import Torch
-    from allocator_scenarios.work import WorkOnGpu
 
-    from cudakit.core.memory.allocator.upstream import OfGpu
+    from cudakit.core.allocator.upstream import OfGpu
     from cudakit.gpu.cuda.device import Cuda
 
     if found := [name for name in VARIABLES if name in os.environ]:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.allocator_config.settings import Settings
-from cudakit.core.memory.allocator.mempool import GraphMemory
-from cudakit.core.memory.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.mempool import GraphMemory
+from cudakit.core.allocator.opened import OpenedAllocator
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
+from cudakit.torch_rules.settings import Settings
 
 MIB = 1 << 20
 SIZE = 30 * MIB

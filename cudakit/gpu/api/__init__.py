@@ -1,28 +1,29 @@
-"""What can be asked of a GPU: the one protocol that the real and the simulated device both speak.
+"""The protocols of a device, which the real and the simulated device both implement.
 
-Calls go down through ``Gpu``, events come up through ``cudakit.trace``. Ids are plain numbers that mean
-something to the Gpu that gave them only. Work is enqueued on streams and runs later, in the order that
-the CUDA C++ Programming Guide gives ("Asynchronous Concurrent Execution"); every call that fails raises a
-CudaError, which names the driver's own error.
+A feature asks for the narrow protocols that it calls; ``Gpu`` is all of them, for whoever opens a device.
+Work is enqueued on streams and runs later, in the order of the CUDA C++ Programming Guide, "Asynchronous
+Concurrent Execution". Every call that fails raises a CudaError that names the driver's own error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.ids import (
     LEGACY,
     PER_THREAD,
+    Argument,
     Backing,
+    Dim3,
     Event,
     Graph,
     GraphExec,
     GraphNode,
     Kernel,
+    MemoryInfo,
     Module,
     Ptr,
     Stream,
@@ -30,132 +31,255 @@ from cudakit.gpu.api.ids import (
 from cudakit.gpu.api.sharing import Exported, HandleKind, ProcessId
 
 if TYPE_CHECKING:
-    import numpy as np  # slow to import, and no command that only looks needs it
-
-    from cudakit.gpu.api.gemm import Blas, Library
+    from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
 
 __all__ = [
     "LEGACY",
     "PER_THREAD",
     "Argument",
     "Backing",
+    "DeviceInfo",
     "Dim3",
     "Event",
     "Gpu",
     "Graph",
     "GraphExec",
     "GraphNode",
+    "Graphs",
+    "Ipc",
     "Kernel",
+    "Kernels",
+    "Memory",
     "MemoryInfo",
     "Module",
+    "Peers",
     "Ptr",
     "Stream",
+    "Streams",
+    "VirtualMemory",
 ]
 
-# A Ptr is passed as an address; a numpy scalar says its own width.
-Argument: TypeAlias = "Ptr | np.generic"
-Dim3: TypeAlias = tuple[int, int, int]
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryInfo:
-    """Bytes free and in all on the device, as cuMemGetInfo says."""
-
-    free_bytes: int
-    total_bytes: int
-
-
-class Gpu(Protocol):
-    """One device."""
+class DeviceInfo(Protocol):
+    """What the device is and how it is doing (CUDA Driver API, "Device Management"; NVML)."""
 
     @property
     def simulated(self) -> bool:
-        """Whether nothing here is a measurement."""
-        ...
+        """Whether the device is simulated, so that no time on it is a measurement."""
 
-    # --- facts
-    def facts(self) -> DeviceFacts: ...
-    def telemetry(self, names: Collection[str] = ()) -> Telemetry: ...
-    def memory_info(self) -> MemoryInfo: ...
+    def facts(self) -> DeviceFacts:
+        """Return the name, the attributes and the sizes of the device, which do not change."""
 
-    # --- memory: with a stream, the allocation and the free take their place in its order. No size is
-    # zero, and CUDA_ERROR_OUT_OF_MEMORY says how much was asked and how much is free. What is pageable is
-    # pinned from when it is registered, after so many threads have asked for its pages, until it is
-    # unregistered, which comes before its free
-    def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr: ...
-    def free(self, ptr: Ptr, stream: Stream | None = None) -> None: ...
-    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr: ...
-    def host_free(self, ptr: Ptr) -> None: ...
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None: ...
-    def host_unregister(self, ptr: Ptr) -> None: ...
-    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview: ...
+    def telemetry(self, names: Collection[str] = ()) -> Telemetry:
+        """Read clocks, power, temperature and memory in use, or only the fields called ``names``.
 
-    # --- memory of a peer, another device of this machine: copies here reach it, directly where they can
-    def can_access_peer(self, ordinal: int) -> bool: ...
-    def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr: ...
-    def peer_free(self, ordinal: int, ptr: Ptr) -> None: ...
+        All fields take milliseconds on a real device, one field tens of microseconds.
+        """
 
-    # --- the other way round: kernels of a peer may use what malloc gave here and gives, for good. A mapping
-    # has access of its own, as a whole, and a new one is for this device alone
-    def enable_peer(self, ordinal: int) -> None: ...
-    def set_access(
-        self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True
-    ) -> None: ...
-    def has_access(self, ptr: Ptr, ordinal: int) -> bool: ...
 
-    # --- virtual memory: addresses are reserved, physical memory is created and mapped into them. A backing
-    # is one reference to such memory, which lives as long as there are any, or mappings; backing_at is one
-    # more, to what is mapped somewhere
-    def granularity(self) -> int: ...
-    def reserve(self, size_bytes: int) -> Ptr: ...
-    def unreserve(self, ptr: Ptr, size_bytes: int) -> None: ...
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing: ...
-    def backing_at(self, ptr: Ptr) -> Backing: ...
-    def release(self, backing: Backing) -> None: ...
-    def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None: ...
-    def unmap(self, ptr: Ptr, size_bytes: int) -> None: ...
+class Memory(Protocol):
+    """Device and host memory, copies and fills (CUDA Driver API, "Memory Management").
 
-    # --- other processes: what malloc gave at once has a handle, always the same, which every other process
-    # may open, more than once and then at one address, and closes as often. Physical memory that was created
-    # with a kind of handle, of those that there are, can be exported, and lives until that is withdrawn;
-    # what is imported is a backing like any other. Both need the process that gave it to be alive
+    Copies and fills are asynchronous, except copies from or to pageable host memory ("API synchronization
+    behavior"). Zero bytes are copied and filled without effect.
+    """
+
+    def memory_info(self) -> MemoryInfo:
+        """Return free and total bytes of the device (cuMemGetInfo)."""
+
+    def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
+        """Allocate device memory, at once (cuMemAlloc) or in stream order (cuMemAllocAsync).
+
+        ``size_bytes`` must be positive. CUDA_ERROR_OUT_OF_MEMORY reports requested and free bytes.
+        """
+
+    def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
+        """Free what ``malloc`` returned; without a stream, wait for all work first (cuMemFree)."""
+
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
+        """Allocate host memory: pinned (cuMemHostAlloc, portable), or pageable pages of this process."""
+
+    def host_free(self, ptr: Ptr) -> None:
+        """Free what ``host_malloc`` returned, after all work of the device; it must not be registered."""
+
+    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
+        """Pin pageable memory from ``host_malloc`` (cuMemHostRegister); ``threads`` populate its pages."""
+
+    def host_unregister(self, ptr: Ptr) -> None:
+        """Make registered memory pageable again, after all work of the device (cuMemHostUnregister)."""
+
+    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
+        """Return the first bytes of host memory as a view, which must not outlive ``host_free``."""
+
+    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
+        """Enqueue a copy between any two of device, peer and host memory (cuMemcpyAsync)."""
+
+    def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
+        """Enqueue a fill with a byte from 0 to 255 (cuMemsetD8Async)."""
+
+
+class Peers(Protocol):
+    """Memory of other devices of this machine (CUDA Driver API, "Peer Context Memory Access").
+
+    ``ordinal`` is CUDA's number of the other device.
+    """
+
+    def can_access_peer(self, ordinal: int) -> bool:
+        """Return whether kernels here can use the other device's memory (cuDeviceCanAccessPeer)."""
+
+    def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
+        """Allocate memory on the other device, for copies in the streams of this one.
+
+        Copies are direct where the devices have peer access, else staged through the host.
+        """
+
+    def peer_free(self, ordinal: int, ptr: Ptr) -> None:
+        """Free what ``peer_malloc`` returned, after all work of this device."""
+
+    def enable_peer(self, ordinal: int) -> None:
+        """Let the other device's kernels use all memory of ``malloc`` here, past and future, for good.
+
+        Raises CUDA_ERROR_PEER_ACCESS_UNSUPPORTED. Mapped memory has access rights of its own.
+        """
+
+
+class VirtualMemory(Protocol):
+    """Reserved addresses and the physical memory mapped there (CUDA Driver API, "Virtual Memory Management").
+
+    A Backing is one reference to physical memory, which lives while it has references or mappings. Sizes and
+    addresses are multiples of ``granularity``.
+    """
+
+    def granularity(self) -> int:
+        """Return the least page size in bytes (cuMemGetAllocationGranularity, minimum)."""
+
+    def reserve(self, size_bytes: int) -> Ptr:
+        """Reserve a range of addresses (cuMemAddressReserve)."""
+
+    def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
+        """Return a whole reservation in which nothing is mapped (cuMemAddressFree)."""
+
+    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+        """Allocate physical memory, exportable by handles of one kind or of none (cuMemCreate)."""
+
+    def backing_at(self, ptr: Ptr) -> Backing:
+        """Return one more reference to the memory mapped at ``ptr`` (cuMemRetainAllocationHandle)."""
+
+    def release(self, backing: Backing) -> None:
+        """Give up one reference (cuMemRelease)."""
+
+    def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
+        """Map the start of physical memory at a reserved address, for this device alone (cuMemMap)."""
+
+    def unmap(self, ptr: Ptr, size_bytes: int) -> None:
+        """Remove the mappings that make up a range, each as a whole (cuMemUnmap)."""
+
+    def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
+        """Allow or deny a device to read and write whole mappings (cuMemSetAccess)."""
+
+    def has_access(self, ptr: Ptr, ordinal: int) -> bool:
+        """Return whether a device may read and write the mapping at ``ptr`` (cuMemGetAccess)."""
+
+
+class Ipc(Protocol):
+    """Memory shared between processes (CUDA Driver API, cuIpc*, and shareable handles of virtual memory).
+
+    The process that gave a handle must be alive when another one opens or imports it.
+    """
+
     @property
-    def process(self) -> ProcessId: ...
-    def ipc_handle(self, ptr: Ptr) -> bytes: ...
-    def ipc_open(self, handle: bytes) -> Ptr: ...
-    def ipc_close(self, ptr: Ptr) -> None: ...
-    def handle_kinds(self) -> tuple[HandleKind, ...]: ...
-    def export(self, backing: Backing) -> Exported: ...
-    def withdraw(self, exported: Exported) -> None: ...
-    def import_backing(self, exported: Exported) -> Backing: ...
+    def process(self) -> ProcessId:
+        """This process; after a fork, the child."""
 
-    # --- transfers; either side may be memory of a device or of the host, and zero bytes do nothing. They are
-    # asynchronous, but for memory of the host that is not pinned
-    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None: ...
-    def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None: ...
+    def ipc_handle(self, ptr: Ptr) -> bytes:
+        """Return the handle of an allocation of ``malloc`` without a stream: always the same bytes."""
 
-    # --- order and time: a priority beyond what the device has becomes the nearest that it has, lower runs
-    # first; seconds elapse between two events that both have timing; an id is never given twice, and one
-    # that was destroyed raises CUDA_ERROR_INVALID_HANDLE
-    def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream: ...
-    def priority(self, stream: Stream) -> int: ...
-    def destroy_stream(self, stream: Stream) -> None: ...
-    def event(self, *, timing: bool = True) -> Event: ...
-    def destroy_event(self, event: Event) -> None: ...
-    def record(self, event: Event, stream: Stream) -> None: ...
-    def wait(self, stream: Stream, event: Event) -> None: ...
-    def query_stream(self, stream: Stream) -> bool: ...
-    def query_event(self, event: Event) -> bool: ...
-    def sync_stream(self, stream: Stream) -> None: ...
-    def sync_event(self, event: Event) -> None: ...
-    def sync(self) -> None: ...
-    def elapsed(self, begin: Event, end: Event) -> float: ...
+    def ipc_open(self, handle: bytes) -> Ptr:
+        """Map another process's allocation (cuIpcOpenMemHandle); again gives the same address."""
 
-    # --- kernels: CUDA C++ is compiled to what load takes on this device
-    def compile(self, source: str) -> bytes: ...
-    def load(self, image: bytes) -> Module: ...
-    def unload(self, module: Module) -> None: ...
-    def kernel(self, module: Module, name: str) -> Kernel: ...
+    def ipc_close(self, ptr: Ptr) -> None:
+        """Undo one ``ipc_open``; the last one unmaps the memory."""
+
+    def handle_kinds(self) -> tuple[HandleKind, ...]:
+        """Return the kinds of handles that this device exports physical memory by, the best first."""
+
+    def export(self, backing: Backing) -> Exported:
+        """Export physical memory that was created with a kind of handle; Unsupported without one.
+
+        The memory lives until the export is withdrawn.
+        """
+
+    def withdraw(self, exported: Exported) -> None:
+        """End an export of this process. A second time has no effect."""
+
+    def import_backing(self, exported: Exported) -> Backing:
+        """Return a reference to memory that another process exported."""
+
+
+class Streams(Protocol):
+    """Streams and events (CUDA Driver API, "Stream Management" and "Event Management").
+
+    An id is never given twice; a destroyed one raises CUDA_ERROR_INVALID_HANDLE.
+    """
+
+    def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
+        """Create a stream; a blocking one synchronizes with LEGACY.
+
+        ``priority`` is clamped to what the device has; a lower number runs first.
+        """
+
+    def priority(self, stream: Stream) -> int:
+        """Return the priority that a stream has."""
+
+    def destroy_stream(self, stream: Stream) -> None:
+        """Destroy a stream; its work completes."""
+
+    def query_stream(self, stream: Stream) -> bool:
+        """Return whether all work of a stream is complete."""
+
+    def sync_stream(self, stream: Stream) -> None:
+        """Wait for all work of a stream."""
+
+    def sync(self) -> None:
+        """Wait for all work of the device's context (cuCtxSynchronize)."""
+
+    def event(self, *, timing: bool = True) -> Event:
+        """Create an event."""
+
+    def destroy_event(self, event: Event) -> None:
+        """Destroy an event; who waits for it goes on waiting for the work it recorded."""
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Record in an event all work that is in a stream now."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Make later work of a stream wait for the last record of an event (cuStreamWaitEvent)."""
+
+    def query_event(self, event: Event) -> bool:
+        """Return whether the recorded work is complete; True for an event that was never recorded."""
+
+    def sync_event(self, event: Event) -> None:
+        """Wait for the recorded work."""
+
+    def elapsed(self, begin: Event, end: Event) -> float:
+        """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
+
+
+class Kernels(Protocol):
+    """Kernels from CUDA C++ source (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
+
+    def compile(self, source: str) -> bytes:
+        """Compile CUDA C++ for this device, into what ``load`` takes."""
+
+    def load(self, image: bytes) -> Module:
+        """Load a cubin, a fatbin or PTX (cuModuleLoadData)."""
+
+    def unload(self, module: Module) -> None:
+        """Unload a module, and with it its kernels."""
+
+    def kernel(self, module: Module, name: str) -> Kernel:
+        """Return a kernel by its mangled name; ``extern "C"`` keeps the plain one."""
+
     def launch(
         self,
         kernel: Kernel,
@@ -165,27 +289,64 @@ class Gpu(Protocol):
         stream: Stream,
         *,
         shared_bytes: int = 0,
-    ) -> None: ...
+    ) -> None:
+        """Enqueue a launch. The number and the sizes of ``args`` are checked against the kernel."""
 
-    # --- graphs: what a capture takes in does not run, and only the capturing thread is held to its rules; an
-    # update needs a graph of the same nodes and edges, or CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE is raised
-    def capture_begin(self, stream: Stream) -> None: ...
-    def capture_end(self, stream: Stream) -> Graph: ...
-    def instantiate(self, graph: Graph) -> GraphExec: ...
-    def graph_update(self, executable: GraphExec, graph: Graph) -> None: ...
-    def graph_upload(self, executable: GraphExec, stream: Stream) -> None: ...
-    def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
-    def destroy_graph(self, graph: Graph) -> None: ...
-    def destroy_graph_exec(self, graph: GraphExec) -> None: ...
 
-    # --- a capture while it goes on: the id of the one that a stream is in, which no other has, None for none
-    # and for one that was spoiled; the nodes that the stream's next one will depend on; those that a node
-    # depends on, of a graph that still is. Within relaxed() this thread may allocate whatever is captured
-    def capture_id(self, stream: Stream) -> int | None: ...
-    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]: ...
-    def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]: ...
-    def relaxed(self) -> AbstractContextManager[None]: ...
+class Graphs(Protocol):
+    """Stream capture and graphs (CUDA Driver API, "Stream Management" and "Graph Management").
 
-    # --- products of matrices, and the end
-    def blas(self, library: Library = "cublaslt") -> Blas: ...
-    def close(self) -> None: ...
+    Captured work does not run. Captures are thread-local: only the capturing thread is held to their rules.
+    """
+
+    def capture_begin(self, stream: Stream) -> None:
+        """Begin to capture a stream into a graph."""
+
+    def capture_end(self, stream: Stream) -> Graph:
+        """End the capture in its first stream; raises a CudaError if the capture was invalidated."""
+
+    def instantiate(self, graph: Graph) -> GraphExec:
+        """Make an executable of a graph (cuGraphInstantiate)."""
+
+    def graph_update(self, executable: GraphExec, graph: Graph) -> None:
+        """Give an executable the parameters of another graph with equal nodes and edges.
+
+        Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for a different graph, and then changes nothing.
+        """
+
+    def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
+        """Enqueue the transfer of an executable to the device (cuGraphUpload)."""
+
+    def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
+        """Enqueue a launch of an executable, which never overlaps itself."""
+
+    def destroy_graph(self, graph: Graph) -> None:
+        """Destroy a graph; its executables stay."""
+
+    def destroy_graph_exec(self, graph: GraphExec) -> None:
+        """Destroy an executable."""
+
+    def count_nodes(self, graph: Graph) -> int:
+        """Return the number of nodes of a graph, without those of child graphs."""
+
+    def capture_id(self, stream: Stream) -> int | None:
+        """Return the unique id of the capture that a stream is in; None without a valid one."""
+
+    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+        """Return the nodes that the stream's next captured node will depend on."""
+
+    def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
+        """Return the nodes that a node depends on, while its graph exists."""
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+
+
+class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graphs, Protocol):
+    """One device, with all of its protocols, until ``close``."""
+
+    def blas(self, library: Library = "cublaslt") -> Blas:
+        """Open a library that multiplies matrices. Raises MissingDependency if it is not installed."""
+
+    def close(self) -> None:
+        """Wait for all work and release every resource of this object. A second time has no effect."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
@@ -16,16 +16,10 @@ _T = TypeVar("_T")
 Work: TypeAlias = Callable[[StreamHandle], _T]
 
 
-class Device(Gpu, Protocol):
-    """A device that can look into its graphs."""
-
-    def count_nodes(self, graph: Graph) -> int: ...
-
-
 class DriverGraph:
     """What a function enqueues, as a graph of one device."""
 
-    def __init__(self, gpu: Device, surroundings: Surroundings) -> None:
+    def __init__(self, gpu: Gpu, surroundings: Surroundings) -> None:
         self.gpu = gpu
         self.surroundings = surroundings
         # It blocks the legacy stream: what goes astray there is refused, and not left out in silence.

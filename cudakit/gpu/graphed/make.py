@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from cudakit.errors import UsageError
+from cudakit.gpu.api import Gpu
 from cudakit.gpu.graphed.buffers import buffer_of
 from cudakit.gpu.graphed.callable import Graphed
-from cudakit.gpu.graphed.captured import Device, DriverGraph
+from cudakit.gpu.graphed.captured import DriverGraph
 from cudakit.gpu.graphed.streams import OfFrameworks, OfSimulated
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def make(
 
 def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
-        return DriverGraph(cast("Device", device), OfSimulated())
+        return DriverGraph(cast("Gpu", device), OfSimulated())
     gpu = _real(buffers, device, owned)
     surroundings = OfFrameworks(gpu, buffers)
     if any(map(_is_tensor, buffers)):

@@ -11,8 +11,8 @@ import gc
 import sys
 from typing import Any, TypeVar
 
-from cudakit.gpu.api import Stream
-from cudakit.gpu.graphed.captured import Device, DriverGraph, Work
+from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.graphed.captured import DriverGraph, Work
 from cudakit.gpu.graphed.capturing import captured
 from cudakit.gpu.graphed.streams import Surroundings
 
@@ -25,7 +25,7 @@ _DEFAULT = (0, 1)
 class TorchGraph(DriverGraph):
     """What a function of tensors enqueues, as a torch.cuda.CUDAGraph."""
 
-    def __init__(self, gpu: Device, surroundings: Surroundings, ordinal: int) -> None:
+    def __init__(self, gpu: Gpu, surroundings: Surroundings, ordinal: int) -> None:
         super().__init__(gpu, surroundings)
         self._torch: Any = sys.modules["torch"]
         self._ordinal = ordinal

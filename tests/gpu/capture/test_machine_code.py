@@ -312,7 +312,7 @@ def test_code_that_is_compressed_or_has_another_name_is_not_readable(library: ct
 def test_a_damaged_file_is_refused_or_read_within_its_bounds(
     library: ctypes.CDLL, seed: int, changes: int
 ) -> None:
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     cubin = bytearray(an_image().file())
     for _ in range(changes):
         at = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])

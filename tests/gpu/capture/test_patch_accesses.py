@@ -189,7 +189,7 @@ def warp_access(
 
 def pattern(kind: str, base: int, start: int, size: int, seed: int) -> list[int]:
     """Return an address for each lane, as kernels have them."""
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     first = base + start * size
     return {
         "row": lambda: [first + lane * size for lane in range(32)],

@@ -35,7 +35,7 @@ def key(launch: int, mode: int, level: int, address: int) -> int:
 
 def bitmap(kind: str, seed: int) -> bytes:
     """Return bits as kernels leave them: all, none, runs, each second one, or any."""
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     if kind == "full":
         return b"\xff" * BITMAP_BYTES
     if kind == "strided":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.allocator_config.parser import PYTORCH_VARIABLES, parse_config
 from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.errors import InputError
+from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
 
 
 def allocator_settings(c: Circumstances) -> Finding:

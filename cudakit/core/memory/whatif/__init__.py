@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.allocator_config.parser import parse_config
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.reserved import whole_segments
 from cudakit.core.memory.result import FileFacts
@@ -30,6 +28,7 @@ from cudakit.core.memory.whatif.result import (
 )
 from cudakit.core.memory.whatif.verdict import best_of, differences, headline, reasons
 from cudakit.errors import SnapshotError, UsageError
+from cudakit.torch_rules.settings import Settings, parse_config
 
 _OPTION = "--what-if"
 

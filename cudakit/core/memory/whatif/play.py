@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.allocator_config.settings import Settings
-from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.oom import OutOfMemory
-from cudakit.core.memory.allocator.pools import PoolId
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.pools import PoolId
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.whatif.program import AT_ONCE, Act, Program
 from cudakit.core.memory.whatif.replica import Replica
 from cudakit.core.memory.whatif.result import Held, Shortage
+from cudakit.torch_rules.settings import Settings
 
 # Numbers of streams for the allocator, which takes those below 3 for default streams.
 _FIRST_STREAM = 16

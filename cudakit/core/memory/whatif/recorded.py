@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.allocator_config.parser import parse_config
-from cudakit.allocator_config.rules import DIVISION_SLOTS
-from cudakit.allocator_config.settings import Settings
-from cudakit.core.memory.allocator.sizes import rounded, segment_size
 from cudakit.core.memory.load.settings import flag_of_device
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
 from cudakit.core.memory.whatif.program import Program
 from cudakit.core.memory.whatif.result import Held, Limit, Outcome
 from cudakit.errors import InputError
+from cudakit.torch_rules.setting_rules import DIVISION_SLOTS
+from cudakit.torch_rules.settings import Settings, parse_config
+from cudakit.torch_rules.sizes import rounded, segment_size
 
 _BYTES = {
     "max_split_size": "max_split_size_bytes",

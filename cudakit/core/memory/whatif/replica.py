@@ -6,10 +6,10 @@ from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
-from cudakit.core.memory.allocator.cache import OUT_OF_MEMORY
-from cudakit.core.memory.allocator.sizes import SEGMENT_STEP
+from cudakit.core.allocator.cache import OUT_OF_MEMORY
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event, MemoryInfo
+from cudakit.torch_rules.sizes import SEGMENT_STEP
 
 # More than any device has, where nothing limits what is reserved.
 _ENDLESS = 1 << 46

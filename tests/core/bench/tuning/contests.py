@@ -46,7 +46,7 @@ class Synthetic:
     renewed: int = 0
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)  # noqa: S311
+        self.chance = random.Random(self.seed)
 
     def now(self) -> float:
         return self.now_s

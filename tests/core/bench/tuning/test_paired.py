@@ -50,7 +50,7 @@ def test_an_interval_holds_the_median_and_is_wider_the_surer(
 
 
 def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
-    chances = random.Random(1)  # noqa: S311
+    chances = random.Random(1)
     missed = 0
     for _ in range(2000):
         found = ratio_interval([chances.lognormvariate(0, 0.1) for _ in range(15)], 0.05)

@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.memory.allocator.device import MIB
-from core.memory.allocator.test_machine import SIZES, STREAMS
-from core.memory.allocator.virtual_device import VirtualDevice
+from core.allocator.device import MIB
+from core.allocator.test_machine import SIZES, STREAMS
+from core.allocator.virtual_device import VirtualDevice
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
-from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.mempool import MemPool
-from cudakit.core.memory.allocator.oom import OutOfMemory
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import pickled, schema
 from cudakit.core.memory.snapshot import Snapshot
+from cudakit.torch_rules.settings import Settings
 
 GIB = 1024 * MIB
 

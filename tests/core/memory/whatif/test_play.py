@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.memory.allocator.device import MIB
-from core.memory.allocator.test_machine import STREAMS, some_size
+from core.allocator.device import MIB
+from core.allocator.test_machine import STREAMS, some_size
 from core.memory.whatif.recordings import (
     GIB,
     OF_POOLS,
@@ -19,12 +19,12 @@ from core.memory.whatif.recordings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.reserved import whole_segments
 from cudakit.core.memory.whatif import WhatIfSpec, what_if
 from cudakit.core.memory.whatif.play import Played, play
 from cudakit.core.memory.whatif.program import program_of
+from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)
 
@@ -98,7 +98,7 @@ def test_the_replay_of_a_snapshot_is_the_record_within_the_limit_that_it_met(
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_replay_of_a_long_run_counts_what_it_counted(grows: bool, pools: bool) -> None:
-    rng = random.Random(7)  # noqa: S311
+    rng = random.Random(7)
     capacity = 64 * GIB if pools else 256 * MIB
     program = Program(Settings(expandable_segments=grows), capacity)
     verbs = (*VERBS, *OF_STREAMS, *(OF_POOLS if pools else ()))

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core.allocator.device import MIB
 from core.memory import builders
-from core.memory.allocator.device import MIB
 from core.memory.strategies import LAW, garbage, recordings
 from core.memory.whatif.recordings import GIB, Program, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.allocator_config.settings import Settings
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.core.memory.whatif import WhatIfSpec, what_if
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Limit
 from cudakit.errors import InputError, SnapshotError, Unsupported, UsageError
+from cudakit.torch_rules.settings import Settings
 
 ROOT = Path(__file__).parents[4]
 RECORDINGS = sorted((*ROOT.glob("tests/data/*.pkl.gz"), *ROOT.glob("examples/*.pkl.gz")))

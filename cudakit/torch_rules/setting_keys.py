@@ -1,0 +1,286 @@
+"""The keys of a configuration: the setting of each, and how its value is read and written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from cudakit.errors import InputError
+from cudakit.torch_rules.setting_rules import (
+    BACKENDS,
+    DIVISION_SLOTS,
+    LARGEST_MIB,
+    MIB,
+    Reserve,
+    is_power_of_two,
+)
+from cudakit.torch_rules.setting_text import Entry, Piece
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads no number of 5000 digits
+_SHORT = re.compile(r"\+?[0-9]{1,40}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DIVISIONS = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
+_RESERVE = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (40G)"
+
+
+def read_switch(entry: Entry) -> bool:
+    """Read True or False, written so."""
+    if entry.word("True or False") not in ("True", "False"):
+        raise entry.takes("True or False")
+    return entry.value.text == "True"
+
+
+def read_backend(entry: Entry) -> str:
+    """Read who allocates."""
+    if entry.word(" or ".join(BACKENDS)) not in BACKENDS:
+        raise entry.takes(" or ".join(BACKENDS))
+    return entry.value.text
+
+
+def read_size(entry: Entry) -> int:
+    """Read MiB as bytes."""
+    return _whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
+
+
+def read_size_above_0(entry: Entry) -> int:
+    """Read MiB as bytes, where 0 is no value to give."""
+    size = read_size(entry)
+    if size == 0:
+        raise entry.takes("a whole number of MiB above 0")
+    return size
+
+
+def read_count(entry: Entry) -> int:
+    """Read a whole number."""
+    return _whole(entry, "a whole number", (1 << 63) - 1)
+
+
+def read_number(entry: Entry) -> float:
+    """Read a number with or without a fraction."""
+    if _NUMBER.fullmatch(entry.word("a number")) is None:
+        raise entry.takes("a number")
+    return float(entry.value.text)
+
+
+def read_threshold(entry: Entry) -> float:
+    """Read a number between 0 and 1, where 0 is no value to give."""
+    threshold = read_number(entry)
+    if not 0 < threshold < 1:
+        raise entry.takes("a number above 0 and below 1")
+    return threshold
+
+
+def read_divisions(entry: Entry) -> tuple[int, ...]:
+    """Read one number for all slots, or the slots that are named and, with ``>``, all after them.
+
+    The first that is named counts for all before it too; a slot between two that are named, and left
+    out, has none (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
+    """
+    if entry.pairs is None:
+        return (_divisions(entry, entry.value, least=1),) * DIVISION_SLOTS
+    if not entry.pairs:
+        raise entry.value.refused(f"{entry.key.text} takes {_DIVISIONS}, not an empty list")
+    slots, last = [0] * DIVISION_SLOTS, -1
+    for interval, piece in entry.pairs:
+        divisions = _divisions(entry, piece, least=0)
+        if interval.text == ">":
+            _check_rest(interval, last, ends=interval is entry.pairs[-1][0])
+            slots[last + 1 :] = [divisions] * (DIVISION_SLOTS - last - 1)
+        else:
+            slot = _slot(interval, last)
+            begin = slot if last >= 0 else 0
+            slots[begin : slot + 1] = [divisions] * (slot + 1 - begin)
+            last = slot
+    return tuple(slots)
+
+
+def read_reserve(entry: Entry) -> Reserve:
+    """Read a share of the device's memory, or GiB that end in G."""
+    entry.word(_RESERVE)
+    return _reserve(entry, entry.value)
+
+
+def read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
+    """Read a reserve for each class of streams that is named."""
+    if not entry.pairs:
+        right = "a list of classes of streams ([serving:0.25,training:40G])"
+        raise (
+            entry.takes(right)
+            if entry.pairs is None
+            else entry.value.refused(f"{entry.key.text} takes {right}, not an empty one")
+        )
+    reserves: dict[str, Reserve] = {}
+    for name, piece in entry.pairs:
+        if name.text in reserves:
+            raise name.refused(f"the class {name.shown} is there twice")
+        reserves[name.text] = _reserve(entry, piece)
+    return tuple(reserves.items())
+
+
+def write_switch(value: bool) -> str:
+    """Write True or False."""
+    return str(value)
+
+
+def write_word(value: str) -> str:
+    """Write a name."""
+    return value
+
+
+def write_size(size_bytes: int) -> str:
+    """Write bytes as MiB."""
+    return f"{size_bytes // MIB:d}"
+
+
+def write_count(value: int) -> str:
+    """Write a whole number."""
+    return f"{value:d}"
+
+
+def write_number(value: float) -> str:
+    """Write the shortest number that is read as the same."""
+    return repr(float(value))
+
+
+def write_divisions(slots: tuple[int, ...]) -> str:
+    """Write one number where all slots agree; else from the end of the first run to the last run."""
+    runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
+    if not runs and slots[0]:
+        return f"{slots[0]:d}"
+    begin, end = (runs[0], runs[-1]) if runs else (0, 0)
+    named = "".join(f"{1 << slot}:{slots[slot]:d}," for slot in range(begin, end + 1))
+    return f"[{named}>:{slots[-1]:d}]"
+
+
+def write_reserve(reserve: Reserve) -> str:
+    """Write a share, or GiB with their G."""
+    return f"{float(reserve.value)!r}{'G' if reserve.unit == 'GiB' else ''}"
+
+
+def write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
+    """Write a list of classes with their reserves."""
+    return f"[{','.join(f'{name}:{write_reserve(reserve)}' for name, reserve in reserves)}]"
+
+
+def _whole(entry: Entry, right: str, most: int) -> int:
+    if _WHOLE.fullmatch(entry.word(right)) is None:
+        raise entry.takes(right)
+    value = int(entry.value.text)
+    if not 0 <= value <= most:
+        raise entry.takes(f"{right}, 0 to {most}", hint="leave it out to have the default")
+    return value
+
+
+def _divisions(entry: Entry, piece: Piece, *, least: int) -> int:
+    value = int(piece.text) if _SHORT.fullmatch(piece.text) else -1
+    if value < least or value >= 1 << 63 or (value and not is_power_of_two(value)):
+        raise entry.takes("powers of two" if least else "powers of two or 0", piece)
+    return value
+
+
+def _slot(interval: Piece, last: int) -> int:
+    """Return the slot that begins at so many MiB; it must come after the last one."""
+    begin = int(interval.text) if _SHORT.fullmatch(interval.text) else -1
+    if not is_power_of_two(begin) or begin > 1 << (DIVISION_SLOTS - 1):
+        raise interval.refused(
+            f"an interval begins at a power of two of MiB, 1 to {1 << (DIVISION_SLOTS - 1)},"
+            f" or is '>', not {interval.shown}"
+        )
+    slot = begin.bit_length() - 1
+    if slot <= last:
+        raise interval.refused(f"intervals must rise: {begin} comes after {1 << last}")
+    return slot
+
+
+def _check_rest(interval: Piece, last: int, *, ends: bool) -> None:
+    if not ends or not 0 <= last < DIVISION_SLOTS - 1:
+        raise interval.refused(
+            "'>' is all intervals after the one before it: it ends the list, and is not alone in it",
+            hint="write for example [256:1,512:2,>:4]",
+        )
+
+
+def _reserve(entry: Entry, piece: Piece) -> Reserve:
+    absolute = piece.text[-1] in "Gg"
+    number = piece.text[:-1] if absolute else piece.text
+    if _NUMBER.fullmatch(number) is None:
+        raise entry.takes(_RESERVE, piece)
+    try:
+        return Reserve(value=float(number), unit="GiB" if absolute else "share")
+    except InputError:
+        raise entry.takes(_RESERVE, piece) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of PyTorch's configuration."""
+
+    field: str  # of Settings
+    read: Callable[[Entry], Any]
+    write: Callable[[Any], str]
+    native: bool = True  # does nothing beside another backend
+
+
+def _switch(field: str, *, native: bool = True) -> Key:
+    return Key(field, read_switch, write_switch, native)
+
+
+def _size(field: str, *, native: bool = True) -> Key:
+    return Key(field, read_size, write_size, native)
+
+
+# The keys of PyTorch 2.15 (AcceleratorAllocatorConfig::getKeys, CUDAAllocatorConfig::getKeys).
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {
+        "backend": Key("backend", read_backend, write_word, native=False),
+        "expandable_segments": _switch("expandable_segments"),
+        "expandable_segments_reserve": Key(
+            "expandable_segments_reserve", read_reserve, write_reserve
+        ),
+        "expandable_segments_reserve_by_class": Key(
+            "expandable_segments_reserve_by_class", read_reserves, write_reserves
+        ),
+        "garbage_collection_threshold": Key(
+            "garbage_collection_threshold", read_threshold, write_number
+        ),
+        "graph_capture_record_stream_reuse": _switch("graph_capture_record_stream_reuse"),
+        "large_segment_size_mb": _size("large_segment_size_bytes"),
+        "max_non_split_rounding_mb": _size("max_non_split_rounding_bytes"),
+        "max_split_size_mb": _size("max_split_size_bytes"),
+        "per_process_memory_fraction": Key("memory_fraction", read_number, write_number),
+        "pinned_free_catch_all": _switch("pinned_free_catch_all", native=False),
+        "pinned_max_cached_size_mb": _size("pinned_max_cached_size_bytes", native=False),
+        "pinned_max_round_threshold_mb": _size("pinned_max_round_threshold_bytes", native=False),
+        "pinned_num_register_threads": Key(
+            "pinned_num_register_threads", read_count, write_count, native=False
+        ),
+        "pinned_reserve_segment_size_mb": Key(
+            "pinned_reserve_segment_size_bytes",
+            read_size_above_0,
+            write_size,
+            native=False,
+        ),
+        "pinned_use_background_threads": _switch("pinned_use_background_threads", native=False),
+        "pinned_use_cuda_host_register": _switch("pinned_use_cuda_host_register", native=False),
+        "release_lock_on_cudamalloc": _switch("release_lock_on_cudamalloc"),
+        "roundup_power2_divisions": Key(
+            "roundup_power2_divisions", read_divisions, write_divisions
+        ),
+        "throw_on_cudamalloc_oom": _switch("throw_on_cudamalloc_oom"),
+    }
+)
+
+# Other spellings that PyTorch takes on every device (CUDAAllocatorConfig::parseArgs).
+SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
+        "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
+    }
+)
+
+# What PyTorch once took and now refuses.
+DROPPED = frozenset({"roundup_bypass_threshold_mb"})

@@ -1,0 +1,184 @@
+"""The values that each setting of the allocator may have, by itself."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from cudakit.errors import InputError
+
+# The share of the device's memory that PyTorch reserves addresses for by default (ExpandableSegment).
+FULL_RESERVE = 9 / 8
+MIB = 1 << 20
+_GIB = 1 << 30
+# A snapshot holds sizes as signed 64-bit numbers, where more would turn negative.
+LARGEST_MIB = (1 << 63) // MIB - 1
+BACKENDS = ("native", "cudaMallocAsync")
+# [2^i MiB, 2^(i+1) MiB) each; the first serves what is smaller too, the last what is larger
+# (c10/core/AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals).
+DIVISION_SLOTS = 16
+# CUDAAllocatorConfig::pinned_max_register_threads.
+MOST_REGISTER_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Hold a size as PyTorch's configuration writes it: ``0.5``, a share of the device, or ``40G``.
+
+    Raises InputError for a value that is not above 0, and for a share above 9/8, which PyTorch takes
+    and does not follow.
+    """
+
+    value: float
+    unit: Literal["share", "GiB"] = "share"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("share", "GiB"):
+            raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
+        value: object = self.value  # of any type, where nobody checks types
+        most = FULL_RESERVE if self.unit == "share" else sys.float_info.max
+        if not isinstance(value, float) or not 0 < value <= most:
+            raise InputError(
+                f"a reserve is {value!r} ({self.unit}); it must be a float above 0, at most {most:g}",
+                hint="an absolute size is in GiB: 40G",
+            )
+
+    def size_bytes(self, total_bytes: int) -> int:
+        """Return the bytes on a device with so much memory; at most 9/8 of it, as in PyTorch."""
+        whole = total_bytes if self.unit == "share" else _GIB
+        return int(min(self.value * whole, FULL_RESERVE * total_bytes))
+
+
+class SettingRefused(InputError):
+    """A setting has a value that it cannot have."""
+
+    def __init__(self, field: str, seen: str, right: str) -> None:
+        super().__init__(f"{field} is {seen}; it must be {right}")
+        self.field = field
+        self.seen = seen
+        self.right = right
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Say what a value must be, and whether it is."""
+
+    holds: Callable[[object], bool]
+    right: str
+
+
+def shown(field: str, value: object) -> str:
+    """Write the value of a setting for a message: whole MiB as such, the rest as Python does, cut short."""
+    if isinstance(value, int) and value.bit_length() > 80:  # Python writes no number of 5000 digits
+        return f"a number of {value.bit_length()} bits"
+    if field.endswith("_bytes") and isinstance(value, int) and value and value % MIB == 0:
+        return f"{value // MIB} MiB"
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:
+        return f"a {type(value).__name__}"
+
+
+def is_power_of_two(value: int) -> bool:
+    """Tell whether a number is 1, 2, 4 and so on."""
+    return value > 0 and value & (value - 1) == 0
+
+
+def is_class_name(name: object) -> bool:
+    """Tell whether a configuration can hold the name of a class of streams."""
+    return (
+        isinstance(name, str) and name != "" and not any(c in ",:[]" or c.isspace() for c in name)
+    )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _size(least_mib: int) -> Rule:
+    def holds(value: object) -> bool:
+        return (
+            isinstance(value, int)
+            and _is_int(value)
+            and value % MIB == 0
+            and least_mib <= value // MIB <= LARGEST_MIB
+        )
+
+    return Rule(holds, f"a whole number of MiB, {least_mib} to {LARGEST_MIB}")
+
+
+def _or_none(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.right}, or None")
+
+
+def _are_divisions(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == DIVISION_SLOTS
+        and all(_is_int(n) and (n == 0 or is_power_of_two(n)) and n < 1 << 63 for n in value)
+    )
+
+
+def _is_register_threads(value: object) -> bool:
+    return (
+        isinstance(value, int)
+        and _is_int(value)
+        and is_power_of_two(value)
+        and value <= MOST_REGISTER_THREADS
+    )
+
+
+def _are_reserves(value: object) -> bool:
+    if not isinstance(value, tuple) or not all(isinstance(p, tuple) and len(p) == 2 for p in value):
+        return False
+    return len({name for name, _ in value if is_class_name(name)}) == len(value) and all(
+        isinstance(reserve, Reserve) for _, reserve in value
+    )
+
+
+_SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
+_RESERVES = Rule(
+    _are_reserves,
+    "pairs of a class of streams and a Reserve, each class once, named without ',', ':', '[', ']', space",
+)
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "backend": Rule(BACKENDS.__contains__, " or ".join(map(repr, BACKENDS))),
+        "max_split_size_bytes": _or_none(_size(0)),
+        "max_non_split_rounding_bytes": _or_none(_size(0)),
+        "large_segment_size_bytes": _size(11),  # must be above 10 MiB, where own segments begin
+        "roundup_power2_divisions": Rule(
+            _are_divisions, f"a tuple of {DIVISION_SLOTS}, each a power of two or 0"
+        ),
+        "garbage_collection_threshold": Rule(
+            lambda value: isinstance(value, float) and 0.0 <= value < 1.0,
+            "a float from 0.0 (off) to below 1.0",
+        ),
+        "memory_fraction": Rule(
+            lambda value: isinstance(value, float) and 0.0 <= value <= 1.0,
+            "a float from 0.0 to 1.0",
+        ),
+        "throw_on_cudamalloc_oom": _SWITCH,
+        "release_lock_on_cudamalloc": _SWITCH,
+        "graph_capture_record_stream_reuse": _SWITCH,
+        "expandable_segments": _SWITCH,
+        "expandable_segments_reserve": Rule(
+            lambda value: value is None or isinstance(value, Reserve), "a Reserve or None"
+        ),
+        "expandable_segments_reserve_by_class": _RESERVES,
+        "pinned_use_background_threads": _SWITCH,
+        "pinned_use_cuda_host_register": _SWITCH,
+        "pinned_num_register_threads": Rule(
+            _is_register_threads, f"a power of two, at most {MOST_REGISTER_THREADS}"
+        ),
+        "pinned_max_round_threshold_bytes": _or_none(_size(0)),
+        "pinned_max_cached_size_bytes": _or_none(_size(0)),
+        "pinned_reserve_segment_size_bytes": _size(0),
+        "pinned_free_catch_all": _SWITCH,
+    }
+)

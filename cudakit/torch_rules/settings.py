@@ -1,0 +1,253 @@
+"""The configuration of the allocator: every setting that PyTorch's has, read strictly from its text."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Literal, TypeAlias
+
+from cudakit.torch_rules.setting_keys import DROPPED, KEYS, SPELLINGS, Key
+from cudakit.torch_rules.setting_rules import (
+    DIVISION_SLOTS,
+    MIB,
+    RULES,
+    Reserve,
+    SettingRefused,
+    shown,
+)
+from cudakit.torch_rules.setting_text import Entry, Piece, read_entries
+
+Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
+Recorded: TypeAlias = bool | int | float | str | dict[str, int]
+
+_NO_DIVISIONS = (0,) * DIVISION_SLOTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Hold the settings of a caching allocator, with the meaning, the limits and the defaults of PyTorch's.
+
+    The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
+    are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
+    ``per_process_memory_fraction``. A value is whole: nothing of an earlier one lives on in it.
+
+    Raises SettingRefused, an InputError, which says the field, the value seen and what it must be.
+    """
+
+    # Who allocates; beside cudaMallocAsync only the settings of pinned memory count.
+    backend: Backend = "native"
+
+    # Blocks from this size on are not split; None: all may be.
+    max_split_size_bytes: int | None = None
+    # See slack_bytes; None: large_segment_size_bytes.
+    max_non_split_rounding_bytes: int | None = None
+    # The segment of a request above 1 MiB and below 10 MiB.
+    large_segment_size_bytes: int = 20 * MIB
+    # Of sizes in [2^i, 2^(i+1)) MiB; 0 and 1: not rounded.
+    roundup_power2_divisions: tuple[int, ...] = _NO_DIVISIONS
+    # The share of the limit above which unused segments are given back by age; 0: off.
+    garbage_collection_threshold: float = 0.0
+    # The limit, as a share of the device's memory; 1: none.
+    memory_fraction: float = 1.0
+    # Refuse what is above the limit before the driver is asked.
+    throw_on_cudamalloc_oom: bool = False
+    # Let other threads go on while the driver allocates.
+    release_lock_on_cudamalloc: bool = False
+    # Reuse within a capture what the graph so far proves to be free.
+    graph_capture_record_stream_reuse: bool = False
+
+    # Segments that grow within a range of addresses.
+    expandable_segments: bool = False
+    # That range; None: 9/8 of the device's memory.
+    expandable_segments_reserve: Reserve | None = None
+    # The same for streams of a class, by its name.
+    expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
+
+    # Look after events in a thread of its own.
+    pinned_use_background_threads: bool = False
+    # Allocate by cudaHostRegister instead of cudaHostAlloc, with so many threads that touch the pages.
+    pinned_use_cuda_host_register: bool = False
+    pinned_num_register_threads: int = 1
+    # What is larger is not rounded to a power of two; None: all is.
+    pinned_max_round_threshold_bytes: int | None = None
+    # What is larger is given back when it is freed; None: all is kept.
+    pinned_max_cached_size_bytes: int | None = None
+    # Set aside at the first use, and carved up; 0: nothing.
+    pinned_reserve_segment_size_bytes: int = 0
+    # Swallow what fails when pinned memory is freed.
+    pinned_free_catch_all: bool = False
+
+    def __post_init__(self) -> None:
+        for field, rule in RULES.items():
+            value = getattr(self, field)
+            if not rule.holds(value):
+                raise SettingRefused(field, shown(field, value), rule.right)
+        self._check_against_segments()
+        self._check_against_backend()
+
+    @property
+    def slack_bytes(self) -> int:
+        """Return by how much an unsplit block may be larger than the request that takes it."""
+        rounding = self.max_non_split_rounding_bytes
+        return self.large_segment_size_bytes if rounding is None else rounding
+
+    def as_text(self) -> str:
+        """Write what is not the default as a string that PyTorch and ``parse_config`` read."""
+        changed = self._changed()
+        return ",".join(
+            f"{name}:{key.write(getattr(self, key.field))}"
+            for name, key in KEYS.items()
+            if key.field in changed
+        )
+
+    def as_torch(self) -> dict[str, Recorded]:
+        """Return what PyTorch 2.11 writes into a snapshot as its ``allocator_settings``.
+
+        Sizes are bytes, -1 without a limit; divisions go by the MiB at which they begin. The string under
+        PYTORCH_CUDA_ALLOC_CONF is ``as_text``: it has the settings that PyTorch leaves out too
+        (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot).
+        """
+        limit = self.max_split_size_bytes
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.as_text(),
+            "max_split_size": -1 if limit is None else limit,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "pinned_num_register_threads": self.pinned_num_register_threads,
+            "release_lock_on_cudamalloc": self.release_lock_on_cudamalloc,
+            "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,
+            "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
+            "roundup_power2_divisions": {
+                str(1 << slot): n for slot, n in enumerate(self.roundup_power2_divisions)
+            },
+        }
+
+    def as_recorded(self) -> dict[str, Recorded]:
+        """Return what a snapshot has: what PyTorch writes, then every setting that is in force.
+
+        By the names of the keys; sizes are bytes, without ``_mb``, and -1 without a limit.
+        """
+        effective = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
+        effective["max_non_split_rounding"] = self.slack_bytes
+        told = self.as_torch()
+        return told | {name: value for name, value in effective.items() if name not in told}
+
+    def _recorded(self, key: Key) -> Recorded:
+        value = getattr(self, key.field)
+        if value is None:
+            return -1
+        return value if isinstance(value, bool | int | float | str) else str(key.write(value))
+
+    def _changed(self) -> set[str]:
+        return {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+
+    def _check_against_segments(self) -> None:
+        least = self.large_segment_size_bytes
+        for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                right = f"at least the size of a large segment, {shown('large_segment_size_bytes', least)}"
+                raise SettingRefused(field, shown(field, value), right)
+
+    def _check_against_backend(self) -> None:
+        if self.backend == "native":
+            return
+        changed = self._changed()
+        for key in KEYS.values():
+            if key.native and key.field in changed:
+                value = shown(key.field, getattr(self, key.field))
+                right = f"left out: with backend {self.backend} it does nothing"
+                raise SettingRefused(key.field, value, right)
+
+
+# In the order in which PyTorch looks (AcceleratorAllocatorConfig::instance: the old name before the new one,
+# against what its header says).
+PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# The name of cudakit's own allocator alone goes first.
+VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
+
+
+class SettingsWarning(UserWarning):
+    """More than one variable configures the allocator."""
+
+
+def effective(environment: Mapping[str, str]) -> Settings:
+    """Return the settings that an environment asks for.
+
+    The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the
+    whole configuration, even where it is empty: nothing is merged, and the others are not read. Where they
+    differ from it, a SettingsWarning says which one counts. Raises InputError as ``parse_config`` does.
+    """
+    told = [variable for variable in VARIABLES if variable in environment]
+    if not told:
+        return Settings()
+    first, *others = told
+    if ignored := [name for name in others if environment[name] != environment[first]]:
+        warnings.warn(
+            f"{' and '.join([first, *ignored])} are set; {first} counts for this allocator",
+            SettingsWarning,
+            stacklevel=2,
+        )
+    return parse_config(environment[first], variable=first)
+
+
+def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:
+    """Read a configuration: ``key:value,key:[a:b,c:d]``; what is left out has its default.
+
+    Takes what PyTorch 2.15 takes, and refuses what PyTorch takes in silence and does not follow, or not as
+    written: missing separators, space inside of words, a key twice, numbers with something after them
+    or with a minus, intervals of divisions that fall or lie beyond the last, malformed reserves, and
+    keys of the native backend beside another one.
+
+    Raises InputError with one line: the variable, the character (from 1), what is there, and what would
+    be right.
+    """
+    entries: dict[str, Entry] = {}
+    found: dict[str, object] = {}
+    for entry in read_entries(variable, text):
+        name = _known(entry.key)
+        key = KEYS[name]
+        if key.field in entries:
+            earlier = entries[key.field].key
+            raise entry.key.refused(
+                f"{name} is there twice, first at character {earlier.at + 1}",
+                hint="keep one of them",
+            )
+        entries[key.field] = entry
+        found[key.field] = key.read(entry)
+    _check_backend(entries, found)
+    try:
+        return Settings(**found)  # type: ignore[arg-type]  # each reader returns the type of its field
+    except SettingRefused as refused:
+        entry = entries[refused.field]
+        raise entry.value.refused(
+            f"{entry.key.text} is {refused.seen}; it must be {refused.right}"
+        ) from None
+
+
+def _known(key: Piece) -> str:
+    """Return the name under which PyTorch documents a key."""
+    name = SPELLINGS.get(key.text, key.text)
+    if name in KEYS:
+        return name
+    if name in DROPPED:
+        raise key.refused(f"PyTorch has dropped {name}, and refuses it", hint="leave it out")
+    near = get_close_matches(name[:80], KEYS, n=1, cutoff=0.0)[0]
+    raise key.refused(
+        f"PyTorch knows no key {key.shown}; the nearest is {near!r}",
+        hint=f"the keys: {', '.join(KEYS)}",
+    )
+
+
+def _check_backend(entries: Mapping[str, Entry], found: Mapping[str, object]) -> None:
+    backend = found.get("backend", "native")
+    if backend == "native":
+        return
+    for entry in entries.values():
+        if KEYS[_known(entry.key)].native:
+            raise entry.key.refused(
+                f"{entry.key.text} does nothing with backend:{backend}",
+                hint="leave out one of them",
+            )

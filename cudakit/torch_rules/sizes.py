@@ -1,0 +1,70 @@
+"""Sizes: what a request is rounded up to, and how much is taken from the device for a block.
+
+The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; its name for each is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MIB = 1 << 20
+
+SMALLEST_BLOCK = 512  # kMinBlockSize: every block is a multiple of it
+MOST_SMALL = MIB  # kSmallSize: larger blocks come from the large pool
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
+OWN_SEGMENT = 10 * MIB  # kMinLargeAlloc: blocks of at least this size get a segment of their own
+SEGMENT_STEP = 2 * MIB  # kRoundLarge
+
+# A request of an EiB is refused before the allocator sees it (aten/src/ATen/EmptyTensor.cpp).
+TOO_MANY_BYTES = 1 << 60
+# In place of a size without a limit: SIZE_MAX in PyTorch; here the largest value of a signed 64-bit counter.
+UNLIMITED = (1 << 63) - 1
+
+# Divisions are set for each power of two from 1 MiB on, the last for 32 GiB and above.
+_FIRST_SLOT_BITS = MIB.bit_length()
+
+
+def rounded(size_bytes: int, divisions: Sequence[int] = ()) -> int:
+    """Round a request up to the size of its block.
+
+    ``divisions`` are the 16 of the setting ``roundup_power2_divisions``; empty: nothing is divided.
+    Source: round_size.
+    """
+    if size_bytes < SMALLEST_BLOCK:
+        return SMALLEST_BLOCK
+    if divisions:
+        division = division_of(size_bytes, divisions)
+        if division > 1 and size_bytes > SMALLEST_BLOCK * division:
+            return rounded_to_division(size_bytes, division)
+    return -(-size_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK
+
+
+def division_of(size_bytes: int, divisions: Sequence[int]) -> int:
+    """Return the number of steps that the power of two below a size is divided into.
+
+    Source: CUDAAllocatorConfig::roundup_power2_divisions (c10/core/AllocatorConfig.cpp).
+    """
+    slot = size_bytes.bit_length() - _FIRST_SLOT_BITS
+    return divisions[min(max(slot, 0), len(divisions) - 1)]
+
+
+def rounded_to_division(size_bytes: int, division: int) -> int:
+    """Round up to one of the steps between two powers of two; ``division`` is a power of two.
+
+    Source: roundup_power2_next_division.
+    """
+    power = 1 << (size_bytes.bit_length() - 1)
+    if power == size_bytes:
+        return size_bytes
+    step = power // division
+    return -(-size_bytes // step) * step if step else 2 * power
+
+
+def segment_size(block_bytes: int, large_segment_bytes: int = LARGE_SEGMENT) -> int:
+    """Return the bytes taken from the device for a block. Source: get_allocation_size."""
+    if block_bytes <= MOST_SMALL:
+        return SMALL_SEGMENT
+    if block_bytes < OWN_SEGMENT:
+        return large_segment_bytes
+    return -(-block_bytes // SEGMENT_STEP) * SEGMENT_STEP

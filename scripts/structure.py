@@ -1,0 +1,160 @@
+"""Print the size and the import structure of the package.
+
+    python scripts/structure.py [--check]
+
+Lines and files by package, the deepest import level (the longest chain of imports that starts at a file),
+import cycles, files under 40 lines that one other file imports, and the largest classes, files and functions.
+Imports inside functions and for type checkers count. ``--check`` exits with 1 if there is a cycle or such a
+small file.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL_LINES = 40
+ROWS = 5
+NATIVE = {".c", ".h", ".cu"}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((ROOT / "cudakit").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
+    """Return the modules of the package that a module imports, inside functions included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            submodules = names & known.keys()
+            found |= submodules
+            if submodules != names:
+                found.add(node.module)
+    return found & known.keys()
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Return the strongly connected components, imported ones first (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[tuple[str, ...]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            start = stack.index(name)
+            found.append(tuple(sorted(stack[start:])))
+            del stack[start:]
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def levels(graph: dict[str, set[str]], components: list[tuple[str, ...]]) -> dict[str, int]:
+    """Return for each module the length of the longest import chain from it; a cycle counts as one."""
+    owner = {name: component for component in components for name in component}
+
+    @cache
+    def level(component: tuple[str, ...]) -> int:
+        below = {owner[other] for name in component for other in graph[name]} - {component}
+        return 1 + max(map(level, below), default=0)
+
+    return {name: level(owner[name]) for name in graph}
+
+
+def package_of(path: Path) -> str:
+    """Return the package that a file counts for: two levels in core and gpu, one elsewhere."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return "/".join(parts[:3] if parts[1:2] in (("core",), ("gpu",)) else parts[:2])
+
+
+def print_sizes() -> None:
+    """Print a row per package: files and lines of Python, lines of C."""
+    files: Counter[str] = Counter()
+    lines: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in sorted((ROOT / "cudakit").rglob("*")):
+        kind = "native" if path.suffix in NATIVE else "python" if path.suffix == ".py" else ""
+        if kind:
+            files[package_of(path)] += kind == "python"
+            lines[package_of(path)][kind] += path.read_text(encoding="utf-8").count("\n")
+    print(f"{'package':28}{'files':>7}{'Python':>9}{'C':>8}")
+    for package, count in sorted(files.items()):
+        row = lines[package]
+        print(f"{package:28}{count:7}{row['python']:9}{row['native'] or '':>8}")
+    total = sum(lines.values(), Counter[str]())
+    print(f"{'all':28}{files.total():7}{total['python']:9}{total['native']:8}")
+    tests = list((ROOT / "tests").rglob("*.py"))
+    count = sum(path.read_text(encoding="utf-8").count("\n") for path in tests)
+    print(f"{'tests':28}{len(tests):7}{count:9}")
+
+
+def lengths(
+    trees: dict[str, ast.Module], *kinds: type[ast.ClassDef | ast.FunctionDef]
+) -> list[tuple[int, str]]:
+    """Return the lines of the longest classes or functions, with their names."""
+    found = []
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, kinds):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                found.append((length, f"{name}.{node.name}"))
+    return sorted(found, reverse=True)[:ROWS]
+
+
+def main() -> int:
+    known = modules()
+    texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    graph = {name: imports(tree, known) - {name} for name, tree in trees.items()}
+    components = strongly_connected(graph)
+    cycles = [component for component in components if len(component) > 1]
+    depth = levels(graph, components)
+    deepest = max(depth, key=lambda name: depth[name])
+    importers = Counter(other for others in graph.values() for other in others)
+    small = [
+        name
+        for name, path in known.items()
+        if path.stem not in {"__init__", "__main__"}
+        and texts[name].count("\n") < SMALL_LINES
+        and importers[name] == 1
+    ]
+    print_sizes()
+    print(f"\ndeepest import level: {depth[deepest]} ({deepest})")
+    print(f"import cycles: {len(cycles)}", *(f"\n  {' '.join(cycle)}" for cycle in cycles))
+    print(f"files under {SMALL_LINES} lines with one importer: {len(small)}")
+    print(*(f"  {name}\n" for name in small), sep="", end="")
+    sizes = sorted(((text.count("\n"), name) for name, text in texts.items()), reverse=True)[:ROWS]
+    functions = lengths(trees, ast.FunctionDef)
+    for title, rows in (
+        ("classes", lengths(trees, ast.ClassDef)),
+        ("files", sizes),
+        ("functions", functions),
+    ):
+        print(f"largest {title}: " + ", ".join(f"{name} {length}" for length, name in rows))
+    return int("--check" in sys.argv[1:] and bool(cycles or small))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

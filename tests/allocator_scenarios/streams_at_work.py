@@ -1,0 +1,194 @@
+"""Streams by name, the work that keeps them busy, and captures of them; on a GPU and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import numpy as np
+
+from allocator_scenarios.scenario import STREAMS
+from allocator_scenarios.upstreams import InMemory
+from cudakit.core.allocator.reuse import CaptureGraph
+from cudakit.core.allocator.upstream import GraphOfGpu
+from cudakit.gpu.api import Gpu, Ptr, Stream
+
+MOST_NS = 2_000_000_000
+SOURCE = """
+extern "C" __global__ void gate(volatile unsigned *open, unsigned ticket, unsigned long long most_ns) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (*open < ticket && now - begin < most_ns);
+}
+"""
+
+
+class Gate:
+    """A stream of its own, ``lane``, that others wait for."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.lane: Stream = gpu.stream(blocking=False)
+        self._kernel = gpu.kernel(gpu.load(gpu.compile(SOURCE)), "gate")
+        self._word: Ptr = gpu.host_malloc(64)  # pinned: the device reads it at the same address
+        self._open = np.frombuffer(gpu.host_view(self._word, 64), dtype=np.uint32)
+        self._open[0] = 0
+        self._ticket = 0
+
+    def close(self) -> None:
+        """Let the lane wait from now on."""
+        self._ticket += 1
+        self._launch(self._ticket, self.lane)
+
+    def pass_through(self, stream: Stream) -> None:
+        """Give a stream a kernel that waits for nothing."""
+        self._launch(0, stream)
+
+    def open(self) -> None:
+        """Let the lane go on, and wait until it has."""
+        self._open[0] = self._ticket
+        self._gpu.sync_stream(self.lane)
+
+    def _launch(self, ticket: int, stream: Stream) -> None:
+        arguments = (self._word, np.uint32(ticket), np.uint64(MOST_NS))
+        self._gpu.launch(self._kernel, (1, 1, 1), (1, 1, 1), arguments, stream)
+
+
+class CapturedByDriver:
+    """Begins and ends captures. Streams are the driver's handles."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+
+    def begin(self, handle: Any) -> None:
+        """Begin a capture in which the thread may allocate (as PyTorch sees to by other means)."""
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._call(self._driver.cuStreamBeginCapture, handle, mode)
+
+    def end(self, handle: Any) -> None:
+        """End a capture; nobody needs the graph."""
+        (graph,) = self._call(self._driver.cuStreamEndCapture, handle)
+        self._call(self._driver.cuGraphDestroy, graph)
+
+    def _call(self, function: Callable[..., tuple[Any, ...]], *args: object) -> list[Any]:
+        status, *values = function(*args)
+        if status:
+            raise RuntimeError(f"{function.__name__}: {status!r}")
+        return values
+
+
+class GraphInMemory:
+    """The graph of a capture that begins on one stream and takes in those that wait for it."""
+
+    def __init__(self, stream: int) -> None:
+        self._terminals: dict[int, set[int]] = {stream: set()}
+        self._before: list[set[int]] = []  # of each node
+
+    def add(self, stream: int) -> None:
+        """Give a captured stream one more node."""
+        if stream in self._terminals:
+            self._before.append(self._terminals[stream])
+            self._terminals[stream] = {len(self._before) - 1}
+
+    def join(self, stream: int, other: int) -> None:
+        """Let a stream wait for a captured one."""
+        if other in self._terminals:
+            own = self._terminals.setdefault(stream, set())
+            self._terminals[stream] = own | self._terminals[other]
+
+    def capture(self, stream: int) -> int | None:
+        return 1 if stream in self._terminals else None
+
+    def terminals(self, stream: int) -> Collection[int]:
+        return self._terminals[stream]
+
+    def predecessors(self, node: int) -> Collection[int]:
+        return self._before[node]
+
+
+class Work(Protocol):
+    """What keeps streams busy. A stream that is not busy is done when it is waited for."""
+
+    numbers: dict[str, int]  # of the streams, for the allocator
+
+    def busy(self, stream: str) -> None: ...
+    def settle(self, stream: str) -> None: ...
+    def join(self, stream: str, other: str) -> None: ...
+    def work(self, stream: str) -> None: ...
+    def begin_capture(self, stream: str) -> CaptureGraph: ...
+    def end_capture(self, stream: str) -> None: ...
+
+
+class WorkInMemory:
+    """Streams that are done when somebody says so."""
+
+    def __init__(self, device: InMemory) -> None:
+        self._device = device
+        self._graph: GraphInMemory | None = None
+        self.numbers = {name: number for number, name in enumerate(STREAMS, 11)}
+
+    def busy(self, stream: str) -> None: ...
+
+    def settle(self, stream: str) -> None:
+        self._device.finish(self.numbers[stream])
+
+    def join(self, stream: str, other: str) -> None:
+        if self._graph:
+            self._graph.join(self.numbers[stream], self.numbers[other])
+
+    def work(self, stream: str) -> None:
+        if self._graph:
+            self._graph.add(self.numbers[stream])
+
+    def begin_capture(self, stream: str) -> CaptureGraph:
+        self._graph = GraphInMemory(self.numbers[stream])
+        return self._graph
+
+    def end_capture(self, stream: str) -> None:  # noqa: ARG002
+        self._graph = None
+
+
+class WorkOnGpu:
+    """Streams of a real GPU, and a gate for each."""
+
+    def __init__(self, gpu: Any) -> None:
+        self._gpu = gpu
+        self.numbers = {name: gpu.stream(blocking=False) for name in STREAMS}
+        self._gates = {name: Gate(gpu) for name in STREAMS}
+        self._captured = CapturedByDriver()
+
+    def busy(self, stream: str) -> None:
+        gate = self._gates[stream]
+        gate.close()
+        self._wait(self._stream(stream), gate.lane)
+
+    def settle(self, stream: str) -> None:
+        self._gates[stream].open()
+        self._gpu.sync_stream(self._stream(stream))
+
+    def join(self, stream: str, other: str) -> None:
+        self._wait(self._stream(stream), self._stream(other))
+
+    def work(self, stream: str) -> None:
+        """Launch a kernel that ends at once."""
+        self._gates[stream].pass_through(self._stream(stream))
+
+    def begin_capture(self, stream: str) -> CaptureGraph:
+        self._captured.begin(self._gpu.handle(self._stream(stream)))
+        return GraphOfGpu(self._gpu)
+
+    def end_capture(self, stream: str) -> None:
+        self._captured.end(self._gpu.handle(self._stream(stream)))
+
+    def _stream(self, name: str) -> Stream:
+        return Stream(self.numbers[name])
+
+    def _wait(self, stream: Stream, other: Stream) -> None:
+        event = self._gpu.event(timing=False)
+        self._gpu.record(event, other)
+        self._gpu.wait(stream, event)
+        self._gpu.destroy_event(event)

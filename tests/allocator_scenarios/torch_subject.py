@@ -1,0 +1,393 @@
+"""PyTorch's allocator as a subject of scenarios. Needs neither PyTorch's random numbers nor its workspaces.
+
+A capture begins with the driver's call, and its memory is routed as torch.cuda.graph does it, but without the
+seed and the offset of the random numbers, which torch.cuda.graph allocates beside every graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p, cast
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+
+from allocator_scenarios.scenario import DEFAULT, STREAMS, CannotRun
+from allocator_scenarios.streams_at_work import CapturedByDriver, Gate
+
+DEVICE = 0
+ALLOC = CFUNCTYPE(c_void_p, c_size_t, c_int, c_void_p)
+FREE = CFUNCTYPE(None, c_void_p, c_size_t, c_int, c_void_p)
+
+
+class Calls:
+    """An allocator of segments that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.made = self.freed = 0
+        # Kept: PyTorch knows no more than their addresses.
+        self._functions = ALLOC(self._alloc), FREE(self._free)
+        addresses = [cast(function, c_void_p).value for function in self._functions]
+        self.allocator = torch._C._cuda_customAllocator(*addresses)
+
+    def _alloc(self, size_bytes: int, device: int, stream: int) -> int:  # noqa: ARG002
+        self.made += 1
+        status, ptr = driver.cuMemAlloc(size_bytes)
+        return 0 if status else int(ptr)
+
+    def _free(self, ptr: int, size_bytes: int, device: int, stream: int) -> None:  # noqa: ARG002
+        self.freed += 1
+        driver.cuMemFree(ptr)
+
+
+# What lives on from one configuration to the next unless it is said again, and its default.
+PERSISTENT = {
+    "expandable_segments": "False",
+    "release_lock_on_cudamalloc": "False",
+    "graph_capture_record_stream_reuse": "False",
+    "large_segment_size_mb": "20",
+}
+
+
+class Torch:
+    """PyTorch's caching allocator in this process, through tensors and raw pointers."""
+
+    name = "PyTorch"
+
+    def __init__(self, gpu: Any) -> None:
+        torch.cuda.set_device(DEVICE)
+        torch.cuda.init()
+        # PyTorch keeps free blocks by the handles of their streams.
+        made = sorted((torch.cuda.Stream(DEVICE) for _ in range(16)), key=_handle)
+        self._streams = dict(zip(STREAMS, made, strict=False))
+        self._gates = {name: Gate(gpu) for name in STREAMS}
+        self._lanes = {
+            name: torch.cuda.ExternalStream(int(gpu.handle(gate.lane)), device=DEVICE)
+            for name, gate in self._gates.items()
+        }
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._raw: set[int] = set()
+        self._used: dict[int, set[str]] = {}
+        self._busy: set[str] = set()
+        self._persistent: set[str] = set()
+        self._observers: list[Callable[[], None]] = []
+        # What is oversize is counted by the limit of the moment: after another one was set, for ever wrong.
+        self._drift: dict[str, int] = {}
+        self.capturing = False
+        self._captured = CapturedByDriver()
+        self._pools: dict[int, Any] = {}
+        self._calls: dict[int, Calls] = {}
+        self._every_call: list[Calls] = []  # memory may outlive its pool
+        self._graphs: dict[int, tuple[int, int]] = {}  # ids of pools, of graphs that are there
+        self._names: dict[tuple[int, int], str] = {}
+        self._made = 0
+        torch._C._cuda_attach_out_of_memory_observer(self._tell)
+
+    # The scenario.
+
+    def begin(self, settings: str) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+        held = torch.cuda.memory_stats(DEVICE)
+        self._drift = {name: n for name, n in held.items() if name.startswith("oversize_")}
+        left = {name: n for name, n in self.statistics().items() if n and name != "max_split_size"}
+        if left:
+            raise RuntimeError(f"PyTorch's allocator is not empty: {left}")
+        if settings:
+            self._configure_or_say(settings)
+        self.record(clear=True)
+
+    def end(self) -> None:
+        for stream in list(self._busy):
+            self.settle(stream)
+        self._observers.clear()
+        self.caching(enabled=True)
+        self.limit(1.0)
+        for ptr in [*self._tensors, *self._raw]:
+            self.free(ptr)
+        self._drop_all()
+        torch.cuda.memory._record_memory_history(None)
+        self.metadata("")
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.configure("")
+
+    # Memory.
+
+    def alloc(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
+        if raw:
+            ptr = torch.cuda.caching_allocator_alloc(size_bytes, DEVICE, self._handle(stream))
+            self._raw.update([ptr] if ptr else [])
+            return int(ptr)
+        with torch.cuda.stream(self._stream(stream)):
+            tensor = torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{DEVICE}")
+        ptr = tensor.data_ptr()
+        if ptr:
+            self._tensors[ptr] = tensor
+        return ptr
+
+    def attempt(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
+        try:
+            return self.alloc(size_bytes, stream, raw=raw)
+        except torch.OutOfMemoryError:
+            return 0
+
+    def refusal(self, size_bytes: int, stream: str = DEFAULT) -> str:
+        try:
+            self.free(self.alloc(size_bytes, stream))
+        except torch.OutOfMemoryError as error:
+            return str(error)
+        return ""
+
+    def free(self, ptr: int) -> None:
+        if self._tensors.pop(ptr, None) is None:  # which was the last reference, where there is one
+            self._raw.discard(ptr)
+            torch.cuda.caching_allocator_delete(ptr)
+        used = self._used.pop(ptr, set())
+        if not self.capturing:
+            for stream in used - self._busy:
+                self._streams[stream].synchronize()
+
+    def refuses_to_free(self, ptr: int) -> bool:
+        try:
+            torch.cuda.caching_allocator_delete(ptr)
+        except RuntimeError:
+            return True
+        return False
+
+    def use(self, ptr: int, stream: str) -> None:
+        self._tensors[ptr].record_stream(self._stream(stream))
+        self._used.setdefault(ptr, set()).add(stream)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    # Work.
+
+    def busy(self, stream: str) -> None:
+        self._busy.add(stream)
+        self._gates[stream].close()
+        self._streams[stream].wait_stream(self._lanes[stream])
+
+    def settle(self, stream: str) -> None:
+        self._busy.discard(stream)
+        self._gates[stream].open()
+        self._streams[stream].synchronize()
+
+    def join(self, stream: str, other: str) -> None:
+        self._stream(stream).wait_stream(self._stream(other))
+
+    def work(self, stream: str) -> None:
+        with torch.cuda.stream(self._stream(stream)):
+            torch.cuda._sleep(1)
+
+    # Settings and limits.
+
+    @property
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(DEVICE)[1])
+
+    def configure(self, settings: str) -> None:
+        named = {key for key in PERSISTENT if f"{key}:" in settings}
+        again = [f"{key}:{PERSISTENT[key]}" for key in sorted(self._persistent - named)]
+        self._persistent = named
+        _set(",".join([*([settings] if settings else []), *again]))
+
+    def _configure_or_say(self, settings: str) -> None:
+        try:
+            self.configure(settings)
+        except (RuntimeError, ValueError) as error:
+            self._persistent.clear()
+            raise CannotRun(f"PyTorch refuses {settings}: {error}") from None
+
+    def refuses(self, settings: str) -> bool:
+        try:
+            _set(settings)
+        except (RuntimeError, ValueError):
+            return True
+        finally:
+            self.configure("")
+        return False
+
+    def limit(self, fraction: float) -> None:
+        torch.cuda.set_per_process_memory_fraction(fraction, DEVICE)
+
+    def fraction(self) -> float:
+        return float(torch.cuda.get_per_process_memory_fraction(DEVICE))
+
+    def limit_error(self, fraction: Any) -> str:
+        try:
+            torch.cuda.set_per_process_memory_fraction(fraction, DEVICE)
+        except (TypeError, ValueError) as error:
+            return type(error).__name__
+        return ""
+
+    def caching(self, *, enabled: bool) -> None:
+        torch.cuda.caching_allocator_enable(enabled)
+
+    def on_out_of_memory(self, observer: Callable[[], None]) -> None:
+        self._observers.append(observer)
+
+    # Pools and captures, by number.
+
+    def make_pool(
+        self, *, own: bool = False, use_on_oom: bool = False, no_split: bool = False
+    ) -> int:
+        options = {"use_on_oom": use_on_oom, "no_split": no_split}
+        wanted = {name: True for name, value in options.items() if value}
+        calls = Calls() if own else None
+        try:
+            pool = torch.cuda.MemPool(calls.allocator if calls else None, **wanted)
+        except TypeError as error:
+            raise CannotRun(f"this PyTorch makes pools otherwise: {error}") from None
+        number = self._numbered(pool.id)
+        self._pools[number] = pool
+        if calls:
+            self._calls[number] = calls
+            self._every_call.append(calls)
+        return number
+
+    def pool_facts(self, pool: int) -> tuple[tuple[int, int], int]:
+        return self._pools[pool].id, self._pools[pool].use_count()
+
+    def own_calls(self, pool: int) -> tuple[int, int]:
+        return self._calls[pool].made, self._calls[pool].freed
+
+    @contextmanager
+    def inside(self, pool: int) -> Iterator[None]:
+        with torch.cuda.use_mem_pool(self._pools[pool], DEVICE):
+            yield
+
+    def drop_pool(self, pool: int) -> None:
+        del self._pools[pool]
+
+    def pool_snapshot(self, pool: int) -> list[dict[str, Any]]:
+        return self._segments(self._pools[pool].id)
+
+    @contextmanager
+    def capture(self, stream: str, graph: int | None = None) -> Iterator[int]:
+        pool = self._graphs[graph] if graph is not None else torch.cuda.graph_pool_handle()
+        number = self._numbered(pool)
+        with torch.cuda.stream(self._stream(stream)):
+            torch._C._cuda_beginAllocateToPool(DEVICE, pool)
+            self.capturing = True
+            self._captured.begin(self._handle(stream))
+            try:
+                yield number
+            finally:
+                self._captured.end(self._handle(stream))
+                self.capturing = False
+                torch._C._cuda_endAllocateToPool(DEVICE, pool)
+                self._graphs[number] = pool
+
+    def drop_graph(self, graph: int) -> None:
+        torch._C._cuda_releasePool(DEVICE, self._graphs.pop(graph))
+
+    def save_pool(self, graph: int) -> Any:
+        return torch._C._cuda_getCheckpointState(DEVICE, self._graphs[graph])
+
+    def restore_pool(self, graph: int, state: Any, stale: Collection[int]) -> Collection[int]:
+        tensors = [self._tensors.pop(ptr) for ptr in stale]
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        torch._C._cuda_setCheckpointPoolState(DEVICE, state, storages, [])
+        del tensors
+        live = [
+            block["address"]
+            for segment in self._segments(self._graphs[graph])
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+        # What has no tensor any more is freed by its address.
+        self._raw.update(ptr for ptr in live if ptr not in self._tensors)
+        return live
+
+    def live_set_is(self, graph: int, live: Collection[int]) -> bool:
+        pool = self._graphs[graph]
+        return bool(torch._C._cuda_checkPoolLiveAllocations(DEVICE, pool, set(live)))
+
+    def _drop_all(self) -> None:
+        """Let every pool and every graph go."""
+        self._pools.clear()
+        for graph in list(self._graphs):
+            self.drop_graph(graph)
+        self._names.clear()
+
+    def pool_names(self) -> dict[tuple[int, int], str]:
+        return self._names
+
+    def _segments(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
+        """List the segments of a pool, of a whole snapshot: of a part of one, the trace tells otherwise."""
+        segments = torch.cuda.memory._snapshot()["segments"]
+        return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
+
+    def _numbered(self, pool: tuple[int, int]) -> int:
+        self._made += 1
+        self._names.setdefault(tuple(pool), f"pool {len(self._names) + 1}")
+        return self._made
+
+    # What is known.
+
+    def statistics(self) -> dict[str, int]:
+        found = torch.cuda.memory_stats(DEVICE)
+        return {name: n - self._drift.get(name, 0) for name, n in found.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        found: dict[str, Any] = torch.cuda.memory._snapshot()
+        return found
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+
+    def reset_sums(self) -> None:
+        torch.cuda.reset_accumulated_memory_stats(DEVICE)
+
+    def record(
+        self,
+        history: Any = "all",
+        *,
+        context: Any = None,
+        max_entries: int = 1 << 40,
+        skip: Collection[str] = (),
+        clear: bool = False,
+    ) -> None:
+        more = {"skip_actions": list(skip)} if skip else {}
+        try:
+            torch.cuda.memory._record_memory_history(
+                history,
+                context=context,
+                stacks="python",
+                max_entries=max_entries,
+                clear_history=clear,
+                **more,
+            )
+        except TypeError as error:
+            raise CannotRun(f"this PyTorch records otherwise: {error}") from None
+
+    def metadata(self, text: str) -> None:
+        torch.cuda.memory._set_memory_metadata(text)
+
+    def stream_names(self) -> dict[int, str]:
+        return {_handle(stream): name for name, stream in self._streams.items()}
+
+    def _stream(self, name: str) -> Any:
+        return self._streams[name] if name else torch.cuda.default_stream(DEVICE)
+
+    def _handle(self, name: str) -> int:
+        return _handle(self._stream(name))
+
+    def _tell(self, *_: object) -> None:
+        for observer in self._observers:
+            observer()
+
+
+def _handle(stream: Any) -> int:
+    return int(stream.cuda_stream)
+
+
+def _set(settings: str) -> None:
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (newer or torch.cuda.memory._set_allocator_settings)(settings)
