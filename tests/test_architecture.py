@@ -30,8 +30,7 @@ ROOMS = {
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
     "core.memory": FEATURE,
-    # Replays with the allocator.
-    "core.memory.whatif": FEATURE | {"core.memory", "core.allocator"},
+    "core.whatif": FEATURE,
     "core.sanitize": FEATURE,
     "core.bench": FEATURE,
     "core.profile": FEATURE,
@@ -255,7 +254,7 @@ def test_what_the_table_allows_is_not_caught(name: str, source: str) -> None:
 
 
 def test_no_feature_of_core_may_know_another() -> None:
-    features = {room for room in ROOMS if room.startswith("core.")} - {"core.memory.whatif"}
+    features = {room for room in ROOMS if room.startswith("core.")}
 
     assert not any(_within(allowed, {"core"}) for room in features for allowed in ROOMS[room])
 
@@ -272,4 +271,4 @@ def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
 
     feature = shown.pop("core.*")
     shown |= {room: feature for room in ROOMS if room.startswith("core.")}
-    assert shown | {"core.memory.whatif": ROOMS["core.memory.whatif"]} == ROOMS
+    assert shown == ROOMS

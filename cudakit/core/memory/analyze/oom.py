@@ -12,7 +12,8 @@ from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.block_sizes import SMALL_REQUEST, segment_size
 from cudakit.core.memory.replay.layout import Layout, Layouts
 from cudakit.core.memory.result import Fit, Oom
-from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Snapshot
+from cudakit.torch_rules.actions import Action
 
 _Mask = npt.NDArray[np.bool_]
 

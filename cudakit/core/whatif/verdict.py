@@ -1,14 +1,14 @@
-"""What the replays say: whether they can be believed, and which settings would have helped."""
+"""The verdict of the replays: whether they can be believed, and which settings would have helped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.memory.replay import Replay
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
-from cudakit.core.memory.whatif.play import Played
-from cudakit.core.memory.whatif.recorded import has_both_kinds
-from cudakit.core.memory.whatif.result import Difference, Outcome
+from cudakit.core.whatif.recorded import has_both_kinds
+from cudakit.core.whatif.recording import Recording
+from cudakit.core.whatif.replay import Replayed
+from cudakit.core.whatif.result import Difference, Outcome
+from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
 
@@ -28,57 +28,58 @@ def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
             yield Difference(figure.replace("_", " "), before, after)
 
 
-def reasons(
-    snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, played: Played
-) -> Iterator[str]:
-    """Say what a trace does not hold that its replay would need."""
-    if not replayed.begins_complete:
+def reasons(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    """Return what a replay would need and the trace does not hold."""
+    settings = recording.settings
+    if not recording.begins_complete:
         yield (
             "the trace begins with memory in use, which is put in anew: of what was reserved then,"
-            f" {format_bytes(int(replayed.curves.reserved[0]))}, the replay has"
-            f" {format_bytes(played.start.reserved_bytes)}"
+            f" {format_bytes(int(recording.curves.reserved[0]))}, the replay has"
+            f" {format_bytes(replayed.start.reserved_bytes)}"
         )
-    if replayed.inconsistencies.total or trace.warnings:
+    if not recording.is_consistent:
         yield "the trace and the state at its end contradict each other"
-    if has_both_kinds(trace):
+    if has_both_kinds(recording):
         yield "expandable_segments was changed meanwhile: the trace has both kinds of segments"
-    if snapshot.settings.get("garbage_collection_threshold"):
+    if settings.get("garbage_collection_threshold"):
         yield "garbage is collected by a share of a limit, which the file does not say"
-    if snapshot.settings.get("max_split_size", -1) not in (-1, None) and _waits(replayed):
+    if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(recording):
         yield "which of the pending frees a request waited for, before it gave memory back, is in no trace"
-    if snapshot.settings.get("cudakit_cache_limit", -1) not in (-1, None):
+    if settings.get("cudakit_cache_limit", -1) not in (-1, None):
         yield "the cache was limited while it was recorded, and is not in the replay"
-    actions = trace.events.action
-    gone = bool((actions == Action.SEGMENT_FREE).any() or (actions == Action.SEGMENT_UNMAP).any())
-    if gone and not (trace.events.pool >= 0).any() and len(snapshot.pools) > 1:
+    released = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
+    if released and not (recording.events.pool >= 0).any() and recording.pool_count > 1:
         yield "of segments that are gone the file does not say the pool"
 
 
-def _waits(replayed: Replay) -> bool:
-    found = replayed.allocations
+def _has_pending_frees(recording: Recording) -> bool:
+    found = recording.allocations
     return bool((found.end - found.free_requested > 1).any())
 
 
 def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
-    """Find the settings that would have helped most: fewest failures, then least reserved; None: none."""
+    """Return the index of the settings that would have helped most, or None.
+
+    Fewest failures first, then least reserved.
+    """
     key = {index: _badness(outcome) for index, outcome in enumerate(tried)}
     best = min(key, key=lambda index: key[index], default=None)
     if best is None:
         return None
-    # Where memory ran out, to reserve less is no help by itself.
+    # If memory ran out, reserving less does not help by itself.
     parts = 2 if baseline.ooms or baseline.shortage else 3
     return best if key[best][:parts] < _badness(baseline)[:parts] else None
 
 
 def _badness(outcome: Outcome) -> tuple[bool, int, int]:
-    # What was reserved until memory ran out says nothing.
+    # The peak until memory ran out is not comparable.
     if outcome.shortage is not None:
         return True, 0, 0
     return False, outcome.ooms, outcome.peak.reserved_bytes
 
 
 def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> str:
-    """Say in one sentence which settings would have helped, and how much."""
+    """Return one sentence: which settings would have helped, and how much."""
     if best is None:
         return _no_help(baseline, tried)
     chosen = tried[best]
@@ -120,7 +121,7 @@ def _worse(baseline: Outcome, outcome: Outcome) -> str:
 
 
 def when_short(outcome: Outcome) -> str:
-    """Say where a replay ended for want of memory."""
+    """Return the words for where a replay ran out of memory."""
     if outcome.shortage is None:
         return "not at all"
     size = format_bytes(outcome.shortage.size_bytes)

@@ -10,11 +10,12 @@ from core.memory.history import History
 from core.memory.strategies import LAW, recordings
 from hypothesis import assume, given
 
-from cudakit.core.memory.narrow import narrow
+from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.layout import layout_at
-from cudakit.core.memory.snapshot import Action, DeviceTrace
+from cudakit.core.memory.snapshot import DeviceTrace
 from cudakit.errors import UsageError
+from cudakit.torch_rules.actions import Action
 
 CURVES = ("requested", "allocated", "active", "reserved")
 BASE, OTHER = 0x7F00_0000_0000, 0x7F00_4000_0000
@@ -23,18 +24,18 @@ BASE, OTHER = 0x7F00_0000_0000, 0x7F00_4000_0000
 def narrowed(
     trace: DeviceTrace, *, stream: int | None = None, pool: tuple[int, int] | None = None
 ) -> DeviceTrace:
-    return narrow(builders.snapshot(trace), trace, stream=stream, pool=pool)
+    return filter_trace(builders.snapshot(trace), trace, stream=stream, pool=pool)
 
 
 def by_stream(history: History) -> list[Replay]:
     snapshot, trace = history.snapshot(), history.trace()
-    parts = (narrow(snapshot, trace, stream=i, pool=None) for i in range(len(STREAMS)))
+    parts = (filter_trace(snapshot, trace, stream=i, pool=None) for i in range(len(STREAMS)))
     return [replay(snapshot, part) for part in parts]
 
 
 def by_pool(history: History) -> list[Replay]:
     snapshot, trace = history.snapshot(), history.trace()
-    parts = (narrow(snapshot, trace, stream=None, pool=pool) for pool in POOLS)
+    parts = (filter_trace(snapshot, trace, stream=None, pool=pool) for pool in POOLS)
     return [replay(snapshot, part) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""The steps of a recorded program, as an allocator sees them: what it asks for, frees and gives back."""
+"""The steps of a recorded program, as an allocator sees them: requests, frees and releases."""
 
 from __future__ import annotations
 
@@ -11,92 +11,92 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay import Allocations, Replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Events
-from cudakit.core.memory.whatif.releases import Release, releases_of
+from cudakit.core.whatif.recording import BEFORE, Allocations, Events, Recording
+from cudakit.core.whatif.releases import Release, releases_of
 
 AT_ONCE = -1
 
 
-class Act(IntEnum):
-    """What a step does; its number is that of an allocation, a request, or a pool."""
+class Step(IntEnum):
+    """A call of the allocator; its number is that of an allocation, a request, or a pool."""
 
     ALLOC = 0
     FREE = 1
-    COMPLETE = 2  # the other streams are done with what was freed
-    ASK = 3  # for what could not be had
-    LET_GO = 4  # of a private pool
+    COMPLETE_FREE = 2  # the other streams are done with the freed block
+    FAILED_ALLOC = 3
+    RELEASE_POOL = 4
     EMPTY_POOL = 5
     EMPTY_CACHE = 6
 
 
-# Event, and act with its number.
-Step: TypeAlias = tuple[int, Act, int]
+# The event, the step, and its number.
+NumberedStep: TypeAlias = tuple[int, Step, int]
 # Bytes, number of the stream, index of the pool.
 Request: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is put in before the trace begins, and the steps from there on, in order."""
+    """What is allocated before the trace begins, and the steps after that, in order."""
 
-    requests: tuple[Request, ...]  # of the allocations, then of what failed
-    lanes: tuple[int, ...]  # of each allocation: which of the streams it waits for; AT_ONCE: none
+    requests: tuple[Request, ...]  # of the allocations, then of the failed requests
+    lanes: tuple[int, ...]  # by allocation: the stream that its free waits for; AT_ONCE: none
     held: tuple[int, ...]  # allocations from before the trace, by address
-    freed_before: tuple[int, ...]  # of them, what only other streams use any more
-    steps: tuple[Step, ...]
+    freed_before: tuple[int, ...]  # those of them whose free was pending when the trace began
+    steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
     peak_event: int  # after which most was requested
-    own_stacks: bool  # frees have stacks of their own: who gave memory back is known
+    own_stacks: bool  # frees have stacks of their own: who released memory is known
 
 
 NOTHING = Program((), (), (), (), (), (), -1, own_stacks=False)
 
 
-def program_of(trace: DeviceTrace, replayed: Replay, *, collects: bool) -> Program:
-    """Turn a trace into the steps that led to it; ``collects`` is that of ``releases_of``."""
-    found = replayed.allocations
-    n = replayed.n_events
-    lanes = _lanes(found, trace.events)
+def program_of(recording: Recording, *, collects: bool) -> Program:
+    """Return the steps that led to a recording; ``collects`` is that of ``releases_of``."""
+    found, events = recording.allocations, recording.events
+    n = len(events)
+    lanes = _lanes(found, events)
     waits_end = _waits_end(found, lanes, n)
-    own_stacks = _have_own_stacks(found, trace.events)
+    own_stacks = _have_own_stacks(found, events)
     releases = releases_of(
-        trace, replayed.curves, waits_end, collects=collects, own_stacks=own_stacks
+        events, recording.curves, waits_end, collects=collects, own_stacks=own_stacks
     )
-    failed = np.flatnonzero(trace.events.action == Action.OOM)
+    failed = recording.failed_requests()
     placed = [
         *_life_steps(found, lanes, releases, n),
-        *((int(event), 0, Act.ASK, len(found) + i) for i, event in enumerate(failed)),
+        *((event, 0, Step.FAILED_ALLOC, len(found) + i) for i, event in enumerate(failed)),
         *_release_steps(found, releases),
     ]
     placed.sort()
     before = np.flatnonzero(found.begin == BEFORE)
-    pools = np.maximum(trace.events.pool[failed], 0)
     return Program(
-        requests=(
-            *zip(found.requested.tolist(), found.stream.tolist(), found.pool.tolist(), strict=True),
-            *zip(
-                trace.events.size[failed].tolist(),
-                trace.events.stream[failed].tolist(),
-                pools.tolist(),
-                strict=True,
-            ),
-        ),
+        requests=(*_requests(found), *_requests_that_failed(events, failed)),
         lanes=lanes,
         held=tuple(before[np.argsort(found.address[before], kind="stable")].tolist()),
         freed_before=tuple(before[found.free_requested[before] == BEFORE].tolist()),
-        steps=tuple((event, act, number) for event, _, act, number in placed),
+        steps=tuple((event, step, number) for event, _, step, number in placed),
         releases=releases,
-        peak_event=int(replayed.curves.requested.argmax()) - 1,
+        peak_event=recording.peak_moment() - 1,
         own_stacks=own_stacks,
     )
 
 
-def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
-    """Give every free that waited a lane in which those before it are done before it.
+def _requests(found: Allocations) -> Iterator[Request]:
+    columns = (found.requested, found.stream, found.pool)
+    return zip(*(column.tolist() for column in columns), strict=True)
 
-    Which streams it waited for is in no trace. So few lanes that each keeps its order do the same.
+
+def _requests_that_failed(events: Events, failed: list[int]) -> Iterator[Request]:
+    pools = np.maximum(events.pool[failed], 0)
+    columns = (events.size[failed], events.stream[failed], pools)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
+    """Assign every free that waited to a lane, in which earlier frees complete earlier.
+
+    No trace records which streams a free waited for. The smallest number of ordered lanes stands for them.
     """
     lanes = np.full(len(found), AT_ONCE)
     waited = _waited(found, events)
@@ -117,12 +117,12 @@ def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
 
 
 def _waited(found: Allocations, events: Events) -> npt.NDArray[np.intp]:
-    """Find the frees that did not complete at once, in the same call."""
+    """Return the frees that did not complete in the same call."""
     n = len(events)
     freed = np.flatnonzero(found.free_requested < n)
     request, end = found.free_requested[freed], found.end[freed]
     longer = (end - request > 1) | (end == n)
-    # What the next request completed has its stack.
+    # A free that the next request completed has the stack of that request.
     stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
     waited: npt.NDArray[np.intp] = freed[longer | (stacks[0] != stacks[1]) | (request == BEFORE)]
     return waited
@@ -142,8 +142,8 @@ def _waits_end(found: Allocations, lanes: tuple[int, ...], n: int) -> npt.NDArra
 
 def _life_steps(
     found: Allocations, lanes: tuple[int, ...], releases: tuple[Release, ...], n: int
-) -> Iterator[tuple[int, int, Act, int]]:
-    # A request that waits for pending frees has not found a block by then: they are done after it.
+) -> Iterator[tuple[int, int, Step, int]]:
+    # A request that waits for pending frees found no block before: they complete after it.
     later = {
         event: release.request
         for release in releases
@@ -155,19 +155,19 @@ def _life_steps(
         zip(found.begin.tolist(), found.free_requested.tolist(), strict=True)
     ):
         if begin != BEFORE:
-            yield begin, 0, Act.ALLOC, index
+            yield begin, 0, Step.ALLOC, index
         if BEFORE < freed < n:
-            yield freed, 1 if begin == freed else 0, Act.FREE, index
+            yield freed, 1 if begin == freed else 0, Step.FREE, index
         if lanes[index] != AT_ONCE and ends[index] < n:
             end = ends[index]
-            yield later.get(end, end), 1 if end in later else 0, Act.COMPLETE, index
+            yield later.get(end, end), 1 if end in later else 0, Step.COMPLETE_FREE, index
 
 
 def _release_steps(
     found: Allocations, releases: tuple[Release, ...]
-) -> Iterator[tuple[int, int, Act, int]]:
+) -> Iterator[tuple[int, int, Step, int]]:
     for release in releases:
-        # A pool that has no requests any more may give its memory back from now on.
+        # A pool without later requests may release its memory from now on.
         gone = [
             pool
             for pool in sorted(release.pools - {0})
@@ -175,11 +175,11 @@ def _release_steps(
         ]
         last = release.after - 1
         for pool in gone:
-            yield last, 2, Act.LET_GO, pool
+            yield last, 2, Step.RELEASE_POOL, pool
         if release.request is not None or not release.gives_back:
             continue
         if 0 in release.pools or not gone:
-            yield last, 3, Act.EMPTY_CACHE, 0
+            yield last, 3, Step.EMPTY_CACHE, 0
         else:
             for pool in gone:
-                yield last, 3, Act.EMPTY_POOL, pool
+                yield last, 3, Step.EMPTY_POOL, pool

@@ -7,7 +7,7 @@ import random
 import pytest
 from core.allocator.device import MIB
 from core.allocator.test_machine import STREAMS, some_size
-from core.memory.whatif.recordings import (
+from core.whatif.recordings import (
     GIB,
     OF_POOLS,
     OF_STREAMS,
@@ -19,11 +19,10 @@ from core.memory.whatif.recordings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.core.memory.replay import replay
-from cudakit.core.memory.replay.reserved import whole_segments
-from cudakit.core.memory.whatif import WhatIfSpec, what_if
-from cudakit.core.memory.whatif.play import Played, play
-from cudakit.core.memory.whatif.program import program_of
+from cudakit.api.memory import new_allocator, recording_of, replay_snapshots
+from cudakit.core.whatif import WhatIfSpec
+from cudakit.core.whatif.program import program_of
+from cudakit.core.whatif.replay import Replayed, replay
 from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)
@@ -40,16 +39,19 @@ def again(program: Program) -> dict[str, int]:
     snapshot = program.snapshot()
     (trace,) = snapshot.devices
     collects = program.settings.garbage_collection_threshold > 0
-    steps = program_of(trace, replay(snapshot, trace), collects=collects)
-    segments = whole_segments(trace)
-    order = segments.begin.argsort(kind="stable")
-    places = zip(segments.address[order].tolist(), segments.size[order].tolist(), strict=True)
-    played = play(steps, program.settings, limit_bytes=program.capacity, places=places)
+    recording = recording_of(snapshot, trace)
+    played = replay(
+        program_of(recording, collects=collects),
+        program.settings,
+        new_allocator,
+        limit_bytes=program.capacity,
+        addresses=recording.segment_addresses(),
+    )
     assert played.shortage is None
     return figures(played)
 
 
-def figures(played: Played) -> dict[str, int]:
+def figures(played: Replayed) -> dict[str, int]:
     return {
         **{
             f"{part} {name}": getattr(held, f"{name}_bytes")
@@ -90,7 +92,7 @@ def test_the_replay_of_a_snapshot_is_the_record_within_the_limit_that_it_met(
     program: Program,
 ) -> None:
     program.alloc(1)  # so that there is something
-    result = what_if([program.snapshot()], WhatIfSpec(("",)))
+    result = replay_snapshots([program.snapshot()], WhatIfSpec(("",)))
     (device,) = result.devices
     assert device.differences == ()
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from cudakit.api.memory import replay_snapshots
 from cudakit.core.memory.load import load
-from cudakit.core.memory.present.what_if import report
-from cudakit.core.memory.whatif import WhatIfSpec, what_if
+from cudakit.core.whatif import WhatIfSpec
+from cudakit.core.whatif.present import report
 from cudakit.render import console
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
 
 
@@ -23,7 +24,7 @@ def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(*names: str, settings: tuple[str, ...] = SETTINGS, limit: int | None = None) -> str:
-    result = what_if([load(name) for name in names], WhatIfSpec(settings, limit))
+    result = replay_snapshots([load(name) for name in names], WhatIfSpec(settings, limit))
     return console.render(report(result), width=100, color=False)
 
 

@@ -11,24 +11,25 @@ import pytest
 from core.allocator.device import MIB
 from core.memory import builders
 from core.memory.strategies import LAW, garbage, recordings
-from core.memory.whatif.recordings import GIB, Program, read
+from core.whatif.recordings import GIB, Program, read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.api.memory import replay_snapshots
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
-from cudakit.core.memory.whatif import WhatIfSpec, what_if
-from cudakit.core.memory.whatif.result import DeviceWhatIf, Limit
+from cudakit.core.whatif import WhatIfSpec
+from cudakit.core.whatif.result import DeviceWhatIf, Limit
 from cudakit.errors import InputError, SnapshotError, Unsupported, UsageError
 from cudakit.torch_rules.settings import Settings
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 RECORDINGS = sorted((*ROOT.glob("tests/data/*.pkl.gz"), *ROOT.glob("examples/*.pkl.gz")))
 GROWS = "expandable_segments:True"
 
 
 def ask(snapshot: Snapshot, *settings: str, limit: int | None = None) -> DeviceWhatIf:
-    (device,) = what_if([snapshot], WhatIfSpec(settings, limit)).devices
+    (device,) = replay_snapshots([snapshot], WhatIfSpec(settings, limit)).devices
     return device
 
 
@@ -205,7 +206,7 @@ def test_a_snapshot_without_a_trace_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(("device", "words"), [(3, "no device 3"), (HOST, "pinned host memory")])
 def test_a_device_that_cannot_be_replayed_is_refused(device: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        what_if([fragmented().snapshot()], WhatIfSpec(("",), device=device))
+        replay_snapshots([fragmented().snapshot()], WhatIfSpec(("",), device=device))
 
 
 def test_progress_is_told_of_every_replay() -> None:
@@ -214,7 +215,7 @@ def test_progress_is_told_of_every_replay() -> None:
     def progress(stage: str, fraction: float) -> None:
         told.append((stage, fraction))
 
-    what_if([fragmented().snapshot()], WhatIfSpec((GROWS,)), progress)
+    replay_snapshots([fragmented().snapshot()], WhatIfSpec((GROWS,)), progress)
     assert told == [("replaying: replayed, as recorded", 0.0), (f"replaying: {GROWS}", 0.5)]
 
 

@@ -1,8 +1,8 @@
-"""Memory given back in a trace: by the program, or by a request that found none.
+"""Memory released to the driver in a trace: by the program, or by a request that found no memory.
 
-An allocator empties its cache when it is told to, and when the driver has no more. Both leave the same
-events. The first is a step of the program, which a replay takes; the second is up to the allocator that
-replays. They are told apart by stacks: what a request gives back has the stack of the request.
+An allocator empties its cache on request, and when the driver has no more memory. Both leave the same
+events. The first is a step of the program, which a replay repeats; the second is the decision of the
+allocator that replays. Stacks distinguish them: what a request releases has the stack of the request.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay import Curves
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Events
+from cudakit.core.whatif.recording import Curves, Events
+from cudakit.torch_rules.actions import Action
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -25,25 +25,24 @@ _ANSWERS = (Action.ALLOC, Action.OOM)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A stretch of events by which memory was given back, or for which it was waited in vain."""
+    """Consecutive events that released memory, or completed frees for a request that still failed."""
 
     first: int  # event
     after: int  # the event behind the last one
-    request: int | None  # the event that ends the request behind it; None: the program's own
+    request: int | None  # the event that ends the request that caused it; None: the program itself
     pools: frozenset[int]  # whose segments, as far as the events say
     gives_back: bool
 
 
 def releases_of(
-    trace: DeviceTrace, curves: Curves, waits_end: _Mask, *, collects: bool, own_stacks: bool
+    events: Events, curves: Curves, waits_end: _Mask, *, collects: bool, own_stacks: bool
 ) -> tuple[Release, ...]:
-    """Find what was given back; ``waits_end`` marks the events by which a pending free completed.
+    """Return the releases of a trace; ``waits_end`` marks the events that completed a pending free.
 
-    ``collects`` says that requests give back what is old, also while there is room. ``own_stacks`` says that
-    frees have stacks of their own. Else they have those of the allocations, which may by chance be that of
-    the next request: then it is not taken for the reason where what it took had fitted before.
+    ``collects``: requests release old segments even while memory is left (garbage collection).
+    ``own_stacks``: frees have stacks of their own. Otherwise they have the stack of the allocation, which may
+    equal that of the next request by chance: that request is not the cause if what it took fitted before.
     """
-    events = trace.events
     giving = np.isin(events.action, _RELEASES)
     sure = own_stacks or collects
     known_to_fit = 0 if sure else int(curves.reserved.max())
@@ -52,7 +51,7 @@ def releases_of(
         request = _request_behind(events, after)
         own = after
         if request is not None:
-            own = _of_request(trace, curves, giving, _Stretch(first, after, request), known_to_fit)
+            own = _of_request(events, curves, giving, _Stretch(first, after, request), known_to_fit)
             if own < after:
                 found.append(_release(events, giving, own, after, request))
         if giving[first:own].any():
@@ -73,7 +72,7 @@ def _stretches(chosen: _Mask) -> Iterator[tuple[int, int]]:
 
 
 def _request_behind(events: Events, after: int) -> int | None:
-    """Find the event that ends the request for which memory may have been given back."""
+    """Return the event that ends the request for which memory may have been released."""
     for event in range(after, len(events)):
         if events.action[event] in _ANSWERS:
             return event
@@ -83,10 +82,10 @@ def _request_behind(events: Events, after: int) -> int | None:
 
 
 def _of_request(
-    trace: DeviceTrace, curves: Curves, giving: _Mask, stretch: _Stretch, known_to_fit: int
+    events: Events, curves: Curves, giving: _Mask, stretch: _Stretch, known_to_fit: int
 ) -> int:
-    """Find where in a stretch the part begins that a request gave back; its end where there is none."""
-    events, first, after = trace.events, stretch.first, stretch.after
+    """Return where in a stretch the part released by a request begins; the stretch's end if none."""
+    first, after = stretch.first, stretch.after
     failed = events.action[stretch.request] == Action.OOM
     given = np.flatnonzero(giving[first:after]) + first
     if not len(given):
@@ -106,7 +105,7 @@ def _of_request(
 
 
 def _before_default(private: _Mask) -> _Mask:
-    """Mark what private pools gave back before the default one: a request goes the other way round."""
+    """Mark what private pools released before the default one: a request uses the reverse order."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
     marked: _Mask = private & default_follows
     return marked
