@@ -10,6 +10,7 @@ import pytest
 from core.bench.made import gemm, launch, machine, result, times
 
 from cudakit.core.bench.present import present
+from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.present.peers import share_of
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.samples import Samples
@@ -18,7 +19,7 @@ from cudakit.core.bench.spec import GemmSpec
 from cudakit.document import Document, Note, Table, Text, Value
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
-from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
@@ -89,7 +90,7 @@ def test_what_was_refused_can_be_written_in_every_form() -> None:
     assert "n/a" in markdown.render(document)
     assert "Roofline" in "".join(html.render(document))
     assert "".join(csv.render(document)).count("\n") == 9
-    assert '"is_skipped": true' in nvbench.render(document)
+    assert '"is_skipped": true' in nvbench(document)
 
 
 def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:

@@ -42,7 +42,7 @@ _SHARES = (
 )
 
 
-def render(document: Document) -> str:
+def nvbench(document: Document) -> str:
     """Write the cases as nvbench's benchmarks and states, which have axis values as words.
 
     A case without figures is a skipped state. Raises UsageError if the document has no such Columns.

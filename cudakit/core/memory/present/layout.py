@@ -1,17 +1,15 @@
-"""The View ``memory-layout``: every segment as a bar, its blocks coloured by what they are in use for."""
+"""The layout of memory: every segment as a bar, its blocks coloured by what they are in use for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.document import Columns
-from cudakit.render.markup import Markup, element
-from cudakit.render.svg.pieces import (
+from cudakit.core.memory.present.layout_pieces import (
     IN_USE,
     PENDING,
     ROUNDING,
@@ -22,8 +20,7 @@ from cudakit.render.svg.pieces import (
     pieces_of,
     spans_of,
 )
-from cudakit.render.svg.plot import name_beside, percent
-from cudakit.render.svg.segments import (
+from cudakit.core.memory.present.layout_rows import (
     NARROWEST,
     Group,
     Row,
@@ -31,6 +28,19 @@ from cudakit.render.svg.segments import (
     grouped,
     largest_segments,
     rows,
+)
+from cudakit.document import Columns
+from cudakit.document.picture import (
+    Caption,
+    Drawing,
+    Figure,
+    Heading,
+    Key,
+    Legend,
+    Shape,
+    name_beside,
+    percent,
+    shape,
 )
 from cudakit.units import format_bytes, format_ratio
 
@@ -58,7 +68,7 @@ class _Contents:
     units: npt.NDArray[np.int64]
 
 
-def memory_layout(columns: Sequence[Columns]) -> Markup:
+def memory_layout(columns: Sequence[Columns]) -> Figure:
     """Draw segments and blocks, the largest 200 segments where there are more.
 
     The first Columns has an item a segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
@@ -72,13 +82,9 @@ def memory_layout(columns: Sequence[Columns]) -> Markup:
     groups = grouped(segments, chosen)
     contents = _contents(pieces, groups, sizes)
     drawn = [part for group in groups for part in _drawn_group(group, contents)]
-    return element(
-        "figure",
-        _legend(pieces, sizes),
-        *drawn,
-        _remarks(sizes, chosen),
-        class_="layout",
-    )
+    remarks = " ".join(_remarks(sizes, chosen))
+    captions = (Caption(remarks),) if remarks else ()
+    return Figure("layout", (_legend(pieces, sizes), *drawn, *captions))
 
 
 def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int64]) -> _Contents:
@@ -106,30 +112,19 @@ def _pieces_by_segment(pieces: Pieces) -> dict[int, Pieces]:
     return {int(i): pieces.take(pieces.segment == i) for i in np.unique(pieces.segment)}
 
 
-def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Markup:
+def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Legend:
     totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
     free = int(sizes.sum()) - sum(totals.values())
-    return element(
-        "ul",
-        *(_legend_item(_CLASSES[use], _USES[use], total) for use, total in totals.items()),
-        _legend_item("free", "free", free),
-        class_="legend",
-    )
+    used = (_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
+    return Legend((*used, _key("free", "free", free)), width=24)
 
 
-def _legend_item(class_name: str, name: str, total_bytes: int) -> Markup:
-    key = element(
-        "svg",
-        element("rect", class_=class_name, width=24, height=12),
-        class_="key",
-        width=24,
-        height=12,
-        aria_hidden="true",
-    )
-    return element("li", key, name, " ", element("span", format_bytes(total_bytes), class_="muted"))
+def _key(class_name: str, name: str, total_bytes: int) -> Key:
+    sample = shape("rect", class_=class_name, width=24, height=12)
+    return Key(sample, name, format_bytes(total_bytes))
 
 
-def _drawn_group(group: Group, contents: _Contents) -> tuple[Markup, Markup]:
+def _drawn_group(group: Group, contents: _Contents) -> tuple[Heading, Drawing]:
     lines = tuple(rows(group.segments))
     used = sum(int(contents.used_bytes[segment.index]) for segment in group.segments)
     count = len(group.segments)
@@ -137,54 +132,41 @@ def _drawn_group(group: Group, contents: _Contents) -> tuple[Markup, Markup]:
         f"{count} segment{'s' if count > 1 else ''} · {format_bytes(group.size_bytes)} · "
         f"{format_ratio(used / max(group.size_bytes, 1))} in use"
     )
-    heading = element(
-        "p", element("strong", group.name), element("span", remark, class_="muted"), class_="group"
-    )
-    picture = element(
-        "svg",
-        element("title", f"Layout of {group.name}"),
-        element("desc", remark),
-        *(_drawn_row(line, i * _ROW, contents) for i, line in enumerate(lines)),
-        class_="chart",
-        role="img",
-        width="100%",
-        height=len(lines) * _ROW,
-    )
-    return heading, picture
+    shapes = tuple(_drawn_row(line, i * _ROW, contents) for i, line in enumerate(lines))
+    picture = Drawing(f"Layout of {group.name}", shapes, len(lines) * _ROW, description=remark)
+    return Heading(group.name, remark), picture
 
 
-def _drawn_row(row: Row, top: int, contents: _Contents) -> Markup:
+def _drawn_row(row: Row, top: int, contents: _Contents) -> Shape:
     label = name_beside(row.label, y=top + _BAR / 2)
     bars = (
         _drawn_segment(segment, left, top, contents)
         for segment, left in zip(row.segments, row.lefts, strict=True)
     )
-    return element("g", label, *bars)
+    return shape("g", label, *bars)
 
 
-def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Markup:
+def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Shape:
     used = int(contents.used_bytes[segment.index])
     words = f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
-    place: dict[str, str | int] = {
-        "x": percent(left),
-        "y": top,
-        "width": percent(segment.width),
-        "height": _BAR,
-    }
+    x, width = percent(left), percent(segment.width)
     units = int(contents.units[segment.index])
-    filling = element(
+    filling = shape(
         "svg",
         *_paths(contents.spans.get(segment.index)),
         *_titled(contents.titled.get(segment.index), units / max(segment.size_bytes, 1)),
         viewBox=f"0 0 {units} 1",
         preserveAspectRatio="none",
-        **place,
+        x=x,
+        y=top,
+        width=width,
+        height=_BAR,
     )
-    ground = element("rect", class_="free ground", **place)
-    return element("g", element("title", words), ground, filling)
+    ground = shape("rect", class_="free ground", x=x, y=top, width=width, height=_BAR)
+    return shape("g", ground, filling, title=words)
 
 
-def _paths(spans: Spans | None) -> list[Markup]:
+def _paths(spans: Spans | None) -> list[Shape]:
     """Draw all spans of a use as the dashes of one line, which is as thick as the bar."""
     if spans is None:
         return []
@@ -192,7 +174,7 @@ def _paths(spans: Spans | None) -> list[Markup]:
     gap = np.where(spans.high - spans.low >= _SEPARABLE, 1, 0)
     widths = np.maximum(spans.high - spans.low - gap, 1)
     return [
-        element("path", class_=_CLASSES[use], d=_dashes(spans.low[at], widths[at]))
+        shape("path", class_=_CLASSES[use], d=_dashes(spans.low[at], widths[at]))
         for use in np.unique(spans.use).tolist()
         for at in (order[spans.use[order] == use],)
     ]
@@ -205,14 +187,14 @@ def _dashes(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
     )
 
 
-def _titled(pieces: Pieces | None, scale: float) -> list[Markup]:
+def _titled(pieces: Pieces | None, scale: float) -> list[Shape]:
     """Lay transparent rectangles with a tooltip over the largest pieces."""
     if pieces is None:
         return []
     return [
-        element(
+        shape(
             "rect",
-            element("title", f"{format_bytes(size)} {_USES[use]}, {format_bytes(start)} in"),
+            title=f"{format_bytes(size)} {_USES[use]}, {format_bytes(start)} in",
             class_="over",
             x=round(start * scale),
             width=max(round(size * scale), 1),
@@ -224,16 +206,12 @@ def _titled(pieces: Pieces | None, scale: float) -> list[Markup]:
     ]
 
 
-def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Markup | None:
-    """Say where the picture is not the whole truth."""
-    remarks = []
+def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Iterator[str]:
+    """Describe where the drawing departs from the data."""
     threshold = int(sizes.max(initial=0) * NARROWEST)
     if (sizes[chosen] < threshold).any():
-        remarks.append(f"Segments below {format_bytes(threshold)} are drawn as large as that.")
+        yield f"Segments below {format_bytes(threshold)} are drawn as large as that."
     beyond = len(sizes) - len(chosen)
     if beyond > 0:
         rest = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
-        remarks.append(
-            f"The largest {len(chosen)} segments; {beyond:,} others ({rest}) are left out."
-        )
-    return element("p", " ".join(remarks), class_="caption") if remarks else None
+        yield f"The largest {len(chosen)} segments; {beyond:,} others ({rest}) are left out."

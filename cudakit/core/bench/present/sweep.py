@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from cudakit.document import Array, Chart, Columns
-from cudakit.render.markup import Markup, element
-from cudakit.render.svg.places import dots, outline, places
-from cudakit.render.svg.plot import LegendItem, figure, series_class, stretched
-from cudakit.render.svg.scale import Axis, log_axis, rounded_axis, ticked_at, tight_axis
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
+from cudakit.document.picture import (
+    Plot,
+    PlotKey,
+    Shape,
+    dots,
+    polyline,
+    series_class,
+    shape,
+    stretched,
+    to_units,
+)
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 300
@@ -40,7 +48,7 @@ class _Curves:
     classes: tuple[str, ...]  # of each line
 
 
-def sweep(columns: Columns) -> Markup:
+def sweep(columns: Sequence[Columns]) -> Plot:
     """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, else the time.
 
     The arrays are ``line`` (decoded by ``text``), ``colour`` and ``contender`` of the line, AXIS,
@@ -48,22 +56,25 @@ def sweep(columns: Columns) -> Markup:
     that time, with its ``unit``. Bars span the confidence intervals; a line goes through the points, or as it
     was fitted to them. What follows a colon in the name is the title.
     """
-    name, _, panel = columns.name.removeprefix("sweep ").partition(": ")
-    by_rate = bool(np.isfinite(columns.arrays["amount"]).all())
-    curves = _curves(columns, name, by_rate=by_rate)
-    x, y = _x_axis(curves.x, name), _y_axis(curves, columns.text["unit"][0] if by_rate else "")
-    names = columns.text["line"]
+    (points,) = columns
+    name, _, panel = points.name.removeprefix("sweep ").partition(": ")
+    by_rate = bool(np.isfinite(points.arrays["amount"]).all())
+    curves = _curves(points, name, by_rate=by_rate)
+    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if by_rate else "")
+    names = points.text["line"]
     limits = list(_limits(curves, x, y)) if by_rate else []
     paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
     fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed time + time per node"
     title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
-    return figure(
-        Chart("line", title, curves.x, (), x_label=_title(name)),
-        stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),
-        x=x,
-        y=y,
-        legend=_legend(curves, names, limited=bool(limits)),
+    return Plot(
+        "line",
+        title,
+        x,
+        y,
+        shapes=(stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
+        legend=tuple(_legend(curves, names, limited=bool(limits))),
         description=f"{title} along {_title(name)}: {', '.join(names[:8])}",
+        x_label=_title(name),
         height=_PIXELS,
     )
 
@@ -111,13 +122,13 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
     return rounded_axis(0, high, "rate", of=unit)
 
 
-def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Markup]:
+def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw limits that agree as one line; in the colour of its curves where those have but one."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         which = (curves.line == i) & np.isfinite(curves.limit)
-        across = places(x.shares(curves.x[which]), _WIDTH)
-        down = places(1 - y.shares(curves.limit[which]), _HEIGHT)
+        across = to_units(x.shares(curves.x[which]), _WIDTH)
+        down = to_units(1 - y.shares(curves.limit[which]), _HEIGHT)
         points = dict(zip(across, down, strict=True))
         for others, colours in merged:
             shared = points.keys() & others.keys()
@@ -129,20 +140,20 @@ def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Markup]:
             if points:
                 merged.append((points, {_colour(classes)}))
     for points, colours in merged:
-        path = outline(*zip(*sorted(points.items()), strict=True))
+        path = polyline(*zip(*sorted(points.items()), strict=True))
         colour = "shared" if len(colours) > 1 else next(iter(colours))
-        yield element("path", class_=f"line limit {colour}", d=path)
+        yield shape("path", class_=f"line limit {colour}", d=path)
 
 
 def _colour(classes: str) -> str:
     return classes.split()[0]
 
 
-def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Markup]:
+def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
     which = curves.line == number
-    across = places(x.shares(curves.x[which]), _WIDTH)
+    across = to_units(x.shares(curves.x[which]), _WIDTH)
     middle, low, high = (
-        places(1 - y.shares(heights[which]), _HEIGHT)
+        to_units(1 - y.shares(heights[which]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
     bars = "".join(f"M{at} {a}V{b}" for at, a, b in zip(across, low, high, strict=True))
@@ -153,23 +164,22 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
         (f"line {colour}", bars),
         (f"scatter {colour}", dots(across, middle)),
     ):
-        yield element("path", element("title", name), class_=kind, d=path)
+        yield shape("path", title=name, class_=kind, d=path)
 
 
 def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
     """Lay a line through the points, or as it was fitted to them where that can be drawn."""
     fit = curves.fit[which]
     drawable = np.isfinite(fit).all() and bool((fit > 0).all())
-    return outline(across, places(1 - y.shares(fit), _HEIGHT) if drawable else middle)
+    return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
 
 
-def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[LegendItem]:
+def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[PlotKey]:
     items = [
-        LegendItem(name, classes=classes)
-        for name, classes in zip(names, curves.classes, strict=True)
+        PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
     ]
     if limited:
-        return [*items, LegendItem("limit", classes="limit shared")]
+        return [*items, PlotKey("limit", classes="limit shared")]
     return items if len(items) > 1 else []
 
 

@@ -1,26 +1,43 @@
-"""The pictures of a bench on the page."""
+"""The pictures of a bench: sweeps, the roofline, rates beside a peer's, and how samples are spread."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from markup_tree import Node, read
 
+from cudakit.core.bench.present.beside import beside
+from cudakit.core.bench.present.roofline import roofline
+from cudakit.core.bench.present.spread import spread
+from cudakit.core.bench.present.sweep import sweep
 from cudakit.document import Columns, Document, Note, View
+from cudakit.document.picture import Picture
 from cudakit.render.html import render
-from cudakit.render.svg.bench import bench
-from cudakit.render.svg.scale import LogUnit, log_axis
 
 NAN = float("nan")
 SIZES = (2.0**10, 2.0**15, 2.0**20)
 
 
+DRAWINGS: dict[str, Callable[[Sequence[Columns]], Picture]] = {
+    "sweep": sweep,
+    "roofline": roofline,
+    "beside": beside,
+    "samples": spread,
+}
+
+
+def page_of(*made: Columns) -> Node:
+    """Draw Columns on a page, with what draws those of the first one's name."""
+    draw = DRAWINGS[made[0].name.split(" ")[0]]
+    view = View("drawing", tuple(one.name for one in made), draw, Note("info", "no"))
+    return read(render(Document("bench", (*made, view)))).one("main")
+
+
 def drawn(*made: Columns) -> Node:
-    return read(bench(made)).one("figure")
+    return page_of(*made).one("figure")
 
 
 def points(path: Node) -> list[tuple[int, int]]:
@@ -35,7 +52,7 @@ def ticks(picture: Node) -> list[str]:
 # --- a sweep
 
 
-def sweep(
+def sweep_columns(
     *,
     rates: tuple[float, ...] = (1e9, 2e9, 4e9),
     limits: tuple[float, ...] = (5e9, 5e9, 5e9),
@@ -67,7 +84,7 @@ def sweep(
 
 
 def timed(**options: float) -> Columns:
-    made = sweep(rates=(1e9, 1e9, 1e9), **options)
+    made = sweep_columns(rates=(1e9, 1e9, 1e9), **options)
     made.arrays["amount"][:] = NAN
     return made
 
@@ -81,7 +98,7 @@ def curves(picture: Node) -> list[Node]:
 
 
 def test_a_wide_axis_is_logarithmic_with_ticks_where_the_data_are() -> None:
-    picture = drawn(sweep())
+    picture = drawn(sweep_columns())
 
     (curve,) = curves(picture)
     assert [x for x, _ in points(curve)] == [0, 1200, 2400]
@@ -90,7 +107,7 @@ def test_a_wide_axis_is_logarithmic_with_ticks_where_the_data_are() -> None:
 
 
 def test_a_narrow_axis_is_not() -> None:
-    made = sweep(name="nodes")
+    made = sweep_columns(name="nodes")
     made.arrays["nodes"][:] = (10, 20, 40)
 
     (curve,) = curves(drawn(made))
@@ -99,14 +116,14 @@ def test_a_narrow_axis_is_not() -> None:
 
 
 def test_many_points_have_fewer_ticks() -> None:
-    made = sweep(name="nodes")
+    made = sweep_columns(name="nodes")
     made.arrays["nodes"][:] = (1000, 1001, 4000)
 
     assert "1,001" not in ticks(drawn(made))
 
 
 def test_rates_stand_over_the_amounts_with_their_interval_and_their_limit() -> None:
-    picture = drawn(sweep())
+    picture = drawn(sweep_columns())
     curve, bars = picture.one("svg", "plot").all("path", "line")[1:]
 
     assert picture.one("figcaption").words == "Rate"
@@ -119,7 +136,7 @@ def test_rates_stand_over_the_amounts_with_their_interval_and_their_limit() -> N
 
 
 def test_limits_that_agree_are_one_line_and_belong_to_no_curve() -> None:
-    made = sweep(lines=2, limits=(NAN, 5e9, 5e9))
+    made = sweep_columns(lines=2, limits=(NAN, 5e9, 5e9))
 
     limit = drawn(made).one("svg", "plot").one("path", "limit")
     assert "shared" in str(limit.attributes["class"])
@@ -127,7 +144,7 @@ def test_limits_that_agree_are_one_line_and_belong_to_no_curve() -> None:
 
 
 def test_limits_that_differ_have_the_colours_of_their_curves() -> None:
-    made = sweep(lines=2)
+    made = sweep_columns(lines=2)
     made.arrays["limit_s"][:3] /= 2
 
     first, second = drawn(made).one("svg", "plot").all("path", "limit")
@@ -136,14 +153,14 @@ def test_limits_that_differ_have_the_colours_of_their_curves() -> None:
 
 
 def test_without_any_limit_none_is_named() -> None:
-    picture = drawn(sweep(limits=(NAN, NAN, NAN)))
+    picture = drawn(sweep_columns(limits=(NAN, NAN, NAN)))
 
     assert picture.all("li") == []
     assert picture.all("path", "limit") == []
 
 
 def test_curves_of_unlike_height_share_a_logarithmic_axis() -> None:
-    made = sweep(lines=2, limits=(NAN, NAN, NAN))
+    made = sweep_columns(lines=2, limits=(NAN, NAN, NAN))
     made.arrays["amount"][3:] *= 100
 
     low, high = curves(drawn(made))
@@ -153,7 +170,7 @@ def test_curves_of_unlike_height_share_a_logarithmic_axis() -> None:
 
 
 def test_a_curve_far_below_its_limit_is_not_flat() -> None:
-    (curve,) = curves(drawn(sweep(limits=(9e11, 9e11, 9e11))))
+    (curve,) = curves(drawn(sweep_columns(limits=(9e11, 9e11, 9e11))))
 
     heights = [y for _, y in points(curve)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
@@ -176,7 +193,7 @@ def test_a_fitted_line_is_drawn_beside_the_points() -> None:
 
 
 def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
-    picture = drawn(sweep(lines=2, name="size_bytes: pinned"))
+    picture = drawn(sweep_columns(lines=2, name="size_bytes: pinned"))
 
     assert [item.words for item in picture.all("li")] == ["read", "write", "limit"]
     assert len(picture.one("svg", "plot").all("path", "s1")) == 3
@@ -184,7 +201,7 @@ def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
 
 
 def test_a_peer_has_our_colour_and_dashes() -> None:
-    own, peer = curves(drawn(sweep(lines=2, contender=1)))
+    own, peer = curves(drawn(sweep_columns(lines=2, contender=1)))
 
     assert str(own.attributes["class"]) == "line s0 dash0"
     assert str(peer.attributes["class"]) == "line s0 dash1"
@@ -193,7 +210,7 @@ def test_a_peer_has_our_colour_and_dashes() -> None:
 # --- the roofline
 
 
-def roofline(
+def roofline_columns(
     *, reached: float = 700e12, peers: bool = False, at: tuple[float, ...] = (100.0, 2000.0)
 ) -> Columns:
     return Columns(
@@ -224,7 +241,7 @@ def labels(picture: Node) -> list[str]:
 
 
 def test_cases_stand_under_a_roof_that_bends_where_the_peaks_meet() -> None:
-    picture = drawn(roofline())
+    picture = drawn(roofline_columns())
 
     (left, rising), (ridge, roof), (right, flat) = points(picture.one("path", "roof"))
     dots = [points(path)[0] for path in picture.one("svg", "plot").all("path", "case")]
@@ -236,14 +253,14 @@ def test_cases_stand_under_a_roof_that_bends_where_the_peaks_meet() -> None:
 
 
 def test_a_case_on_the_roof_is_drawn_on_it() -> None:
-    picture = drawn(roofline(reached=800e12))
+    picture = drawn(roofline_columns(reached=800e12))
 
     roof = points(picture.one("path", "roof"))[1][1]
     assert points(picture.one("svg", "plot").all("path", "case")[1])[0][1] == roof
 
 
 def test_roofs_and_dots_are_named_where_they_are() -> None:
-    picture = drawn(roofline())
+    picture = drawn(roofline_columns())
 
     assert labels(picture) == [
         *("bf16, fp16: 800 TFLOP/s", "memory: 4 TB/s", "256³", "8192³"),
@@ -253,7 +270,7 @@ def test_roofs_and_dots_are_named_where_they_are() -> None:
 
 
 def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
-    one = roofline()
+    one = roofline_columns()
     crowd = {key: np.repeat(array[:1], 9) for key, array in one.arrays.items()}
     picture = drawn(Columns(one.name, crowd, one.text))
 
@@ -263,7 +280,7 @@ def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
 
 
 def test_a_peer_is_a_ring_below_our_dot_and_named_once() -> None:
-    picture = drawn(roofline(peers=True))
+    picture = drawn(roofline_columns(peers=True))
 
     kinds = [
         str(path.attributes["class"]).split()[1]
@@ -277,7 +294,7 @@ def test_a_peer_is_a_ring_below_our_dot_and_named_once() -> None:
 # --- beside a peer
 
 
-def beside(*shares: tuple[float, float, float]) -> Columns:
+def beside_columns(*shares: tuple[float, float, float]) -> Columns:
     low, ratio, high = np.array(shares).T
     return Columns(
         "beside torch",
@@ -287,7 +304,7 @@ def beside(*shares: tuple[float, float, float]) -> Columns:
 
 
 def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
-    picture = drawn(beside((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03)))
+    picture = drawn(beside_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03)))
 
     places = [points(path)[0][0] for path in picture.all("path", "case")]
     assert places[0] < places[1] == 1200 < places[2]
@@ -296,7 +313,7 @@ def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
 
 
 def test_a_share_that_is_sure_leaves_the_axis_wide_enough_to_say_so() -> None:
-    picture = drawn(beside((1.0, 1.0, 1.0)))
+    picture = drawn(beside_columns((1.0, 1.0, 1.0)))
 
     assert {"99%", "101%"} < set(ticks(picture)) or len(ticks(picture)) > 2
 
@@ -394,14 +411,21 @@ def test_cases_without_samples_have_no_lane() -> None:
 
     assert [name.words for name in drawn(made, figures).all("text", "name")] == ["copy 1"]
     made.arrays["time_s"][:] = 0
-    assert read(bench([made, figures])).one("p").words == "No samples."
+    assert page_of(made, figures).one("p").words == "No samples."
 
 
 # --- all of them
 
 
 @pytest.mark.parametrize(
-    "made", [(sweep(),), (timed(),), (roofline(peers=True),), (beside((0.9, 1, 1.1)),), samples()]
+    "made",
+    [
+        (sweep_columns(),),
+        (timed(),),
+        (roofline_columns(peers=True),),
+        (beside_columns((0.9, 1, 1.1)),),
+        samples(),
+    ],
 )
 def test_a_page_draws_it_and_words_from_a_file_are_harmless(made: tuple[Columns, ...]) -> None:
     first, *others = made
@@ -409,27 +433,14 @@ def test_a_page_draws_it_and_words_from_a_file_are_harmless(made: tuple[Columns,
         name: ("<script>", "\x1b[0m", "'\"&")[: len(words)] for name, words in first.text.items()
     }
     columns = (Columns(first.name, first.arrays, hostile), *others)
-    view = View("bench", tuple(one.name for one in columns), Note("info", "no"))
+    view = View(
+        "drawing",
+        tuple(one.name for one in columns),
+        DRAWINGS[first.name.split(" ")[0]],
+        Note("info", "no"),
+    )
     page = render(Document("bench", (*columns, view)))
 
     assert "<script>" not in page
     assert "\x1b" not in page
     assert len(read(page).all("figure")) == 1
-
-
-@given(
-    st.floats(1e-9, 1e15),
-    st.floats(1.0, 1e12),
-    st.sampled_from(["bytes", "seconds", "count", "rate"]),
-)
-def test_a_logarithmic_axis_has_few_ticks_and_all_are_on_it(
-    low: float, factor: float, unit: LogUnit
-) -> None:
-    axis = log_axis(low, low * factor, unit)
-
-    shares = [axis.share(tick.value) for tick in axis.ticks]
-    assert 1 <= len(shares) <= 12
-    assert shares == sorted(set(shares))
-    assert all(-1e-6 <= share <= 1 + 1e-6 for share in shares)
-    assert axis.share(low) <= axis.share(low * factor)
-    assert axis.shares(np.array([axis.low, axis.high])) == pytest.approx([0, 1])

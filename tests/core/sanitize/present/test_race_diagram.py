@@ -1,4 +1,4 @@
-"""The picture of a race on the page."""
+"""The diagram of a race on the page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from markup_tree import Node, read
 
+from cudakit.core.sanitize.present.race_diagram import race_diagram
 from cudakit.document import Columns, Document, Note, View
 from cudakit.render.html import render
-from cudakit.render.svg.race import race
+from cudakit.render.svg.figure import figure
 
 
 def columns(
@@ -40,7 +41,7 @@ def columns(
 
 
 def drawn(made: Columns) -> Node:
-    return read(race([made])).one("figure")
+    return read(figure(race_diagram([made]))).one("figure")
 
 
 def share(node: Node, name: str) -> float:
@@ -107,9 +108,8 @@ def test_an_arrow_runs_through_the_space_between_the_lanes(
 
 
 def test_a_hostile_name_is_text() -> None:
-    page = render(
-        Document("t", (columns(label="<script>"), View("race", ("race-1",), Note("info", "no"))))
-    )
+    view = View("race", ("race-1",), race_diagram, Note("info", "no"))
+    page = render(Document("t", (columns(label="<script>"), view)))
 
     assert "<script>" not in page
     assert read(page).one("figure", "race")

@@ -8,12 +8,21 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.document import Array, Chart, Columns, Rate
-from cudakit.render.amounts import words
-from cudakit.render.markup import Markup, element, escaped
-from cudakit.render.svg.places import dots, outline, places
-from cudakit.render.svg.plot import LegendItem, figure, percent, series_class, stretched
-from cudakit.render.svg.scale import Axis, log_axis
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, log_axis
+from cudakit.document.picture import (
+    Plot,
+    PlotKey,
+    Shape,
+    dots,
+    percent,
+    polyline,
+    series_class,
+    shape,
+    stretched,
+    to_units,
+)
+from cudakit.units import format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
@@ -63,10 +72,11 @@ class _Words:
             return _Box(self.share - near - wide, self.share - near, self.down)
         return _Box(self.share + near, self.share + near + wide, self.down)
 
-    def drawn(self) -> Markup:
-        return element(
+    def drawn(self) -> Shape:
+        return shape(
             "text",
-            escaped(self.words, limit=_LONGEST),
+            self.words,
+            longest=_LONGEST,
             class_="tick end outlined" if self.leftwards else "tick outlined",
             x=percent(self.share),
             dx=-self.gap if self.leftwards else self.gap,
@@ -97,27 +107,29 @@ class _Picture:
         return _PIXELS * (1 - self.y.share(rate))
 
 
-def roofline(columns: Columns) -> Markup:
+def roofline(columns: Sequence[Columns]) -> Plot:
     """Draw a dot for each case of ``roofline``, and the roof that it stays under (Williams et al., 2009).
 
     The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (what stands beside the dot), decoded
     by ``text``, the ``contender`` who ran it (0 is we), ``operations_per_byte``, ``operations_per_s``,
     ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
     """
-    picture = _picture(columns)
+    (placed,) = columns
+    picture = _picture(placed)
     title = "Rate under the roof of arithmetic and memory"
     roofs, cases = (
         stretched(parts, width=_WIDTH, height=_HEIGHT)
         for parts in (_roofs(picture), _cases(picture))
     )
-    label = f"{picture.unit} for each byte moved"
-    return figure(
-        Chart("scatter", title, columns.arrays["case"], (), x_label=label),
-        element("g", roofs, *_labels(picture), cases),
-        x=picture.x,
-        y=picture.y,
-        legend=_legend(picture),
-        description=f"{title}: {', '.join(columns.text['case'][:8])}",
+    return Plot(
+        "scatter",
+        title,
+        picture.x,
+        picture.y,
+        shapes=(shape("g", roofs, *_labels(picture), cases),),
+        legend=tuple(_legend(picture)),
+        description=f"{title}: {', '.join(placed.text['case'][:8])}",
+        x_label=f"{picture.unit} for each byte moved",
         height=_PIXELS,
     )
 
@@ -131,18 +143,18 @@ def _picture(columns: Columns) -> _Picture:
     return _Picture(columns, x, y)
 
 
-def _legend(picture: _Picture) -> list[LegendItem]:
+def _legend(picture: _Picture) -> list[PlotKey]:
     kinds = picture.columns.text["kind"]
-    ours = [LegendItem(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
+    ours = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
     peers = ", ".join(picture.columns.text["contender"][1:])
-    return [*ours, LegendItem(peers, classes="ring shared", hollow=True)] if peers else ours
+    return [*ours, PlotKey(peers, classes="ring shared", hollow=True)] if peers else ours
 
 
 def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
     return log_axis(float(values.min()) / margin, float(values.max()) * margin, unit, of=of)
 
 
-def _roofs(picture: _Picture) -> Iterator[Markup]:
+def _roofs(picture: _Picture) -> Iterator[Shape]:
     """Draw bandwidth times operations per byte, and from where they meet on peak arithmetic."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
@@ -150,8 +162,10 @@ def _roofs(picture: _Picture) -> Iterator[Markup]:
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, per_s)
-        path = outline(places(x.shares(corners), _WIDTH), places(1 - y.shares(heights), _HEIGHT))
-        yield element("path", class_="line roof", d=path)
+        path = polyline(
+            to_units(x.shares(corners), _WIDTH), to_units(1 - y.shares(heights), _HEIGHT)
+        )
+        yield shape("path", class_="line roof", d=path)
 
 
 def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
@@ -161,7 +175,7 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
     for per_s in np.unique(peaks[:, 0]).tolist():
         under = np.unique(kinds[peaks[:, 0] == per_s]).tolist()
         names = ", ".join(picture.columns.text["kind"][kind] for kind in under)
-        label = f"{names}: {words(Rate(per_s, picture.unit))}"
+        label = f"{names}: {format_rate(per_s, picture.unit)}"
         height, ridge = picture.down(per_s) - _ABOVE, picture.x.share(per_s / bytes_per_s)
         right, left = (
             _Words(label, 1.0, height, leftwards=True, gap=0),
@@ -170,32 +184,32 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
         yield left if any(map(right.box.touches, taken)) and left.box.is_inside else right
     ridge = float(peaks[:, 0].max()) / bytes_per_s
     middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
-    label = f"memory: {words(Rate(bytes_per_s, 'B'))}"
+    label = f"memory: {format_rate(bytes_per_s, 'B')}"
     height = picture.down(middle * bytes_per_s) - _ABOVE
     yield _Words(label, picture.x.share(middle), height, leftwards=True)
 
 
-def _cases(picture: _Picture) -> Iterator[Markup]:
+def _cases(picture: _Picture) -> Iterator[Shape]:
     """Draw those of peers as rings, below ours: where both are at one place, both are seen."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
-    across = places(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
-    down = places(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
+    across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
+    down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
     for i in np.argsort(arrays["contender"] == 0, kind="stable").tolist():
         name = names[int(arrays["case"][i])]
-        rate = words(Rate(float(arrays["operations_per_s"][i]), picture.unit))
+        rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         place, colour = dots([across[i]], [down[i]]), series_class(int(arrays["kind"][i]), 0)
         is_peer = bool(arrays["contender"][i])
-        yield element(
+        yield shape(
             "path",
-            element("title", f"{name}: {rate}"),
+            title=f"{name}: {rate}",
             class_=f"scatter {'ring' if is_peer else 'case'} {colour}",
             d=place,
         )
         if is_peer:
-            yield element("path", class_="scatter hole", d=place)
+            yield shape("path", class_="scatter hole", d=place)
 
 
-def _labels(picture: _Picture) -> Iterator[Markup]:
+def _labels(picture: _Picture) -> Iterator[Shape]:
     """Name the roofs, and our dots where there is room beside them: right of them, else left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()

@@ -1,4 +1,4 @@
-"""The View ``race``: streams as lanes, calls in their order, and the order between them."""
+"""The diagram of a race: streams as lanes, calls in their order, and the order between them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cudakit.document import Columns
-from cudakit.render.markup import Markup, element, escaped
-from cudakit.render.svg.plot import percent
+from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
 
 # Pixels, but for the width: the drawing is as wide as the page allows.
 _BOX = 42
@@ -43,7 +42,7 @@ class _Call:
         return percent(self.left + self.width / 2)
 
 
-def race(columns: Sequence[Columns]) -> Markup:
+def race_diagram(columns: Sequence[Columns]) -> Figure:
     """Draw the calls that led to a race, from left to right in their order.
 
     The Columns have an item a call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
@@ -53,18 +52,14 @@ def race(columns: Sequence[Columns]) -> Markup:
     (calls_,) = columns
     calls = tuple(_calls(calls_))
     lanes = calls_.text["lane"]
-    drawing = element(
-        "svg",
-        element("title", "The two operations and the order between them"),
+    shapes = (
         *(_drawn_lane(name, i * _LANE) for i, name in enumerate(lanes)),
         *(_arrow(calls[call.after], call) for call in calls if call.after >= 0),
         *map(_box, calls),
-        class_="chart",
-        role="img",
-        width="100%",
-        height=(len(lanes) - 1) * _LANE + _BOX,
     )
-    return element("figure", _legend(calls), drawing, class_="race")
+    title = "The two operations and the order between them"
+    drawing = Drawing(title, shapes, height=(len(lanes) - 1) * _LANE + _BOX)
+    return Figure("race", (_legend(calls), drawing))
 
 
 def _calls(columns: Columns) -> Iterator[_Call]:
@@ -90,34 +85,31 @@ def _room(lanes: Sequence[int], i: int) -> float:
     return min(next(ahead, _WIDEST), _WIDEST)
 
 
-def _drawn_lane(name: str, top: int) -> Markup:
+def _drawn_lane(name: str, top: int) -> Shape:
     middle = top + _BOX / 2
-    return element(
-        "g",
-        element(
-            "text",
-            element("title", name),
-            escaped(name, limit=_LANE_LETTERS),
-            class_="tick end",
-            x=-12,
-            y=middle,
-            dy="0.32em",
-        ),
-        element("line", class_="grid", x1=0, x2="100%", y1=middle, y2=middle),
+    label = shape(
+        "text",
+        name,
+        title=name,
+        longest=_LANE_LETTERS,
+        class_="tick end",
+        x=-12,
+        y=middle,
+        dy="0.32em",
     )
+    return shape("g", label, shape("line", class_="grid", x1=0, x2="100%", y1=middle, y2=middle))
 
 
-def _box(call: _Call) -> Markup:
-    words = " · ".join(filter(None, (call.label, call.remark)))
+def _box(call: _Call) -> Shape:
     texts = (
-        element("text", text, class_=kind, x=_INSET, y=y)
+        shape("text", text, class_=kind, x=_INSET, y=y)
         for text, kind, y in zip((call.label, call.remark), ("name", "tick"), _LINES, strict=True)
     )
-    return element(
+    return shape(
         "svg",
-        element("title", words),
-        element("rect", class_="box", width="100%", height="100%", rx=5),
+        shape("rect", class_="box", width="100%", height="100%", rx=5),
         *texts,
+        title=" · ".join(filter(None, (call.label, call.remark))),
         class_="operation" if call.operation else "call",
         x=percent(call.left),
         y=call.top,
@@ -126,10 +118,10 @@ def _box(call: _Call) -> Markup:
     )
 
 
-def _arrow(start: _Call, end: _Call) -> Markup:
+def _arrow(start: _Call, end: _Call) -> Shape:
     """Draw the order of two calls through the space between their lanes."""
     down = end.lane >= start.lane
-    return element(
+    return shape(
         "line",
         class_=_MISSING if end.operation else _ORDER,
         x1=start.middle,
@@ -139,17 +131,11 @@ def _arrow(start: _Call, end: _Call) -> Markup:
     )
 
 
-def _legend(calls: Sequence[_Call]) -> Markup:
+def _legend(calls: Sequence[_Call]) -> Legend:
     drawn = {_MISSING if call.operation else _ORDER for call in calls if call.after >= 0}
-    return element(
-        "ul",
-        *(_legend_item(kind, words) for kind, words in _LEGEND if kind in drawn),
-        class_="legend",
+    keys = (
+        Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), words)
+        for kind, words in _LEGEND
+        if kind in drawn
     )
-
-
-def _legend_item(kind: str, words: str) -> Markup:
-    line = element("line", class_=kind, x1=0, x2=36, y1=6, y2=6)
-    return element(
-        "li", element("svg", line, class_="key", width=42, height=12, aria_hidden="true"), words
-    )
+    return Legend(tuple(keys), width=42)

@@ -11,9 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cudakit.document import Array, Rate
-from cudakit.render.amounts import words
-from cudakit.units import format_bytes, format_count, format_seconds
+from cudakit.document import Array
+from cudakit.units import format_bytes, format_count, format_rate, format_seconds
 
 Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
 LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
@@ -185,7 +184,7 @@ def _seconds_labels(step: float) -> Callable[[float], str]:
 
 
 def _rate_label(value: float, of: str = "") -> str:
-    return words(Rate(value, of)) if value else "0"
+    return format_rate(value, of) if value else "0"
 
 
 def _plain(number: float) -> str:

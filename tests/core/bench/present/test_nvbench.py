@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.document import Columns, Document, Note, Section
 from cudakit.errors import UsageError
-from cudakit.render.nvbench import render
 
 FIGURES = {
     "median_s": np.array([1e-3, np.nan]),
@@ -38,7 +38,7 @@ def root_of(**axes: Any) -> Any:
         },
         {"gpu": ("NVIDIA H200",), "compute_capability": ("9.0",)},
     )
-    return json.loads(render(Document("bench gemm", (results, Section("s", (device,))))))
+    return json.loads(nvbench(Document("bench gemm", (results, Section("s", (device,))))))
 
 
 def summaries(state: Any) -> dict[str, str]:
@@ -96,7 +96,7 @@ def test_words_of_hostile_files_stay_inside_their_strings() -> None:
         {"name": np.array([0]), **{k: v[:1] for k, v in FIGURES.items()}},
         {"name": ('"},{\ud800',)},
     )
-    text = render(Document("T", (results,)))
+    text = nvbench(Document("T", (results,)))
 
     assert text.encode()
     assert json.loads(text)["benchmarks"][0]["name"] == '"},{\ud800'
@@ -106,4 +106,4 @@ def test_a_document_without_figures_is_refused() -> None:
     other = Columns("results", {"size": np.arange(3)})
     for node in (Note("ok", "nothing"), other):
         with pytest.raises(UsageError, match="no figures"):
-            render(Document("T", (node,)))
+            nvbench(Document("T", (node,)))

@@ -1,4 +1,4 @@
-"""The output waist: what can be shown, whoever shows it.
+"""The common vocabulary of reports: what can be shown, by whatever renderer.
 
 A feature makes a Document of typed, raw values; a renderer makes words or pictures of it. Nothing here
 knows a feature, a terminal or a page, and nothing here is escaped or formatted.
@@ -6,7 +6,7 @@ knows a feature, a terminal or a page, and nothing here is escaped or formatted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,6 +14,8 @@ from cudakit.units import Unavailable as Unavailable
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # slow to import, and most documents hold no array
+
+    from cudakit.document.picture import Picture
 
 # --- values ----------------------------------------------------------------------------------------
 
@@ -204,12 +206,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A picture that a page draws from Columns and a terminal replaces by ``fallback``."""
+    """A picture that a page draws from Columns; a terminal shows the ``fallback``.
 
-    kind: Literal["memory-layout", "memory-timeline", "race", "bench"]
+    ``columns`` names Columns of the same document; ``draw`` gets them in this order.
+    """
+
+    kind: str
     columns: tuple[str, ...]
+    draw: Callable[[Sequence[Columns]], Picture]
     fallback: Node
-    options: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudakit.document import Array, Columns, Seconds
-from cudakit.render.amounts import words
-from cudakit.render.markup import Markup, element
-from cudakit.render.svg.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
-from cudakit.render.svg.places import dots, places
-from cudakit.render.svg.plot import stretched
-from cudakit.render.svg.scale import Axis, tight_axis
+from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, tight_axis
+from cudakit.document.picture import (
+    Caption,
+    Figure,
+    NoData,
+    Shape,
+    dots,
+    shape,
+    stretched,
+    to_units,
+)
+from cudakit.units import format_seconds
 
 # Pixels of a lane, and units of what is drawn in it.
 _LANE = 44
@@ -52,24 +59,23 @@ class _Case:
         return max(low, float(below) - fence), min(high, float(above) + fence)
 
 
-def spread(columns: Columns, figures: Columns) -> Markup:
+def spread(columns: Sequence[Columns]) -> Figure | NoData:
     """Draw the samples of each case by their distance from its median, in the order taken.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
     ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
     """
-    cases = list(_cases(columns, figures))
+    samples, figures = columns
+    cases = list(_cases(samples, figures))
     if not cases:
-        return element("p", "No samples.", class_="muted")
+        return NoData("No samples.")
     shown = cases[:MOST_LANES]
     axis = _axis(shown)
     title = "Samples around the median of their case"
     rows = [_lane(case, axis) for case in shown]
     drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
-    caption = element("p", _CAPTION, class_="caption")
-    return element(
-        "figure", drawing, caption, left_out(len(cases) - len(shown)), class_="lanes spread"
-    )
+    beyond = left_out(len(cases) - len(shown))
+    return Figure("lanes spread", (drawing, Caption(_CAPTION), *beyond))
 
 
 def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
@@ -94,39 +100,39 @@ def _axis(cases: list[_Case]) -> Axis:
 def _lane(case: _Case, axis: Axis) -> Lane:
     inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
     beyond = len(inside) - int(inside.sum())
-    remark = f"{words(Seconds(case.median_s))}, {len(inside):,} samples" + (
+    remark = f"{format_seconds(case.median_s)}, {len(inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
     parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_medians(case, axis))
     return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
 
 
-def _boxes(case: _Case, axis: Axis) -> Iterator[Markup]:
+def _boxes(case: _Case, axis: Axis) -> Iterator[Shape]:
     quarters = np.quantile(case.deviations, _QUARTERS)
     for kind, ends in (("half", quarters), ("interval", np.array(case.interval))):
         if np.isfinite(ends).all():
-            low, high = places(np.clip(axis.shares(ends), 0, 1), WIDTH)
-            yield element("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
+            low, high = to_units(np.clip(axis.shares(ends), 0, 1), WIDTH)
+            yield shape("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
 
 
-def _cloud(case: _Case, axis: Axis, inside: Array) -> Markup:
+def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
     heights = (np.arange(len(inside)) + 0.5) / len(inside)
     every = max(-(-int(inside.sum()) // _MOST_DOTS), 1)
     across = axis.shares(case.deviations[inside][::every])
-    return element(
+    return shape(
         "path",
         class_="scatter s0",
-        d=dots(places(across, WIDTH), places(heights[inside][::every], _HEIGHT)),
+        d=dots(to_units(across, WIDTH), to_units(heights[inside][::every], _HEIGHT)),
     )
 
 
-def _medians(case: _Case, axis: Axis) -> Iterator[Markup]:
+def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the median of each round as high as its samples are."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]
     for start, end in zip(starts.tolist(), ends, strict=True):
         middle = np.median(case.deviations[start:end])
-        (at,) = places(np.clip(axis.shares(np.array([middle])), 0, 1), WIDTH)
+        (at,) = to_units(np.clip(axis.shares(np.array([middle])), 0, 1), WIDTH)
         top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
         gap = 12 if len(ends) > 1 else 0
-        yield element("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")
+        yield shape("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")
