@@ -15,8 +15,8 @@ from cudakit.cli.output import open_output
 from cudakit.cli.progress import Progress, progress_line
 
 if TYPE_CHECKING:
+    from cudakit.core.bench.circumstances import Circumstances
     from cudakit.core.bench.result import BenchResult
-    from cudakit.core.bench.session import Circumstances
     from cudakit.core.bench.spec import Spec
     from cudakit.gpu.api import Gpu
 
@@ -47,7 +47,7 @@ def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
 
 
 def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
-    from cudakit.core.bench.session import run
+    from cudakit.core.bench.pipeline import run
 
     with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
         return run(spec, device, progress, circumstances=around)
@@ -75,7 +75,7 @@ def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, Circum
 
 def exit_code(result: BenchResult) -> ExitCode:
     """Say first of all whether a value was wrong; a result that was broken off is there all the same."""
-    from cudakit.core.bench.verification import Verification
+    from cudakit.core.bench.workload import Verification
 
     checks = [case.verification for case in result.results]
     if any(isinstance(check, Verification) and not check.passed for check in checks):

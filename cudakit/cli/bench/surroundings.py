@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cudakit.core.bench.session import Circumstances
+from cudakit.core.bench.circumstances import Circumstances
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView
 from cudakit.gpu.machine import open_machine
 from cudakit.units import Unavailable

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from core.bench.made import machine, telemetry
 
-from cudakit.core.bench.causes import causes
 from cudakit.core.bench.environment import moment
+from cudakit.core.bench.warnings import likely_causes
 from cudakit.gpu.api.facts import Field
 
 LINK: dict[str, Field] = {
@@ -17,13 +17,13 @@ LINK: dict[str, Field] = {
 
 
 def test_where_all_is_well_there_is_no_cause() -> None:
-    assert causes([machine(), machine()], LINK) == ()
+    assert likely_causes([machine(), machine()], LINK) == ()
 
 
 def test_what_holds_for_all_cases_is_said_once() -> None:
     busy = machine(other_processes=2, power_limit_w=400.0)
 
-    assert causes([busy, busy], LINK) == (
+    assert likely_causes([busy, busy], LINK) == (
         "2 other processes on the GPU: figures may be too low",
         "the power limit is 400 W, not the default of 700 W",
     )
@@ -35,20 +35,22 @@ def test_the_time_for_which_the_clock_was_held_down_is_added_up() -> None:
     )
     case = machine(before=before, after=after)
 
-    assert causes([case, case], LINK) == ("the clock was held down by heat, by software for 3 s",)
+    assert likely_causes([case, case], LINK) == (
+        "the clock was held down by heat, by software for 3 s",
+    )
 
 
 def test_without_counters_the_reasons_are_named() -> None:
     hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
     without_counters = machine(after=replace(hot, slowed_ns={}))
 
-    (said,) = causes([without_counters], LINK)
+    (said,) = likely_causes([without_counters], LINK)
     assert "software thermal slowdown" in said
 
 
 def test_a_link_that_is_narrower_or_older_than_the_gpu_is_a_cause() -> None:
-    assert causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
+    assert likely_causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
         "PCIe runs with 8 of 16 lanes",
         "the slot is of PCIe 4.0, and the GPU could 5.0",
     )
-    assert causes([machine()], {}) == ()
+    assert likely_causes([machine()], {}) == ()

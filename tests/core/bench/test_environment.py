@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from core.bench.made import VERSIONS, facts, machine, telemetry
 
-from cudakit.core.bench.concerns import concerns
 from cudakit.core.bench.environment import environment, moment
+from cudakit.core.bench.warnings import environment_warnings
 from cudakit.units import Unavailable
 
 
@@ -57,7 +57,7 @@ def test_energy_that_is_not_read_is_unavailable() -> None:
 
 
 def test_a_quiet_machine_is_no_concern() -> None:
-    assert concerns(machine()) == ()
+    assert environment_warnings([machine()]) == ()
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_a_quiet_machine_is_no_concern() -> None:
     ],
 )
 def test_what_makes_figures_doubtful_is_said(changes: dict[str, Any], words: str) -> None:
-    (said,) = concerns(machine(**changes))
+    (said,) = environment_warnings([machine(**changes)])
 
     assert words in said
 
 
 def test_a_variable_that_is_off_is_no_concern() -> None:
-    assert concerns(machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})) == ()
+    assert environment_warnings([machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})]) == ()
 
 
 def test_reasons_serve_where_there_are_no_counters() -> None:
@@ -90,7 +90,7 @@ def test_reasons_serve_where_there_are_no_counters() -> None:
         slowed_by_power_cap_ns=Unavailable("not supported"),
     )
 
-    assert concerns(machine(before=None, after=moment(look))) == (
+    assert environment_warnings([machine(before=None, after=moment(look))]) == (
         "the clock was held down: software power cap",
     )
 
