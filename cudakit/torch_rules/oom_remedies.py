@@ -1,4 +1,4 @@
-"""What would have helped when memory ran out, the surest first."""
+"""What would have helped a request of the caching allocator that failed, the surest remedy first."""
 
 from __future__ import annotations
 
@@ -6,42 +6,37 @@ import math
 import os
 from collections.abc import Iterator
 
-from cudakit.core.allocator.fragmentation import Silo
-from cudakit.core.allocator.oom_report import OomReport
-from cudakit.core.allocator.oom_words import process_bytes
-from cudakit.core.allocator.pools import DEFAULT_POOL
-from cudakit.torch_rules.sizes import SEGMENT_STEP
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Silo
+from cudakit.torch_rules.sizes import MIB, SEGMENT_STEP
 from cudakit.units import format_bytes
-
-_MIB = 1 << 20
 
 
 def hint_of(report: OomReport) -> str:
-    """Say in one line what would have helped."""
+    """Return the remedies in one line."""
     return "; ".join(remedies(report))
 
 
 def remedies(report: OomReport) -> tuple[str, ...]:
-    """Say what would have helped."""
+    """Return what would have helped, the surest first; never empty."""
     if report.segment_bytes > report.device_total_bytes:
         return ("ask for less: that is more than the device has",)
     found = [
         *_of_addresses(report),
-        *_of_circumstances(report),
+        *_of_moment(report),
         *_of_limits(report),
-        *_of_holes(report),
+        *_of_free_blocks(report),
     ]
-    return tuple([*found, *_of_others(report)] or _of_nothing(report))
+    return tuple([*found, *_of_other_holders(report)] or _of_nothing(report))
 
 
 def place(silo: Silo) -> str:
-    """Name the requests that memory serves."""
+    """Return the words for the requests that memory serves."""
     kind = "small" if silo.small else "large"
     pool = "" if silo.pool == DEFAULT_POOL else f" of private pool {silo.pool[0]},{silo.pool[1]}"
     return f"in the {kind} blocks{pool} on stream {silo.stream:#x}"
 
 
-def _of_circumstances(r: OomReport) -> Iterator[str]:
+def _of_moment(r: OomReport) -> Iterator[str]:
     cached = sum(silo.releasable_bytes for silo in r.silos)
     if r.capturing and (cached or r.pending_bytes):
         yield (
@@ -76,7 +71,7 @@ def _of_addresses(r: OomReport) -> Iterator[str]:
 
 def _of_limits(r: OomReport) -> Iterator[str]:
     needed = r.reserved_bytes + r.segment_bytes
-    if r.limit_bytes is not None and r.device_free_bytes >= r.segment_bytes:
+    if r.limited and r.limit_bytes is not None:
         share = math.ceil(100 * needed / r.device_total_bytes) / 100
         yield (
             f"raise the memory fraction to {min(share, 1.0):.2f}: the device has room, the limit of"
@@ -87,53 +82,42 @@ def _of_limits(r: OomReport) -> Iterator[str]:
     if r.limit_bytes is not None:
         room = min(room, r.limit_bytes - r.reserved_bytes)
     if not r.small and least <= room < r.segment_bytes:
-        right = max(least // _MIB, 12)
+        right = max(least // MIB, 12)
         yield (
             f"there is room for the request, but not for a segment of {format_bytes(r.segment_bytes)}:"
             f" set large_segment_size_mb:{right}"
         )
 
 
-def _of_holes(r: OomReport) -> Iterator[str]:
-    size, own = r.block_bytes, r.own
-    if own.largest_free_bytes >= size:
-        hole = format_bytes(own.largest_free_bytes)
-        if r.max_split_size_bytes is None:
-            yield f"a free block of {hole} came too late: make the allocator with search_again=True"
-        else:
-            yield (
-                f"a free block of {hole} was not used: raise max_split_size_mb, which keeps large blocks"
-                " from smaller requests"
-            )
-    elif own.free_bytes >= size:
+def _of_free_blocks(r: OomReport) -> Iterator[str]:
+    fit, own = r.fit(), r.own
+    largest = format_bytes(own.largest_free_bytes)
+    if fit.after_pending_frees and r.max_split_size_bytes is None:
+        yield f"a free block of {largest} came too late: make the allocator with search_again=True"
+    elif fit.after_pending_frees:
+        yield (
+            f"a free block of {largest} was not used: raise max_split_size_mb, which keeps large blocks"
+            " from smaller requests"
+        )
+    elif fit.without_holes:
         pieces = "free the blocks between them"
         if not r.expandable_segments:
             pieces = f"set expandable_segments:True, or {pieces}"
-        yield (
-            f"{format_bytes(own.free_bytes)} is free, but in pieces of at most"
-            f" {format_bytes(own.largest_free_bytes)}: {pieces}"
-        )
-    if (other := _other_hole(r)) is not None:
+        yield f"{format_bytes(own.free_bytes)} is free, but in pieces of at most {largest}: {pieces}"
+    if fit.in_another_pool and (other := r.best_other):
         yield (
             f"{format_bytes(other.largest_free_bytes)} in one piece is cached {place(other)}:"
             " allocate there, or share a stream"
         )
 
 
-def _other_hole(report: OomReport) -> Silo | None:
-    """Find where else a free block would have been large enough."""
-    holes = [s for s in report.silos if s != report.own]
-    best = max(holes, key=lambda silo: silo.largest_free_bytes, default=None)
-    return best if best and best.largest_free_bytes >= report.block_bytes else None
-
-
-def _of_others(r: OomReport) -> Iterator[str]:
+def _of_other_holders(r: OomReport) -> Iterator[str]:
     if r.private_free_bytes >= r.block_bytes and r.pool == DEFAULT_POOL:
         yield (
             f"{format_bytes(r.private_free_bytes)} is cached in private pools: give up graphs that run no"
             " more, or let graphs share a pool"
         )
-    processes = {pid: n for pid, n in process_bytes(r).items() if pid != os.getpid()}
+    processes = {pid: n for pid, n in r.used_by_process().items() if pid != os.getpid()}
     if processes and max(processes.values()) >= r.segment_bytes:
         pid = max(processes, key=lambda pid: processes[pid])
         yield f"end process {pid}, which holds {format_bytes(processes[pid])}"

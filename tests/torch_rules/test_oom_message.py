@@ -9,13 +9,11 @@ import pytest
 from core.allocator.device import GIB, MIB, Device
 
 from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.fragmentation import Silo
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.oom_details import details
-from cudakit.core.allocator.oom_remedies import hint_of, remedies
-from cudakit.core.allocator.oom_report import OomReport, Pin
-from cudakit.core.allocator.oom_words import message_of
 from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport, Pin, Silo
+from cudakit.torch_rules.oom_message import details, message_of
+from cudakit.torch_rules.oom_remedies import hint_of, remedies
 from cudakit.units import Unavailable
 
 OWN = Silo((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
