@@ -1,7 +1,7 @@
-"""Use each visible device for a moment, in a child process: a context, NVRTC, a kernel, copies.
+"""The self-test of the visible devices: make a context, compile with NVRTC, run a kernel, copy.
 
-Results are compared with what they must be, for hardware can be wrong without an error. Whatever goes
-wrong there, a crash and a hang included, leaves this process untouched. Needs some 20 MiB of a device.
+Results are compared with the expected values, because broken hardware may report no error. The test runs
+in a child process: a crash or a hang leaves this process untouched. It needs about 20 MiB of each device.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ import numpy.typing as npt
 
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
+from cudakit.gpu.api.run_context import SelfTestStep
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
-# A tool that is told to enter every CUDA process has no business in this one.
+# Profilers and checkers that are injected into every CUDA process must not enter this one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 
 _STEPS = ("context", "compile", "kernel", "copy")
@@ -40,27 +40,17 @@ extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One step, on all devices."""
-
-    name: str  # "context", "compile", "kernel" or "copy"
-    error: str = ""  # "" where it succeeded on all
-    hint: str = ""
-    seen: Mapping[str, str] = field(default_factory=dict)  # by device
-
-
-def try_devices(
+def run_self_test(
     *, command: Sequence[str] = (), seconds: float = DEFAULT_SECONDS
-) -> tuple[Trial, ...] | Unavailable:
-    """Take the steps until one fails; Unavailable says why none could be taken.
+) -> tuple[SelfTestStep, ...] | Unavailable:
+    """Run the steps in a child process until one fails; return Unavailable if no child can be started.
 
-    A step that crashes or does not end within ``seconds`` is a step that failed. ``command`` replaces
-    that of the child.
+    A step that crashes or does not end within ``seconds`` has failed. ``command`` replaces the command
+    of the child.
     """
     try:
         done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
-            [*command] or [sys.executable, "-c", "from cudakit.gpu.deep import child; child()"],
+            [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -83,12 +73,12 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": path}
 
 
-def _steps(text: str, end: str) -> tuple[Trial, ...]:
-    """Read the child's lines, one for each step; where they stop short, ``end`` is why."""
-    steps = tuple(Trial(**json.loads(line)) for line in text.splitlines())
+def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
+    """Parse the child's lines, one for each step; ``end`` says why the last ones are missing."""
+    steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
         return steps
-    return (*steps, Trial(_STEPS[len(steps)], f"the step {_STEPS[len(steps)]!r} {end}"))
+    return (*steps, SelfTestStep(_STEPS[len(steps)], f"the step {_STEPS[len(steps)]!r} {end}"))
 
 
 def _last(complaints: str) -> str:
@@ -100,13 +90,13 @@ def _last(complaints: str) -> str:
 
 
 def child() -> None:
-    """Take the steps, and write each as a line of JSON as soon as it is taken."""
+    """Run the steps, and write each as a line of JSON as soon as it is done."""
     pipe = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keep the output of libraries out of the pipe
     with open(pipe, "w", encoding="utf-8") as stream:
-        for trial in trials(_open_all):
-            line = {name: getattr(trial, name) for name in ("name", "error", "hint")}
-            stream.write(json.dumps({**line, "seen": dict(trial.seen)}) + "\n")
+        for step in run_steps(_open_all):
+            line = {name: getattr(step, name) for name in ("name", "error", "hint")}
+            stream.write(json.dumps({**line, "seen": dict(step.seen)}) + "\n")
             stream.flush()
 
 
@@ -123,8 +113,8 @@ def _device_count() -> int:
     return int(check(cu.cuDeviceGetCount()))
 
 
-def trials(open_all: Callable[[], list[Gpu]]) -> Iterator[Trial]:
-    """Take each step on every device; the first that fails is the last."""
+def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
+    """Run each step on every device, up to the first step that fails."""
     gpus: list[Gpu] = []
     images: dict[int, bytes] = {}
 
@@ -144,29 +134,29 @@ def trials(open_all: Callable[[], list[Gpu]]) -> Iterator[Trial]:
         yield from map(_copy_around, gpus)
 
     for name, step in zip(_STEPS, (make, compile_for, run, copy), strict=True):
-        trial = _taken(name, step)
-        yield trial
-        if trial.error:
+        taken = _taken(name, step)
+        yield taken
+        if taken.error:
             return
     for gpu in gpus:
         gpu.close()
 
 
-def _taken(name: str, step: Callable[[], Iterator[str]]) -> Trial:
+def _taken(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
     seen: dict[str, str] = {}
     try:
         for told in step():
             seen[f"cuda:{len(seen)}"] = told
     except CudakitError as error:
-        return Trial(name, f"cuda:{len(seen)}: {error.message}", error.hint, seen)
+        return SelfTestStep(name, f"cuda:{len(seen)}: {error.message}", error.hint, seen)
     except _WrongValues as wrong:
         hint = "run the vendor's diagnostic (dcgmi diag -r 3): the hardware may be broken"
-        return Trial(name, f"cuda:{len(seen)}: {wrong}", hint, seen)
-    return Trial(name, seen=seen)
+        return SelfTestStep(name, f"cuda:{len(seen)}: {wrong}", hint, seen)
+    return SelfTestStep(name, seen=seen)
 
 
 class _WrongValues(Exception):
-    """The device computed or copied something else than it must."""
+    """The device computed or copied wrong values."""
 
 
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
@@ -186,7 +176,7 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
 
 
 def _copy_around(gpu: Gpu) -> str:
-    """Copy from the host to the device, there to another place, and back."""
+    """Copy from the host to the device, within the device, and back."""
     sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _COUNT, dtype=np.uint32)
     size = sent.nbytes
     there, elsewhere = gpu.malloc(size), gpu.malloc(size)
@@ -209,7 +199,7 @@ def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
 
 
 def _expected() -> npt.NDArray[Any]:
-    """Compute what the kernel does, in 32-bit arithmetic that wraps."""
+    """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
     x = np.arange(_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
     for _ in range(_ROUNDS):
         x = x * np.uint32(1664525) + np.uint32(1013904223)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.core.devices.circumstances.files import Files
+from cudakit.gpu.run_context.files import Files
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import MemoryInfo
-from cudakit.gpu.deep import Trial, trials, try_devices
+from cudakit.gpu.api.run_context import SelfTestStep
+from cudakit.gpu.selftest import run_self_test, run_steps
 from cudakit.units import Unavailable
 
 STEPS = ["context", "compile", "kernel", "copy"]
@@ -78,8 +79,8 @@ class Device:
         self.memory = {}
 
 
-def taken(*devices: Any) -> list[Trial]:
-    steps: Iterator[Trial] = trials(lambda: list(devices))
+def taken(*devices: Any) -> list[SelfTestStep]:
+    steps: Iterator[SelfTestStep] = run_steps(lambda: list(devices))
     return list(steps)
 
 
@@ -119,7 +120,7 @@ def line(name: str) -> str:
 def test_a_child_that_crashes_fails_the_step_that_it_was_at() -> None:
     crash = f"import os; print({line('context')!r}, flush=True); os.abort()"
 
-    steps = try_devices(command=python(crash))
+    steps = run_self_test(command=python(crash))
 
     assert not isinstance(steps, Unavailable)
     assert [step.name for step in steps] == ["context", "compile"]
@@ -130,25 +131,25 @@ def test_a_child_that_crashes_fails_the_step_that_it_was_at() -> None:
 def test_a_child_that_hangs_fails_the_step_that_it_was_at() -> None:
     hang = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
 
-    steps = try_devices(command=python(hang), seconds=1)
+    steps = run_self_test(command=python(hang), seconds=1)
 
     assert not isinstance(steps, Unavailable)
     assert steps[1].error == "the step 'compile' did not end in time"
 
 
 def test_a_child_that_complains_is_quoted() -> None:
-    steps = try_devices(command=python("raise SystemExit('no such library')"))
+    steps = run_self_test(command=python("raise SystemExit('no such library')"))
 
     assert not isinstance(steps, Unavailable)
     assert steps[0].error == "the step 'context' ended its process with 1: no such library"
 
 
 def test_where_no_child_can_be_started_the_reason_is_told() -> None:
-    assert isinstance(try_devices(command=["/nowhere/python"]), Unavailable)
+    assert isinstance(run_self_test(command=["/nowhere/python"]), Unavailable)
 
 
 def test_the_real_child_answers_with_or_without_a_gpu() -> None:
-    steps = try_devices()
+    steps = run_self_test()
 
     assert not isinstance(steps, Unavailable)
     assert [step.name for step in steps] == STEPS[: len(steps)]
@@ -157,7 +158,7 @@ def test_the_real_child_answers_with_or_without_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_a_real_device_passes() -> None:
-    steps = try_devices()
+    steps = run_self_test()
 
     assert not isinstance(steps, Unavailable)
     assert [(step.name, step.error) for step in steps] == [(name, "") for name in STEPS]

@@ -1,24 +1,30 @@
-"""What a system shows of itself as files: /proc, /dev, /sys, /etc. Reads, and never writes."""
+"""Read the files by which a system describes itself: /proc, /dev, /sys, /etc."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeVar
 
-# Far above what any file here has; some under /proc have no end.
-_MOST_PIECES = 64
+from cudakit.units import Unavailable
+
+_T = TypeVar("_T")
+
+# A bound far above the size of any file read here: some files under /proc are endless.
+_MAX_PIECES = 64
 # /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
 _PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files under ``root``: ``/`` is the running system, None one that shows nothing.
+    """The files below ``root``: ``/`` is the running system, None a system without any files.
 
-    Paths are absolute, as on the running system. What is absent and what may not be read look alike.
+    Paths are absolute, as on the running system. An unreadable file is treated as absent.
     """
 
     root: Path | None
@@ -30,13 +36,17 @@ class Files:
             return None
         try:
             with place.open("rb", buffering=0) as file:
-                pieces = takewhile(bool, (file.read(_PIECE_BYTES) for _ in range(_MOST_PIECES)))
+                pieces = takewhile(bool, (file.read(_PIECE_BYTES) for _ in range(_MAX_PIECES)))
                 return b"".join(pieces).decode(errors="replace").rstrip("\n")
         except OSError:
             return None
 
+    def lines(self, path: str) -> list[str]:
+        """Return the lines of a file, none if it is absent."""
+        return (self.text(path) or "").splitlines()
+
     def names(self, directory: str) -> tuple[str, ...]:
-        """Return the sorted names in a directory, none where there is no such directory."""
+        """Return the sorted names in a directory, none if it is absent."""
         place = self.place(directory)
         with suppress(OSError):
             return tuple(sorted(os.listdir(place))) if place else ()
@@ -47,7 +57,7 @@ class Files:
         return place is not None and os.path.exists(place)
 
     def resolve(self, path: str) -> str:
-        """Follow symbolic links; a path that leads nowhere is returned as it is."""
+        """Follow symbolic links; return a path that does not exist as it is."""
         place = self.place(path)
         if place is None or not os.path.exists(place):
             return path
@@ -56,5 +66,16 @@ class Files:
         return "/" + os.path.relpath(real, top) if real.startswith(top) else real
 
     def place(self, path: str) -> Path | None:
-        """Return where a file of that path lies, None for files that show nothing."""
+        """Return the location of a file, None without a root."""
         return None if self.root is None else self.root / path.lstrip("/")
+
+
+SYSTEM = Files(Path("/"))
+
+
+def attempt(read: Callable[[], _T]) -> _T | Unavailable:
+    """Return what a function reads; a failure must not cost the other facts."""
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 any failure is reported in place of the fact
+        return Unavailable(f"looking failed: {type(error).__name__}: {error}")
