@@ -75,7 +75,7 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     from allocator_scenarios.streams_at_work import WorkOnGpu
     from allocator_scenarios.torch_subject import Torch
 
-    from cudakit.core.memory.allocator.upstream import OfGpu
+    from cudakit.core.allocator.upstream import OfGpu
     from cudakit.gpu.cuda.device import Cuda
 
     if found := [name for name in VARIABLES if name in os.environ]:

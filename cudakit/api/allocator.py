@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 _FRONT_CACHE = 64
 
 if TYPE_CHECKING:
-    from cudakit.core.memory.allocator.mempool import GraphMemory as GraphMemory
-    from cudakit.core.memory.allocator.mempool import MemPool as MemPool
-    from cudakit.core.memory.allocator.oom import OutOfMemory as OutOfMemory
-    from cudakit.core.memory.allocator.opened import OpenedAllocator
-    from cudakit.core.memory.allocator.opened_memory import OpenedMemory as OpenedMemory
-    from cudakit.core.memory.allocator.private import PoolError as PoolError
-    from cudakit.core.memory.allocator.shared import SharedMemory as SharedMemory
+    from cudakit.core.allocator.mempool import GraphMemory as GraphMemory
+    from cudakit.core.allocator.mempool import MemPool as MemPool
+    from cudakit.core.allocator.oom import OutOfMemory as OutOfMemory
+    from cudakit.core.allocator.opened import OpenedAllocator
+    from cudakit.core.allocator.opened_memory import OpenedMemory as OpenedMemory
+    from cudakit.core.allocator.private import PoolError as PoolError
+    from cudakit.core.allocator.shared import SharedMemory as SharedMemory
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.allocator import Allocator
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def _caching_allocator() -> type:
-    from cudakit.core.memory.allocator.opened import OpenedAllocator
+    from cudakit.core.allocator.opened import OpenedAllocator
 
     class CachingAllocator(OpenedAllocator):
         """Memory of a device, cached and in the order of streams, as torch's allocator does, without torch.
@@ -129,37 +129,37 @@ def _caching_memory_resource() -> type:
 
 
 def _graph_memory() -> type:
-    from cudakit.core.memory.allocator.mempool import GraphMemory
+    from cudakit.core.allocator.mempool import GraphMemory
 
     return GraphMemory
 
 
 def _mem_pool() -> type:
-    from cudakit.core.memory.allocator.mempool import MemPool
+    from cudakit.core.allocator.mempool import MemPool
 
     return MemPool
 
 
 def _opened_memory() -> type:
-    from cudakit.core.memory.allocator.opened_memory import OpenedMemory
+    from cudakit.core.allocator.opened_memory import OpenedMemory
 
     return OpenedMemory
 
 
 def _out_of_memory() -> type:
-    from cudakit.core.memory.allocator.oom import OutOfMemory
+    from cudakit.core.allocator.oom import OutOfMemory
 
     return OutOfMemory
 
 
 def _pool_error() -> type:
-    from cudakit.core.memory.allocator.private import PoolError
+    from cudakit.core.allocator.private import PoolError
 
     return PoolError
 
 
 def _shared_memory() -> type:
-    from cudakit.core.memory.allocator.shared import SharedMemory
+    from cudakit.core.allocator.shared import SharedMemory
 
     return SharedMemory
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from allocator_scenarios.scenario import STREAMS
 from allocator_scenarios.upstreams import InMemory
-from cudakit.core.memory.allocator.reuse import CaptureGraph
-from cudakit.core.memory.allocator.upstream import GraphOfGpu
+from cudakit.core.allocator.reuse import CaptureGraph
+from cudakit.core.allocator.upstream import GraphOfGpu
 from cudakit.gpu.api import Gpu, Ptr, Stream
 
 MOST_NS = 2_000_000_000

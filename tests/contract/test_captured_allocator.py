@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.memory.allocator.mempool import GraphMemory
-from cudakit.core.memory.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.mempool import GraphMemory
+from cudakit.core.allocator.opened import OpenedAllocator
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 

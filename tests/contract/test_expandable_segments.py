@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.memory.allocator.caching import CachingAllocator
-from cudakit.core.memory.allocator.oom import OutOfMemory
-from cudakit.core.memory.allocator.upstream import OfGpu
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.upstream import OfGpu
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.torch_rules.settings import Settings
 

@@ -41,7 +41,7 @@ def alloc(*, effort: Effort, **asked: Any) -> Spec:
 
 
 def _caching(gpu: Gpu) -> Allocator:
-    from cudakit.core.memory.allocator.caching import CachingAllocator
-    from cudakit.core.memory.allocator.upstream import OfGpu
+    from cudakit.core.allocator.caching import CachingAllocator
+    from cudakit.core.allocator.upstream import OfGpu
 
     return CachingAllocator(OfGpu(gpu))

@@ -1,0 +1,135 @@
+"""How much of what is reserved is of use to nobody, and to whom the rest is.
+
+Internal fragmentation is what blocks have beyond what was asked for. External is what is free in pieces: one
+minus the share of the largest hole in all that is free. And what is free is so for one stream only, that of
+its segment: for all others it is stranded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cudakit.core.allocator.block import Block, Segment
+from cudakit.core.allocator.pools import DEFAULT_POOL, PoolId
+from cudakit.torch_rules.oom_facts import Silo
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMemory:
+    """What one stream holds back, in bytes."""
+
+    stream: int
+    stranded_bytes: int  # free, and reused by this stream only
+    releasable_bytes: int  # of these: whole segments and pages, which empty_cache gives back
+    largest_hole_bytes: int
+    pending_bytes: int  # allocated on this stream, freed, and still used by others
+    awaited_bytes: int  # allocated on others, freed, and waiting for this stream
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """What is reserved, and how little of it a request may find; in bytes, and shares from 0 to 1."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_bytes: int  # freed, but used by other streams
+    requested_bytes: int  # of what is allocated or pending, before rounding
+    free_bytes: int
+    largest_hole_bytes: int
+    releasable_bytes: int  # free in whole segments and pages, which empty_cache gives back
+    silos: tuple[Silo, ...]  # the one with most free bytes first
+    streams: tuple[StreamMemory, ...]  # the one that holds back most first
+
+    @property
+    def internal_bytes(self) -> int:
+        """Bytes of blocks in use beyond what was asked for."""
+        return self.allocated_bytes + self.pending_bytes - self.requested_bytes
+
+    @property
+    def internal(self) -> float:
+        """The share of that in all blocks in use; 0 where there are none."""
+        return self.internal_bytes / ((self.allocated_bytes + self.pending_bytes) or 1)
+
+    @property
+    def external(self) -> float:
+        """One minus the share of the largest hole in all that is free; 0 where nothing is."""
+        return 1 - self.largest_hole_bytes / self.free_bytes if self.free_bytes else 0.0
+
+
+def fragmentation_of(
+    segments: Iterable[Segment], awaited: Iterable[tuple[int, Block]]
+) -> Fragmentation:
+    """Look at all blocks; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
+    held = [(segment, segment.blocks()) for segment in segments]
+    used = [block for _, blocks in held for block in blocks if not block.free]
+    silos = silos_of(held)
+    return Fragmentation(
+        reserved_bytes=sum(segment.size for segment, _ in held),
+        allocated_bytes=sum(block.size for block in used if block.allocated),
+        pending_bytes=sum(block.size for block in used if not block.allocated),
+        requested_bytes=sum(block.requested for block in used),
+        free_bytes=sum(silo.free_bytes for silo in silos),
+        largest_hole_bytes=max((silo.largest_free_bytes for silo in silos), default=0),
+        releasable_bytes=sum(silo.releasable_bytes for silo in silos),
+        silos=silos,
+        streams=_streams(silos, awaited_bytes(awaited)),
+    )
+
+
+def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
+    """Add up for each stream the freed blocks that wait for it."""
+    found: dict[int, int] = {}
+    for stream, block in awaited:
+        found[stream] = found.get(stream, 0) + block.size
+    return found
+
+
+def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[Silo, ...]:
+    """Group segments by who may use them."""
+    found: dict[tuple[PoolId, bool, int], list[Silo]] = {}
+    for segment, blocks in held:
+        key = segment.pool.id, segment.pool.small, segment.stream
+        free = [block for block in blocks if block.free]
+        sizes = [block.size for block in free]
+        whole = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
+        pending = sum(b.size for b in blocks if not b.free and not b.allocated)
+        found.setdefault(key, []).append(
+            Silo(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
+        )
+    summed = [_summed(parts) for parts in found.values()]
+    return tuple(sorted(summed, key=lambda silo: -silo.free_bytes))
+
+
+def _summed(parts: list[Silo]) -> Silo:
+    first = parts[0]
+    return Silo(
+        first.pool,
+        first.small,
+        first.stream,
+        reserved_bytes=sum(part.reserved_bytes for part in parts),
+        free_bytes=sum(part.free_bytes for part in parts),
+        largest_free_bytes=max(part.largest_free_bytes for part in parts),
+        releasable_bytes=sum(part.releasable_bytes for part in parts),
+        pending_bytes=sum(part.pending_bytes for part in parts),
+    )
+
+
+def _streams(silos: Iterable[Silo], awaited: Mapping[int, int]) -> tuple[StreamMemory, ...]:
+    own: dict[int, list[Silo]] = {stream: [] for stream in awaited}
+    for silo in silos:
+        own.setdefault(silo.stream, []).append(silo)
+    found = _memory_of(own, awaited)
+    return tuple(sorted(found, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream)))
+
+
+def _memory_of(own: Mapping[int, list[Silo]], awaited: Mapping[int, int]) -> Iterator[StreamMemory]:
+    for stream, silos in own.items():
+        yield StreamMemory(
+            stream,
+            stranded_bytes=sum(silo.free_bytes for silo in silos),
+            releasable_bytes=sum(silo.releasable_bytes for silo in silos),
+            largest_hole_bytes=max((silo.largest_free_bytes for silo in silos), default=0),
+            pending_bytes=sum(silo.pending_bytes for silo in silos),
+            awaited_bytes=awaited.get(stream, 0),
+        )

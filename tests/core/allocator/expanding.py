@@ -1,0 +1,27 @@
+"""Allocators whose segments expand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from core.allocator.device import MIB, Device
+from core.allocator.virtual_device import VirtualDevice
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.torch_rules.settings import Settings
+
+LIVE, FREE = "active_allocated", "inactive"
+PAGE = 20 * MIB
+SIDE = 11
+
+
+def expanding(device: Device | None = None, **more: Any) -> CachingAllocator:
+    """Make an allocator with the setting on, and others."""
+    settings = Settings(expandable_segments=True, **more)
+    return CachingAllocator(device or VirtualDevice(), settings, search_again=False)
+
+
+def switch(allocator: CachingAllocator, *, on: bool) -> None:
+    """Turn the setting on or off."""
+    allocator.configure(replace(allocator.settings, expandable_segments=on))

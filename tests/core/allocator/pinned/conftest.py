@@ -1,0 +1,30 @@
+"""A host in memory and a pool of each kind on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from core.allocator.pinned import law
+from core.allocator.pinned.host import Host
+
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def pool(host: Host) -> Iterator[CachingHostAllocator]:
+    made = CachingHostAllocator(host)
+    yield made
+    law.check(made, host)
+
+
+@pytest.fixture
+def divided(host: Host) -> Iterator[CachingHostAllocator]:
+    made = CachingHostAllocator(host, splits=True)
+    yield made
+    law.check(made, host)

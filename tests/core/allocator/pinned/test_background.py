@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic, sleep
+
+from core.allocator.device import MIB
+from core.allocator.pinned.host import Host
+
+from cudakit.core.allocator.pinned.background import Background
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.torch_rules.settings import Settings
+
+IN_BACKGROUND = Settings(pinned_use_background_threads=True)
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    end = monotonic() + 10
+    while not condition() and monotonic() < end:
+        sleep(0.002)
+    return condition()
+
+
+class Work:
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def once(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_work_goes_on_until_there_is_none_and_begins_again_when_woken() -> None:
+    work = Work(3)
+    background = Background(work.once)
+    background.wake()
+    assert soon(lambda: work.left == 0)
+    work.left = 2
+    background.wake()
+    assert soon(lambda: work.left == 0)
+    background.stop()
+
+
+def test_what_streams_have_done_with_is_free_without_a_request(host: Host) -> None:
+    pool = CachingHostAllocator(host, IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    pool.free(ptr)
+    host.finish(11)
+
+    assert soon(lambda: pool.counters()["free_bytes"] == MIB)
+    assert pool.alloc(MIB) == ptr
+    pool.close()
+
+
+def test_a_request_looks_itself_before_the_driver_is_asked(host: Host) -> None:
+    pool = CachingHostAllocator(host, IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    host.device.recorded[11] = 1
+    pool.free(ptr)
+    host.finish(11)
+
+    assert pool.alloc(MIB) == ptr
+    pool.close()
+
+
+def test_the_thread_ends_with_its_pool() -> None:
+    before = set(threading.enumerate())
+    pool = CachingHostAllocator(Host(), IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    pool.free(ptr)
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+
+    assert soon(lambda: gone() is None and set(threading.enumerate()) <= before)

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from core.allocator.device import GIB, MIB
+from core.allocator.pinned.host import Host
+
+from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.allocator.pinned.refused import OutOfPinnedMemory
+from cudakit.errors import Unsupported
+from cudakit.torch_rules.settings import Settings
+
+KIB = 1024
+
+
+def sizes(pool: CachingHostAllocator) -> list[int]:
+    return [segment["size"] for segment in pool.snapshot()["host_segments"]]
+
+
+@pytest.mark.parametrize(
+    ("requested", "size"), [(1, 1), (3, 4), (512, 512), (513, 1024), (3 * MIB, 4 * MIB)]
+)
+def test_a_request_is_rounded_to_a_power_of_two(
+    pool: CachingHostAllocator, requested: int, size: int
+) -> None:
+    pool.alloc(requested)
+
+    assert sizes(pool) == [size]
+
+
+def test_no_bytes_are_the_address_0_and_change_nothing(
+    pool: CachingHostAllocator, host: Host
+) -> None:
+    assert pool.alloc(0) == 0
+    pool.free(0)
+
+    assert host.calls == []
+
+
+def test_a_negative_size_is_refused(pool: CachingHostAllocator) -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        pool.alloc(-1)
+
+
+def test_what_was_freed_last_serves_the_next_request_of_its_power(
+    pool: CachingHostAllocator, host: Host
+) -> None:
+    first, second = pool.alloc(3000), pool.alloc(4096)
+    pool.free(first)
+    pool.free(second)
+
+    assert pool.alloc(2049) == second
+    assert pool.alloc(4000) == first
+    assert host.calls == ["malloc", "malloc"]
+
+
+def test_a_larger_block_never_serves_a_smaller_power(pool: CachingHostAllocator) -> None:
+    large = pool.alloc(4 * GIB)
+    pool.free(large)
+
+    assert pool.alloc(10 * KIB) != large
+
+
+def test_above_the_threshold_nothing_is_rounded_but_to_512(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_max_round_threshold_bytes=MIB))
+    for size in (MIB - 1, MIB + 1, 3 * MIB + 100):
+        pool.alloc(size)
+
+    assert sizes(pool) == [MIB, MIB + 512, 3 * MIB + 512]
+
+
+def test_a_block_that_is_not_rounded_never_serves_what_it_is_too_small_for(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_max_round_threshold_bytes=MIB))
+    small, large = pool.alloc(150 * MIB), pool.alloc(220 * MIB)
+    pool.free(large)
+    pool.free(small)
+
+    assert pool.alloc(200 * MIB) == large
+    assert pool.alloc(200 * MIB) != small
+    assert pool.alloc(140 * MIB) == small
+
+
+def test_what_is_larger_than_may_be_cached_is_given_back_when_it_is_freed(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_max_cached_size_bytes=2 * MIB))
+    for ptr in (pool.alloc(2 * MIB), pool.alloc(2 * MIB + 1)):
+        pool.free(ptr)
+
+    assert sizes(pool) == [2 * MIB]
+    assert pool.statistics()["num_host_free"] == 1
+
+
+def test_a_block_is_reused_when_every_stream_that_uses_it_is_done(
+    pool: CachingHostAllocator, host: Host
+) -> None:
+    used = pool.alloc(MIB)
+    pool.record_use(used, 11)
+    pool.record_use(used, 12)
+    pool.free(used)
+    host.finish(11)
+    assert pool.waiting() == {11: MIB, 12: MIB}
+    assert pool.alloc(MIB) != used
+    host.finish(12)
+
+    assert pool.alloc(MIB) == used
+    assert pool.waiting() == {}
+
+
+def test_the_first_event_that_is_not_reached_holds_up_the_others(
+    pool: CachingHostAllocator, host: Host
+) -> None:
+    slow, quick = pool.alloc(MIB), pool.alloc(MIB)
+    pool.record_use(slow, 11)
+    pool.record_use(quick, 12)
+    pool.free(slow)
+    pool.free(quick)
+    host.finish(12)
+
+    assert pool.alloc(MIB) not in (slow, quick)
+    host.finish(11)
+    assert {pool.alloc(MIB), pool.alloc(MIB)} == {slow, quick}
+
+
+def test_the_cache_is_emptied_without_waiting(pool: CachingHostAllocator, host: Host) -> None:
+    kept, used, idle = pool.alloc(MIB), pool.alloc(MIB), pool.alloc(MIB)
+    pool.record_use(used, 11)
+    pool.free(used)
+    pool.free(idle)
+
+    pool.empty_cache()
+
+    assert list(host.held) == [kept, used]
+    assert "sync_event" not in host.calls
+
+
+def test_a_free_of_what_is_not_allocated_is_refused_and_counted(pool: CachingHostAllocator) -> None:
+    ptr = pool.alloc(1)
+    pool.free(ptr)
+    for wrong in (ptr, 0xBAD):
+        with pytest.raises(InvalidPointer, match=f"{wrong:#x}"):
+            pool.free(wrong)
+        with pytest.raises(InvalidPointer, match="nothing pinned is allocated"):
+            pool.record_use(wrong, 11)
+
+    assert pool.counters()["num_invalid_frees"] == 2
+
+
+def test_where_wanted_no_free_ever_raises(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_free_catch_all=True))
+    host.device.gone.add(11)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+
+    pool.free(ptr)
+    pool.free(ptr)
+
+    assert pool.counters()["waiting_bytes"] == MIB
+    pool.close()
+    assert host.held == {}
+
+
+def test_memory_that_runs_out_is_looked_for_in_the_cache_first() -> None:
+    host = Host(4 * MIB)
+    pool = CachingHostAllocator(host)
+    for ptr in (pool.alloc(MIB), pool.alloc(2 * MIB)):
+        pool.record_use(ptr, 11)
+        pool.free(ptr)
+
+    assert pool.alloc(4 * MIB)
+    assert pool.counters()["num_rescues"] == 1
+    assert pool.waiting() == {}
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_without_memory_the_error_says_what_the_pool_holds(splits: bool) -> None:
+    host = Host(16 * MIB)
+    pool = CachingHostAllocator(host, splits=splits)
+    pool.alloc(8 * MIB)
+
+    with pytest.raises(OutOfPinnedMemory) as caught:
+        pool.alloc(10 * MIB)
+
+    asked = "10.0 MiB" if splits else "16.0 MiB"
+    assert f"tried to allocate {asked} of pinned memory; this pool holds" in str(caught.value)
+    assert "8.00 MiB, of which 0 B is free" in str(caught.value)
+    assert caught.value.code == 2
+    assert pool.statistics()["active_requests.current"] == 1
+
+
+def test_without_retries_memory_is_out_as_pytorch_says_it() -> None:
+    pool = CachingHostAllocator(Host(4 * MIB), retries=False)
+    pool.free(pool.alloc(2 * MIB))
+
+    with pytest.raises(OutOfPinnedMemory, match=r"of which 2.00 MiB is free"):
+        pool.alloc(4 * MIB)
+
+
+def test_a_reserve_is_taken_once_and_serves_until_it_is_used_up(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
+    served = [pool.alloc(2 * MIB) for _ in range(2)]
+    assert list(host.held.values()) == [4 * MIB]
+    assert served == [min(host.held), min(host.held) + 2 * MIB]
+    pool.alloc(2 * MIB)
+    assert list(host.held.values()) == [4 * MIB, 2 * MIB]
+
+
+def test_what_is_of_the_reserve_stays_cached_until_the_end(host: Host) -> None:
+    pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
+    ptr = pool.alloc(2 * MIB)
+    pool.free(ptr)
+    pool.empty_cache()
+
+    assert pool.alloc(2 * MIB) == ptr
+    pool.free(ptr)
+    pool.close()
+    assert host.held == {}
+    assert pool.statistics()["allocated_bytes.current"] == 0
+
+
+def test_what_is_of_the_reserve_is_no_block_that_is_too_large_to_be_cached(host: Host) -> None:
+    settings = Settings(
+        pinned_reserve_segment_size_bytes=4 * MIB, pinned_max_cached_size_bytes=1 * MIB
+    )
+    pool = CachingHostAllocator(host, settings)
+    pool.free(pool.alloc(2 * MIB))
+
+    assert pool.counters()["free_bytes"] == 2 * MIB
+    assert pool.counters()["num_free_failures"] == 0
+
+
+def test_a_reserve_that_cannot_be_had_says_which_setting_asks_for_it() -> None:
+    settings = Settings(pinned_reserve_segment_size_bytes=4 * MIB)
+    pool = CachingHostAllocator(Host(2 * MIB), settings)
+
+    with pytest.raises(OutOfPinnedMemory, match="pinned_reserve_segment_size_mb"):
+        pool.alloc(1)
+
+
+def test_registered_memory_is_refused_where_the_upstream_has_none(host: Host) -> None:
+    with pytest.raises(Unsupported, match="cannot register memory"):
+        CachingHostAllocator(host, Settings(pinned_use_cuda_host_register=True))
+
+
+def test_nothing_looks_at_events_in_a_capture(pool: CachingHostAllocator, host: Host) -> None:
+    before = pool.alloc(MIB)
+    pool.record_use(before, 11)
+    pool.begin_capture()
+    pool.free(before)
+    pool.alloc(MIB)
+    pool.empty_cache()
+    assert not {"record", "query_event", "free"} & set(host.calls)
+    pool.end_capture()
+    assert pool.alloc(MIB) != before  # its event is recorded only now
+    host.finish(11)
+
+    assert pool.alloc(MIB) == before
+
+
+def test_what_a_graph_may_use_is_not_reused_until_it_is_gone(
+    pool: CachingHostAllocator, host: Host
+) -> None:
+    pool.begin_capture()
+    used, unused = pool.alloc(MIB), pool.alloc(MIB)
+    pool.record_use(used, 11)
+    pool.end_capture()
+    pool.free(used)
+    pool.free(unused)
+    host.finish(11)
+
+    assert pool.alloc(MIB) == unused
+    assert pool.alloc(MIB) != used
+    assert pool.counters()["captured_bytes"] == MIB
+    pool.forget_graphs()
+    assert pool.alloc(MIB) == used
+
+
+def test_a_divided_pool_gives_what_was_asked_for_and_merges_what_is_freed(
+    divided: CachingHostAllocator, host: Host
+) -> None:
+    parts = [divided.alloc(700) for _ in range(3)]
+    assert sizes(divided) == [1024, 1024, 1024, 2 * MIB - 3072]
+    for ptr in (parts[0], parts[2], parts[1]):
+        divided.free(ptr)
+
+    assert sizes(divided) == [2 * MIB]
+    divided.empty_cache()
+    assert host.held == {}
+
+
+def test_a_divided_pool_keeps_no_large_block_for_a_small_request(
+    divided: CachingHostAllocator, host: Host
+) -> None:
+    large = divided.alloc(4 * GIB)
+    divided.free(large)
+    small = divided.alloc(10 * KIB)
+
+    assert divided.alloc(4 * GIB) == large
+    assert sorted(host.held.values()) == [2 * MIB, 4 * GIB]
+    divided.free(small)
+
+
+def test_a_divided_reserve_serves_requests_of_every_size(host: Host) -> None:
+    settings = Settings(pinned_reserve_segment_size_bytes=16 * MIB)
+    pool = CachingHostAllocator(host, settings, splits=True)
+    held = [pool.alloc(size) for size in (700, 3 * MIB, 5 * MIB)]
+    for ptr in held:
+        pool.free(ptr)
+    pool.empty_cache()
+
+    assert pool.alloc(16 * MIB) == held[0]
+    assert list(host.held.values()) == [16 * MIB]
+
+
+def test_statistics_have_the_names_and_meanings_of_pytorch(pool: CachingHostAllocator) -> None:
+    first, second = pool.alloc(3 * MIB), pool.alloc(100)
+    pool.free(first)
+    pool.alloc(4 * MIB)
+    pool.free(second)
+    pool.empty_cache()
+    found = pool.statistics()
+
+    assert len(found) == 28
+    assert list(found) == sorted(found)
+    assert {name: found[f"active_requests.{name}"] for name in ("current", "peak", "freed")} == {
+        "current": 1,
+        "peak": 2,
+        "freed": 2,
+    }
+    assert found["active_bytes.current"] == 4 * MIB
+    assert found["allocated_bytes.peak"] == 4 * MIB + 128
+    assert (found["num_host_alloc"], found["num_host_free"]) == (2, 1)
+    assert (found["host_alloc_time.count"], found["host_free_time.count"]) == (2, 1)
+
+
+def test_sums_and_peaks_begin_anew(host: Host) -> None:
+    pool = CachingHostAllocator(host)
+    pool.free(pool.alloc(100))
+    pool.alloc(4 * MIB)
+    pool.empty_cache()
+    pool.reset_sums()
+    pool.reset_peaks()
+    found = pool.statistics()
+
+    assert found["active_requests.allocated"] == found["num_host_alloc"] == 0
+    assert found["allocated_bytes.peak"] == 4 * MIB
+
+
+def test_what_is_freed_while_somebody_is_inside_is_freed_a_moment_later(host: Host) -> None:
+    """As a finalizer does that runs while the driver is asked for memory."""
+    pool = CachingHostAllocator(host)
+    garbage = [pool.alloc(MIB)]
+    plain = host.device.malloc
+
+    def with_a_finalizer(size_bytes: int, stream: int) -> int:
+        while garbage:
+            pool.free(garbage.pop())
+        return plain(size_bytes, stream)
+
+    host.device.malloc = with_a_finalizer  # type: ignore[method-assign]
+    kept = pool.alloc(2 * MIB)
+
+    assert kept
+    assert pool.statistics()["active_requests.current"] == 1
+
+
+def test_the_trace_and_the_segments_are_those_of_pytorch(pool: CachingHostAllocator) -> None:
+    pool.record_history()
+    ptr = pool.alloc(700)
+    pool.free(ptr)
+    pool.empty_cache()
+    kept = pool.alloc(3)
+    found = pool.snapshot()
+
+    actions = [entry["action"] for entry in found["host_traces"]]
+    assert actions == [
+        *("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"),
+        *("segment_alloc", "alloc"),
+    ]
+    assert [entry["size"] for entry in found["host_traces"]] == [1024, 700, 700, 700, 1024, 4, 3]
+    assert found["host_segments"] == [
+        {
+            "address": kept,
+            "size": 4,
+            "requested_size": 3,
+            "allocated": 1,
+            "active": 1,
+            "segment_pool_id": (0, 0),
+            "frames": found["host_segments"][0]["frames"],
+        }
+    ]
+    assert found["host_segments"][0]["frames"][0]["filename"] == __file__
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
+    json.dumps(found)

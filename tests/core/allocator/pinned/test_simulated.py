@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from core.allocator.device import MIB
+
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.open import open_gpu
+
+
+def use_it(gpu: Gpu, *, splits: bool) -> None:
+    pool = CachingHostAllocator(PinnedOfGpu(gpu), splits=splits)
+    stream, device = gpu.stream(), gpu.malloc(MIB)
+    first = pool.alloc(MIB)
+    gpu.host_view(first, MIB)[:4] = b"abcd"
+    gpu.copy(device, first, MIB, stream)
+    pool.record_use(first, stream)
+    pool.free(first)
+    gpu.sync_stream(stream)
+    again = pool.alloc(MIB)
+    assert again == first
+    gpu.host_view(again, MIB)[:4] = b"...."
+    gpu.copy(again, device, MIB, stream)
+    gpu.sync_stream(stream)
+    assert bytes(gpu.host_view(again, MIB)[:4]) == b"abcd"
+    pool.free(again)
+    pool.close()
+    assert pool.statistics()["num_host_free"] == 1
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_memory_of_the_pool_is_copied_to_and_from_a_simulated_device(splits: bool) -> None:
+    gpu = open_gpu("sim")
+    use_it(gpu, splits=splits)
+    gpu.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [False, True])
+def test_memory_of_the_pool_is_copied_to_and_from_a_real_device(splits: bool) -> None:
+    gpu = open_gpu("cuda")
+    use_it(gpu, splits=splits)
+    gpu.close()

@@ -1,0 +1,347 @@
+"""The judge: what is the same is found equal, and what is not is found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from allocator_scenarios.canonical import BY_POOL, Names, canonical, segment_by_segment
+from allocator_scenarios.compare import differences, judge, run
+from allocator_scenarios.cudakit_subject import Ours, in_memory
+from allocator_scenarios.pools import mixed_checkpoint
+from allocator_scenarios.random_run import EXPANDABLE, random_run
+from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
+
+from cudakit.core.allocator.checkpoint import PoolState
+from cudakit.core.allocator.mempool import MemPool
+
+SHORT = random_run(1, 9, steps=1500)
+
+
+class Older(Ours):
+    """Does not count what each private pool has reserved."""
+
+    def statistics(self) -> dict[str, int]:
+        found = super().statistics()
+        return {name: n for name, n in found.items() if not name.startswith(BY_POOL)}
+
+
+class LaterNumbers(Ours):
+    """Has made pools before the scenario, of which its statistics still tell."""
+
+    def begin(self, settings: str) -> None:
+        super().begin(settings)
+        for _ in range(3):
+            with MemPool(self.allocator) as pool, self.allocator.use_pool(pool):
+                self.allocator.free(self.allocator.alloc(30 * MIB))
+        self.reset_peaks()
+        self.reset_sums()
+        self.record(clear=True)
+
+
+class Unreleased(Ours):
+    """Counts what pools reserve, and not what they give back."""
+
+    def statistics(self) -> dict[str, int]:
+        found = super().statistics()
+        return found | {name: 0 for name in found if name.startswith(BY_POOL) and "freed" in name}
+
+
+def falling() -> Ours:
+    return in_memory(rising=False)
+
+
+class Generous(Ours):
+    """Gives 512 bytes more than it is asked for."""
+
+    def alloc(self, size_bytes: int, *args: Any, **more: Any) -> int:
+        return super().alloc(size_bytes + 512, *args, **more)
+
+
+class Forgetful(Ours):
+    """Forgets who uses what."""
+
+    def use(self, ptr: int, stream: str) -> None:
+        pass
+
+
+class Failing(Ours):
+    def empty_cache(self) -> None:
+        raise RuntimeError("no cache to empty")
+
+
+class Backwards(Ours):
+    """Divides the last segment of a pool first."""
+
+    def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
+        return super().restore_pool(graph, replace(state, segments=state.segments[::-1]), stale)
+
+
+class Twice(Ours):
+    """Restores a pool that it has just restored."""
+
+    def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
+        self.allocator.restore(state)
+        return super().restore_pool(graph, state, stale)
+
+
+def changed(kind: type[Ours], *, rising: bool = True) -> Ours:
+    sound = in_memory(rising=rising)
+    return kind(sound._upstream, sound._work)
+
+
+@scenario(1, "a use of another stream")
+def another_stream(s: Subject) -> Steps:
+    ptr = s.alloc(3 * MIB)
+    s.busy("s1")
+    s.use(ptr, "s1")
+    s.free(ptr)
+    yield Check("freed")
+    s.alloc(2 * MIB)
+    yield Check("allocated")
+
+
+@scenario(1, "two caches")
+def two_caches(s: Subject) -> Steps:
+    """Use two segments of one size: which serves depends on their addresses."""
+    held = [s.alloc(30 * MIB) for _ in range(3)]
+    s.free(held[2])
+    s.free(held[0])
+    s.alloc(30 * MIB)
+    yield Check("one of them")
+
+
+@scenario(1, "two pools")
+def two_pools(s: Subject) -> Steps:
+    for _ in range(2):
+        with s.inside(s.make_pool()):
+            s.free(s.alloc(3 * MIB))
+    s.drop_pool(1)
+    yield Check("one is gone")
+
+
+def test_two_of_a_kind_are_equal() -> None:
+    verdict = judge(SHORT, in_memory, in_memory())
+
+    assert (verdict.problems, verdict.placed, verdict.word) == ((), False, "equal")
+    assert verdict.checks == 4
+
+
+def test_the_order_of_addresses_is_no_difference() -> None:
+    found = list(differences(run(two_caches, in_memory()), run(two_caches, falling())))
+    verdict = judge(two_caches, in_memory, falling())
+
+    assert found != []
+    assert (verdict.problems, verdict.placed) == ((), True)
+
+
+@pytest.mark.parametrize("settings", [(), EXPANDABLE])
+def test_a_long_run_is_equal_at_the_same_addresses(settings: tuple[str, ...]) -> None:
+    run = random_run(1, 9, steps=3000, settings=settings)
+
+    assert judge(run, in_memory, falling()).problems == ()
+
+
+@pytest.mark.parametrize("kind", [Ours, Backwards])
+@pytest.mark.parametrize("rising", [True, False])
+def test_the_order_in_which_segments_are_restored_is_no_difference(
+    kind: type[Ours], rising: bool
+) -> None:
+    theirs = changed(kind, rising=rising)
+
+    verdict = judge(mixed_checkpoint, in_memory, theirs)
+
+    assert (verdict.problems, verdict.placed) == ((), False)
+
+
+def test_a_pool_that_is_restored_otherwise_is_shown() -> None:
+    verdict = judge(mixed_checkpoint, in_memory, changed(Twice))
+
+    assert any(problem.startswith("restored: trace") for problem in verdict.problems)
+
+
+@pytest.mark.parametrize("kind", [Older, LaterNumbers])
+def test_what_a_pool_has_reserved_is_compared_where_both_tell_by_the_names_of_pools(
+    kind: type[Ours],
+) -> None:
+    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(kind))))
+
+    assert found == []
+
+
+def test_what_a_pool_has_reserved_otherwise_is_shown() -> None:
+    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(Unreleased))))
+
+    assert len(found) == 2
+    assert "reserved_bytes_by_private_pools.pool 1.all.freed: 20,971,520, PyTorch 0" in found[0]
+
+
+def test_sizes_that_differ_are_shown_with_both_values() -> None:
+    verdict = judge(another_stream, in_memory, changed(Generous))
+
+    assert (
+        "freed: statistic active_bytes.all.allocated: 3,145,728, PyTorch 3,146,240"
+        in verdict.problems
+    )
+    assert any("segment 0 block 0 requested_size" in problem for problem in verdict.problems)
+    assert any("trace 1 size" in problem for problem in verdict.problems)
+
+
+def test_states_that_differ_are_shown() -> None:
+    verdict = judge(another_stream, in_memory, changed(Forgetful))
+
+    assert (
+        "freed: segment 0 block 0 state: active_pending_free, PyTorch inactive" in verdict.problems
+    )
+    assert any("trace" in problem for problem in verdict.problems)
+
+
+def test_many_differences_are_counted() -> None:
+    verdict = judge(SHORT, in_memory, changed(Generous))
+
+    assert any(problem.endswith("more") for problem in verdict.problems)
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (Check("a", {"segment": 2}), "segment.all.current changed by 1, not by 2"),
+        (Check("a", now={"num_ooms": 7}), "num_ooms is 0, not 7"),
+        (Check("a", blocks=[]), "not []"),
+        (Check("a", facts={"so": False}), "it does not hold: so"),
+    ],
+)
+def test_what_is_not_as_expected_is_said(check: Check, words: str) -> None:
+    @scenario(1, "wrong")
+    def wrong(s: Subject) -> Steps:
+        s.alloc(1)
+        yield check
+
+    (taken,) = run(wrong, in_memory())
+
+    assert len(taken.wrong) == 1
+    assert words in taken.wrong[0]
+    assert judge(wrong, in_memory, None).problems == (
+        f"a: cudakit is not as expected: {taken.wrong[0]}",
+    )
+
+
+def test_what_cannot_be_run_has_a_reason_and_ours_runs_nevertheless() -> None:
+    class Without(Ours):
+        def busy(self, stream: str) -> None:
+            raise CannotRun(f"there is no stream {stream}")
+
+    verdict = judge(another_stream, in_memory, changed(Without))
+
+    assert verdict.problems == ()
+    assert verdict.word == "as expected, not compared: there is no stream s1"
+
+
+def test_a_failure_is_a_problem_and_not_the_end() -> None:
+    @scenario(1, "emptied")
+    def emptied(s: Subject) -> Steps:
+        s.empty_cache()
+        yield Check("emptied")
+
+    theirs = judge(emptied, in_memory, changed(Failing))
+    own = judge(emptied, lambda _: changed(Failing), None)
+
+    assert theirs.problems == ("PyTorch failed: RuntimeError: no cache to empty",)
+    assert own.problems == ("cudakit failed: RuntimeError: no cache to empty",)
+
+
+def test_a_subject_that_was_used_begins_anew() -> None:
+    subject = in_memory()
+    first = run(another_stream, subject)
+
+    assert list(differences(run(another_stream, subject), first)) == []
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("segment", "segment.all.current"),
+        ("segment.small_pool", "segment.small_pool.current"),
+        ("segment.all.peak", "segment.all.peak"),
+        ("oversize_segments", "oversize_segments.current"),
+        ("oversize_segments.peak", "oversize_segments.peak"),
+        ("num_ooms", "num_ooms"),
+    ],
+)
+def test_short_names_stand_for_full_ones(short: str, full: str) -> None:
+    assert full_name(short) == full
+
+
+def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": stream, "pool_id": (0, 0)}
+
+
+def places(*entries: dict[str, Any]) -> list[tuple[str, int]]:
+    snapshot = {"segments": [], "device_traces": [list(entries)], "allocator_settings": {}}
+    seen = canonical(snapshot, Names({7: "s1"}, {}, 100 * MIB))
+    return [found["at"] for found in seen.trace]
+
+
+def test_an_address_is_a_segment_and_an_offset_and_names_are_not_given_twice() -> None:
+    assert places(
+        entry("segment_alloc", 4 * MIB, 2 * MIB),
+        entry("alloc", 4 * MIB + 512, 512),
+        entry("segment_free", 4 * MIB, 2 * MIB),
+        entry("segment_alloc", 4 * MIB, 2 * MIB),
+        entry("alloc", 9 * MIB, 512),
+    ) == [("segment 0", 0), ("segment 0", 512), ("segment 0", 0), ("segment 1", 0), ("?", MIB)]
+
+
+def test_what_is_mapped_later_belongs_to_the_same_reservation() -> None:
+    assert places(
+        entry("segment_map", 400 * MIB, 2 * MIB),
+        entry("segment_alloc", 16 * MIB, 2 * MIB),
+        entry("segment_map", 402 * MIB, 2 * MIB),
+        entry("segment_unmap", 400 * MIB, 2 * MIB),
+        entry("segment_map", 500 * MIB, 2 * MIB),
+        entry("segment_unmap", 402 * MIB, 2 * MIB),
+        entry("segment_map", 402 * MIB, 2 * MIB),
+    ) == [
+        ("reservation 0", 0),
+        ("segment 1", 0),
+        ("reservation 0", 2 * MIB),
+        ("reservation 0", 0),
+        ("reservation 2", 0),
+        ("reservation 0", 2 * MIB),
+        ("reservation 3", 0),
+    ]
+
+
+def test_frees_that_are_completed_together_have_no_order() -> None:
+    begin = entry("segment_alloc", 4 * MIB, 2 * MIB)
+    low, high = entry("free_completed", 4 * MIB, 512), entry("free_completed", 5 * MIB, 512)
+
+    assert places(begin, low, high) == places(begin, high, low)
+
+
+def restored(*told: tuple[str, int]) -> list[dict[str, Any]]:
+    """Return what is compared of entries: an action each, and the segment."""
+    entries = [{"action": action, "at": (f"segment {number}", 0)} for action, number in told]
+    return segment_by_segment(entries)
+
+
+FREED = ("free_requested", 0), ("free_requested", 1)
+DIVIDED = ("alloc", 0), ("free_requested", 0), ("alloc", 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ((*FREED[::-1], *DIVIDED), True),
+        ((*FREED, DIVIDED[2], *DIVIDED[:2]), True),
+        ((*FREED, ("free_requested", 0), ("alloc", 0), ("alloc", 1)), False),
+        ((FREED[0], *DIVIDED, FREED[1]), False),
+        ((*FREED, *DIVIDED[:2]), False),
+    ],
+)
+def test_of_a_restore_only_the_order_of_the_segments_is_open(
+    told: tuple[tuple[str, int], ...], same: bool
+) -> None:
+    assert (restored(*told) == restored(*FREED, *DIVIDED)) is same

@@ -1,0 +1,129 @@
+"""Addresses that expandable segments set aside, by classes of streams."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator.device import GIB, MIB
+from core.allocator.expanding import PAGE, SIDE, expanding, switch
+from core.allocator.virtual_device import VirtualDevice
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.allocator.address_space import AddressSpace
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.errors import UsageError
+from cudakit.gpu.api import LEGACY
+from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.settings import parse_config
+
+BY_CLASS = (("serving", Reserve(value=0.25)), ("tiny", Reserve(value=1.0, unit="GiB")))
+
+
+def pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def test_a_stream_of_a_class_sets_aside_what_the_setting_says_of_that_class() -> None:
+    device = VirtualDevice()  # of 16 GiB
+    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator.set_reserve_class(SIDE, "serving")
+    allocator.set_reserve_class(SIDE + 1, "tiny")
+    for stream in (0, SIDE, SIDE + 1):
+        allocator.alloc(30 * MIB, stream)
+
+    assert list(device.reserved.values()) == [pages(18 * GIB), pages(4 * GIB), pages(GIB)]
+    assert allocator.address_space() == AddressSpace(3, sum(device.reserved.values()))
+
+
+def test_a_class_that_the_setting_does_not_name_has_what_streams_without_one_have() -> None:
+    device = VirtualDevice()
+    allocator = expanding(
+        device,
+        expandable_segments_reserve=Reserve(value=0.5),
+        expandable_segments_reserve_by_class=BY_CLASS,
+    )
+    allocator.set_reserve_class(SIDE, "training")
+    allocator.alloc(30 * MIB, SIDE)
+
+    assert list(device.reserved.values()) == [pages(8 * GIB)]
+
+
+def test_the_class_counts_when_a_segment_is_made_and_can_be_taken_away() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator.set_reserve_class(LEGACY, "tiny")
+    assert allocator.reserve_class(0) == "tiny"
+    first = allocator.alloc(30 * MIB)
+    allocator.set_reserve_class(0, "")
+    assert allocator.reserve_class(LEGACY) == ""
+    second = allocator.alloc(100 * MIB)
+    assert second == first + 30 * MIB, "there are addresses left"
+    allocator.alloc(2 * GIB)
+
+    assert list(device.reserved.values()) == [pages(GIB), pages(18 * GIB)]
+
+
+def test_a_class_may_be_given_before_segments_expand() -> None:
+    device = VirtualDevice()
+    allocator = CachingAllocator(device)
+    allocator.set_reserve_class(SIDE, "tiny")
+    assert allocator.address_space() == AddressSpace(0, 0)
+    allocator.configure(
+        parse_config("expandable_segments:True,expandable_segments_reserve_by_class:[tiny:1G]")
+    )
+    allocator.alloc(30 * MIB, SIDE)
+
+    assert list(device.reserved.values()) == [pages(GIB)]
+
+
+def test_a_request_beyond_the_addresses_of_its_class_says_which_setting_to_raise() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator.set_reserve_class(SIDE, "tiny")
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(2 * GIB, SIDE)
+
+    assert "an expandable segment of class tiny sets" in caught.value.hint
+    assert "expandable_segments_reserve_by_class" in caught.value.hint
+    assert allocator.statistics()["num_ooms"] == 1
+    switch(allocator, on=False)
+    assert allocator.alloc(2 * GIB, SIDE)
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b", "[", "a:1"])
+def test_a_name_that_no_setting_can_have_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a class"):
+        expanding().set_reserve_class(SIDE, name)
+
+
+@given(
+    classes=st.lists(st.sampled_from(["", "serving", "tiny", "unknown"]), min_size=1, max_size=6),
+    shares=st.tuples(*[st.floats(0.01, 1.125)] * 3),
+    request_bytes=st.integers(1, 3 * GIB),
+)
+def test_what_is_set_aside_is_never_less_than_a_request_nor_more_than_the_setting(
+    classes: list[str], shares: tuple[float, float, float], request_bytes: int
+) -> None:
+    device = VirtualDevice(64 * GIB)
+    by_class = dict(zip(("serving", "tiny"), shares[1:], strict=True))
+    allocator = expanding(
+        device,
+        expandable_segments_reserve=Reserve(value=shares[0]),
+        expandable_segments_reserve_by_class=tuple(
+            (name, Reserve(value=share)) for name, share in by_class.items()
+        ),
+    )
+    for stream, name in enumerate(classes, start=SIDE):
+        before = len(device.reserved)
+        allocator.set_reserve_class(stream, name)
+        page = PAGE if request_bytes > MIB else 2 * MIB
+        most = -(-int(by_class.get(name, shares[0]) * 64 * GIB) // page) * page
+        if request_bytes > most:
+            with pytest.raises(OutOfMemory):
+                allocator.alloc(request_bytes, stream)
+            assert len(device.reserved) == before
+        else:
+            allocator.alloc(request_bytes, stream)
+            assert list(device.reserved.values())[before:] == [most]
+    assert allocator.address_space().reserved_bytes == sum(device.reserved.values())

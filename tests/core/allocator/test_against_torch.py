@@ -1,0 +1,63 @@
+"""The same operations through PyTorch's allocator and ours, on a GPU: all that is known of both is equal."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = Path(__file__).parents[4] / "scripts" / "compare_allocator.py"
+
+
+@pytest.mark.timeout(900)
+def test_every_scenario_is_equal_key_by_key(tmp_path: Path) -> None:
+    """Run in a process of its own: PyTorch's allocator must not have been used before."""
+    pytest.importorskip("torch")
+    place = tmp_path / "compared.json"
+
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "-o", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert place.exists(), done.stderr
+    found = json.loads(place.read_text(encoding="utf-8"))
+    assert {row["name"]: row["problems"] for row in found["scenarios"] if row["problems"]} == {}
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_snapshot_of_ours_is_drawn_by_torch() -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    snapshot = pickle.loads(pickle.dumps(recorded()))  # noqa: S301
+
+    for draw in (viewer.trace_plot, viewer.segment_plot):
+        assert "<html" in draw(snapshot).lower() or "<script" in draw(snapshot)
+    for describe in (viewer.segsum, viewer.trace):
+        assert describe(snapshot)
+
+
+def recorded() -> dict[str, Any]:
+    """Return a snapshot with everything in it that a small program leaves."""
+    from cudakit.core.allocator.caching import CachingAllocator
+    from cudakit.core.allocator.upstream import OfGpu
+    from cudakit.gpu.cuda.device import Cuda
+
+    allocator = CachingAllocator(OfGpu(Cuda(0)))
+    allocator.record_history()
+    held = [allocator.alloc(size) for size in (1, 700, 3 << 20, 30 << 20)]
+    for ptr in held[::2]:
+        allocator.free(ptr)
+    snapshot = allocator.snapshot()
+    for ptr in held[1::2]:
+        allocator.free(ptr)
+    allocator.close()
+    return snapshot

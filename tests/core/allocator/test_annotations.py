@@ -1,0 +1,124 @@
+"""What a program says of itself in a recording, and that what was recorded opens in memviz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import time
+
+import pytest
+from core.allocator.device import MIB, Device
+from core.allocator.pinned.host import Host
+from core.allocator.watching import actions
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.memory.load import load
+from cudakit.core.memory.snapshot import HOST, BlockState, Snapshot
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.settings import Settings
+
+
+def test_a_text_on_a_live_allocation_is_in_the_trace(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    allocator.set_metadata("of all")
+    ptr = allocator.alloc(700)
+    allocator.annotate(ptr, "weights")
+    entry = allocator.snapshot()["device_traces"][0][-1]
+
+    assert (entry["action"], entry["addr"], entry["size"]) == ("annotate", ptr, 700)
+    assert entry["user_metadata"] == "weights"
+    assert entry["frames"][0]["filename"] == __file__
+
+
+def test_what_is_not_allocated_has_no_text(allocator: CachingAllocator) -> None:
+    with pytest.raises(InvalidPointer, match="nothing is allocated at 0xbad"):
+        allocator.annotate(0xBAD, "weights")
+
+
+def test_without_a_recording_a_text_goes_nowhere(allocator: CachingAllocator) -> None:
+    allocator.annotate(allocator.alloc(1), "weights")
+    with allocator.annotated("step"):
+        pass
+
+    assert actions(allocator) == []
+    assert allocator.snapshot()["external_annotations"] == []
+
+
+def test_ranges_have_both_ends_also_where_what_is_within_fails(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history()
+    with pytest.raises(ZeroDivisionError), allocator.annotated("step 1"):
+        raise ZeroDivisionError
+    found = allocator.snapshot()["external_annotations"]
+
+    assert [(mark["name"], mark["stage"], mark["device"]) for mark in found] == [
+        ("step 1", "START", 0),
+        ("step 1", "END", 0),
+    ]
+    assert abs(found[0]["time_us"] / 1e6 - time()) < 60
+
+
+def test_as_few_ranges_are_kept_as_events(allocator: CachingAllocator) -> None:
+    allocator.record_history(max_entries=2)
+    for step in range(3):
+        with allocator.annotated(f"step {step}"):
+            pass
+
+    found = allocator.snapshot()["external_annotations"]
+    assert [mark["name"] for mark in found] == ["step 2", "step 2"]
+    allocator.record_history(clear=True)
+    assert allocator.snapshot()["external_annotations"] == []
+
+
+def test_the_settings_of_a_snapshot_are_pytorchs_then_all_that_are_in_force() -> None:
+    settings = Settings(large_segment_size_bytes=40 * MIB, memory_fraction=0.5)
+    found = CachingAllocator(Device(), settings).snapshot()["allocator_settings"]
+
+    told = settings.as_torch()
+    assert list(found)[: len(told)] == list(told)
+    assert found["large_segment_size"] == found["max_non_split_rounding"] == 40 * MIB
+    assert found["per_process_memory_fraction"] == 0.5
+    assert found["backend"] == "native"
+    assert found["cudakit_search_again"] is True
+
+
+def recorded(tmp_path: Path) -> Snapshot:
+    """Record something of everything, save it, and open it as memviz does."""
+    allocator, host = CachingAllocator(Device(64 * MIB)), Host()
+    pool = CachingHostAllocator(host)
+    allocator.include_pinned(pool)
+    allocator.record_history()
+    pool.record_history()
+    kept = pool.alloc(3 * MIB)
+    used = pool.alloc(MIB)
+    pool.record_use(used, 11)
+    pool.free(used)
+    with allocator.annotated("step 1"):
+        ptr = allocator.alloc(9 * MIB)
+        allocator.annotate(ptr, "weights")
+        allocator.free(allocator.alloc(700, 12))
+    allocator.save_snapshot(tmp_path / "memory.pickle")
+    assert kept
+    return load(str(tmp_path / "memory.pickle"))
+
+
+def test_a_snapshot_opens_in_memviz(tmp_path: Path) -> None:
+    snapshot = recorded(tmp_path)
+    device, host = snapshot.devices
+
+    assert device.warnings == host.warnings == ()
+    assert [Action(action).name for action in device.events.action] == [
+        *("SEGMENT_ALLOC", "ALLOC", "ANNOTATE"),
+        *("SEGMENT_ALLOC", "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED"),
+    ]
+    assert [(mark.name, mark.start) for mark in snapshot.annotations] == [
+        ("step 1", True),
+        ("step 1", False),
+    ]
+    assert snapshot.settings["large_segment_size"] == 20 * MIB
+    assert host.device == HOST
+    assert host.blocks.size.tolist() == [4 * MIB, MIB]
+    assert host.blocks.state.tolist() == [BlockState.ALLOCATED, BlockState.PENDING_FREE]
+    assert len(host.events) == 5

@@ -1,0 +1,337 @@
+"""Scenarios 30 to 34: what is captured has memory of its own, and nothing waits meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from core.allocator import law
+from core.allocator.captured import Graph
+from core.allocator.device import MIB, Device
+from core.allocator.watching import changes, current
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.mempool import GraphMemory, MemPool
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.private import PoolError
+from cudakit.errors import CudaError, UsageError
+from cudakit.torch_rules.settings import Settings
+
+SIZE = 30 * MIB
+REUSE = Settings(graph_capture_record_stream_reuse=True)
+
+
+def record(
+    allocator: CachingAllocator, size: int, memory: GraphMemory | None = None
+) -> tuple[GraphMemory, int]:
+    """Capture b = copy(a), then five times b = copy(b) + 1; return the last b too."""
+    with allocator.capture(memory) as captured:
+        b = allocator.alloc(size)
+        for _ in range(5):
+            copy, old = allocator.alloc(size), b
+            b = allocator.alloc(size)
+            allocator.free(copy)
+            allocator.free(old)
+    return captured, b
+
+
+@pytest.mark.parametrize(
+    ("size", "segments", "reserved", "left"),
+    [
+        (512, 1, 2, 2),
+        (MIB, 2, 4, 2),
+        (MIB + 512, 1, 20, 20),
+        (10 * MIB - 512, 2, 40, 20),
+        (10 * MIB + 512, 3, 36, 12),
+    ],
+)
+def test_30_a_graph_keeps_the_most_that_its_capture_used(
+    allocator: CachingAllocator, size: int, segments: int, reserved: int, left: int
+) -> None:
+    with changes(allocator) as captured:
+        memory, output = record(allocator, size)
+    assert captured["segment.all"] == segments
+    assert captured["reserved_bytes.all"] == reserved * MIB
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == reserved * MIB
+
+    memory.close()
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == left * MIB
+    allocator.free(output)
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == 0
+
+
+def test_31_graphs_that_share_a_pool_need_less() -> None:
+    def reserved(*, shared: bool) -> int:
+        allocator = CachingAllocator(Device())
+        memory, output = record(allocator, 512)
+        allocator.free(output)
+        record(allocator, 512, memory if shared else None)
+        law.check(allocator)
+        return current(allocator, "reserved_bytes")
+
+    assert reserved(shared=False) - reserved(shared=True) == 2 * MIB
+
+
+def test_31_a_third_graph_uses_what_the_second_freed(allocator: CachingAllocator) -> None:
+    memory, first = record(allocator, SIZE)
+    _second_memory, second = record(allocator, SIZE, memory)
+    allocator.free(second)
+    before = current(allocator, "reserved_bytes")
+    _third_memory, third = record(allocator, SIZE, memory)
+
+    assert current(allocator, "reserved_bytes") == before
+    assert memory.uses == 3
+    assert third != first
+
+
+def test_32_a_graph_that_lives_keeps_its_memory(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    memory, output = record(allocator, SIZE)
+    allocator.free(output)
+    allocator.empty_cache()
+    assert device.held
+    memory.close()
+    assert device.held
+    allocator.empty_cache()
+
+    assert device.held == {}
+
+
+def test_33_of_streams_that_came_in_a_capture_nobody_waits_afterwards(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    early, late = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    allocator.record_use(early, 11)
+    with allocator.capture():
+        allocator.record_use(early, 12)
+        allocator.record_use(late, 12)
+        device.calls.clear()
+        allocator.free(early)
+        allocator.free(late)
+        assert device.calls == []
+    assert current(allocator, "active") == 2
+
+    assert allocator.alloc(SIZE) == late
+    assert device.calls == ["event", "record", "query_event"]
+    device.finish(11)
+    assert allocator.alloc(SIZE) == early
+
+
+def test_33_a_stream_from_before_the_capture_is_waited_for_though_it_comes_again(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    ptr = allocator.alloc(SIZE)
+    allocator.record_use(ptr, 11)
+    with allocator.capture():
+        allocator.record_use(ptr, 11)
+        allocator.free(ptr)
+
+    assert allocator.alloc(SIZE) != ptr
+    device.finish(11)
+    assert allocator.alloc(SIZE) == ptr
+
+
+def test_33_a_use_in_a_capture_counts_where_the_block_outlives_it(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    ptr = allocator.alloc(SIZE)
+    with allocator.capture():
+        allocator.record_use(ptr, 11)
+    allocator.free(ptr)
+
+    assert allocator.alloc(SIZE) != ptr
+    device.finish(11)
+    assert allocator.alloc(SIZE) == ptr
+
+
+def test_33_a_use_in_a_capture_is_forgotten_with_its_allocation(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    ptr = allocator.alloc(SIZE)
+    with allocator.capture():
+        allocator.record_use(ptr, 11)
+    allocator.free(ptr)
+    device.finish(11)
+    assert allocator.alloc(SIZE) == ptr
+    allocator.record_use(ptr, 11)
+    with allocator.capture():
+        allocator.free(ptr)
+
+    assert allocator.alloc(SIZE) != ptr
+
+
+def test_34_a_block_is_free_for_what_comes_after_its_last_use(device: Device) -> None:
+    allocator, graph = CachingAllocator(device, REUSE), Graph(11)
+    with allocator.capture(stream=11, graph=graph):
+        ptr = allocator.alloc(SIZE, 11)
+        graph.launch(11)
+        graph.wait(12, 11)
+        graph.launch(12)
+        allocator.record_use(ptr, 12)
+        allocator.free(ptr)
+        graph.launch(11)
+        before = allocator.alloc(SIZE, 11)
+        graph.wait(11, 12)
+        graph.launch(11)
+        elsewhere = allocator.alloc(SIZE, 12)
+        after = allocator.alloc(SIZE, 11)
+        graph.end()
+
+    assert ptr not in (before, elsewhere)
+    assert after == ptr
+    assert set(device.calls) == {"malloc"}
+    law.check(allocator)
+
+
+def test_34_of_several_streams_all_must_be_joined(device: Device) -> None:
+    allocator, graph = CachingAllocator(device, REUSE), Graph(11)
+    with allocator.capture(stream=11, graph=graph):
+        ptr = allocator.alloc(SIZE, 11)
+        graph.launch(11)
+        for stream in (12, 13, 14):
+            graph.wait(stream, 11)
+            graph.launch(stream)
+            allocator.record_use(ptr, stream)
+        allocator.free(ptr)
+        found = []
+        for stream in (12, 13, 14):
+            graph.wait(11, stream)
+            found.append(allocator.alloc(SIZE, 11) == ptr)
+        graph.end()
+
+    assert found == [False, False, True]
+
+
+@pytest.mark.parametrize("settings", [REUSE, Settings()])
+def test_34_what_no_graph_proves_waits_for_the_end(device: Device, settings: Settings) -> None:
+    allocator, graph = CachingAllocator(device, settings), Graph(11)
+    with allocator.capture(stream=11, graph=graph):
+        ptr = allocator.alloc(SIZE, 11)
+        graph.launch(11)
+        allocator.record_use(ptr, 15)  # which is not captured
+        if settings is not REUSE:
+            graph.wait(15, 11)
+        allocator.free(ptr)
+        graph.launch(11)
+        during = allocator.alloc(SIZE, 11)
+        graph.end()
+    with allocator.capture(stream=11, graph=graph):
+        pass
+    allocator.alloc(SIZE, 11)
+
+    assert during != ptr
+    assert current(allocator, "active") == 2
+    law.check(allocator)
+
+
+class Unasked(Graph):
+    """A graph of which the driver says nothing."""
+
+    def terminals(self, stream: int) -> tuple[int, ...]:
+        raise CudaError(999, "CUDA_ERROR_UNKNOWN", f"stream {stream}")
+
+
+def test_34_what_a_graph_does_not_tell_waits_for_the_end(device: Device) -> None:
+    allocator, graph = CachingAllocator(device, REUSE), Unasked(11)
+    with allocator.capture(stream=11, graph=graph):
+        ptr = allocator.alloc(SIZE, 11)
+        allocator.record_use(ptr, 12)
+        graph.wait(12, 11)
+        with pytest.raises(CudaError, match="UNKNOWN"):
+            allocator.free(ptr)
+        graph.end()
+    allocator.alloc(SIZE, 11)
+
+    assert current(allocator, "active") == 1
+    law.check(allocator)
+
+
+def test_requests_on_streams_that_are_in_the_capture_go_to_its_pool(
+    allocator: CachingAllocator,
+) -> None:
+    graph = Graph(11)
+    with allocator.capture(stream=11, graph=graph) as memory:
+        graph.wait(12, 11)
+        for stream in (11, 12, 13):
+            allocator.alloc(SIZE, stream)
+
+    found = allocator.snapshot()["segments"]
+    assert [s["segment_pool_id"] for s in found] == [memory.id, memory.id, (0, 0)]
+
+
+def test_a_capture_may_have_the_pool_of_a_user(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    with allocator.capture(pool) as memory:
+        allocator.free(allocator.alloc(SIZE))
+    assert memory.id == pool.id
+    pool.close()
+    assert pool.uses == 1
+    memory.close()
+    allocator.empty_cache()
+
+    assert allocator.private_pools() == ()
+
+
+def test_a_capture_that_fails_holds_nothing(allocator: CachingAllocator, device: Device) -> None:
+    with pytest.raises(KeyError), allocator.capture() as memory:
+        allocator.free(allocator.alloc(SIZE))
+        raise KeyError
+    assert memory.closed
+    assert [usage.uses for usage in allocator.private_pools()] == [0]
+    allocator.free(allocator.alloc(SIZE, 11), 12)
+    allocator.empty_cache()
+
+    assert device.held == {}
+
+
+def test_a_capture_runs_out_of_memory_without_giving_anything_back() -> None:
+    device = Device(50 * MIB)
+    allocator = CachingAllocator(device)
+    allocator.free(allocator.alloc(SIZE))
+    with pytest.raises(OutOfMemory), allocator.capture():
+        allocator.alloc(SIZE)
+
+    assert "free" not in device.calls
+    assert allocator.alloc(50 * MIB)
+
+
+def test_ending_what_was_not_begun_is_refused(allocator: CachingAllocator) -> None:
+    with pytest.raises(PoolError, match="no capture is under way"):
+        allocator.end_capture()
+    allocator.begin_capture()
+    allocator.end_capture()
+    with pytest.raises(PoolError, match="no capture is under way"):
+        allocator.end_capture()
+
+
+def test_memory_that_a_capture_shares_with_nobody_is_let_go_once(
+    allocator: CachingAllocator,
+) -> None:
+    memory, output = record(allocator, SIZE)
+    memory.close()
+    memory.close()
+    with pytest.raises(PoolError, match="closed"), allocator.capture(memory):
+        pass
+
+    allocator.free(output)
+    assert allocator.alloc(512)
+
+
+def test_what_is_captured_has_no_memory_while_nothing_is_cached(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    allocator.enable_caching(enabled=False)
+    with allocator.capture(stream=11):
+        with pytest.raises(UsageError, match="stream 0xb is captured"):
+            allocator.alloc(MIB, 11)
+        with ThreadPoolExecutor(1) as thread:
+            kept = thread.submit(allocator.alloc, MIB).result()
+    after = allocator.alloc(MIB, 11)
+    assert device.held == {kept: MIB, after: MIB}
+    allocator.free(kept)
+    allocator.free(after)
+    allocator.enable_caching(enabled=True)

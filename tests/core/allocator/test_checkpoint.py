@@ -1,0 +1,201 @@
+"""Scenario 42: a private pool is made what it was."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.private import PoolError
+from cudakit.torch_rules.settings import Settings
+
+
+def in_pool(allocator: CachingAllocator, pool: MemPool, *sizes: int) -> list[int]:
+    with allocator.use_pool(pool):
+        return [int(allocator.alloc(size)) for size in sizes]
+
+
+def layout(pool: MemPool) -> list[Any]:
+    """Return what a checkpoint keeps: sizes, kinds, and the size and state of each block."""
+    return [
+        (
+            *(segment[key] for key in ("device", "total_size", "allocated_size", "active_size")),
+            segment["segment_type"],
+            segment["segment_pool_id"],
+            [(block["size"], block["state"]) for block in segment["blocks"]],
+        )
+        for segment in pool.snapshot()
+    ]
+
+
+def addresses(pool: MemPool) -> set[int]:
+    return {
+        block["address"]
+        for segment in pool.snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ([512] * 11, [5]),
+        ([512] * 11, [5, 8]),
+        ([512] * 11, [5, 6]),
+        ([8 * MIB, 8 * MIB, MIB, 8 * MIB, MIB, MIB], [1, 4]),
+        ([30 * MIB, 12 * MIB], [0]),
+        ([MIB] * 4, []),
+    ],
+)
+def test_42_a_pool_is_divided_as_it_was(
+    allocator: CachingAllocator, sizes: list[int], kept: list[int]
+) -> None:
+    pool = MemPool(allocator)
+    held = in_pool(allocator, pool, *sizes)
+    for number, ptr in enumerate(held):
+        if number not in kept:
+            allocator.free(ptr)
+    before, live = layout(pool), addresses(pool)
+    state = allocator.checkpoint(pool)
+    rest = in_pool(allocator, pool, 700, 3 * MIB, 60 * MIB, 4096)
+    for ptr in (*rest[:2], *(held[number] for number in kept[:1])):
+        allocator.free(ptr)
+    now = addresses(pool)
+
+    restored = allocator.restore(state)
+
+    assert layout(pool)[: len(before)] == before
+    assert all(segment[3] == 0 for segment in layout(pool)[len(before) :])
+    assert set(restored.freed) == now
+    assert set(restored.created) == live == {held[number] for number in kept}
+    law.check(allocator)
+
+
+def test_42_what_is_there_again_can_be_freed_and_nothing_else(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    first, second, _ = in_pool(allocator, pool, 512, 512, 512)
+    state = allocator.checkpoint(pool)
+    for ptr in (first, second):
+        allocator.free(ptr)
+    (later,) = in_pool(allocator, pool, 100 << 10)
+    restored = allocator.restore(state)
+    with pytest.raises(InvalidPointer):
+        allocator.free(later)
+    counts = []
+    for ptr in restored.created:
+        allocator.free(ptr)
+        counts.append(len(addresses(pool)))
+
+    assert counts == [2, 1, 0]
+
+
+def test_42_the_live_set_is_that_and_no_other(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    first, second = in_pool(allocator, pool, 512, 30 * MIB)
+    other = allocator.alloc(512)
+
+    assert allocator.holds_exactly(pool, [first, second])
+    assert not allocator.holds_exactly(pool, [first])
+    assert not allocator.holds_exactly(pool, [first, second, other])
+    assert not allocator.holds_exactly(pool, [])
+
+
+def test_42_a_checkpoint_may_be_returned_to_again_and_again(allocator: CachingAllocator) -> None:
+    pool, rng = MemPool(allocator), random.Random(3)
+    live = in_pool(allocator, pool, *(rng.randint(1, 3 * MIB) for _ in range(20)))
+    for ptr in rng.sample(live, 10):
+        allocator.free(ptr)
+    state, before = allocator.checkpoint(pool), layout(pool)
+    for _ in range(5):
+        now = [
+            *addresses(pool),
+            *in_pool(allocator, pool, *(rng.randint(1, MIB) for _ in range(9))),
+        ]
+        for ptr in rng.sample(now, len(now) // 2):
+            allocator.free(ptr)
+        allocator.restore(state)
+        law.check(allocator)
+        assert layout(pool)[: len(before)] == before
+
+
+def test_a_return_splits_where_the_settings_no_longer_do(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    pool = MemPool(allocator)
+    large, small = in_pool(allocator, pool, 30 * MIB, 4 * MIB)
+    allocator.free(large)
+    (part,) = in_pool(allocator, pool, 25 * MIB)
+    state, before = allocator.checkpoint(pool), layout(pool)
+    allocator.free(part)
+    allocator.free(small)
+    allocator.configure(Settings(max_split_size_bytes=20 * MIB))
+    allocator.restore(state)
+
+    assert layout(pool) == before
+    law.check(allocator)
+    assert allocator.statistics()["oversize_allocations.current"] == 1
+
+
+def test_a_block_that_others_use_cannot_be_at_a_checkpoint(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    pool = MemPool(allocator)
+    ptr, _ = in_pool(allocator, pool, 512, 512)
+    state, used = allocator.checkpoint(pool), layout(pool)
+    allocator.record_use(ptr, 11)
+    assert allocator.checkpoint(pool) == state
+    with pytest.raises(PoolError, match="other streams use"):
+        allocator.restore(state)
+    assert layout(pool) == used
+    allocator.free(ptr)
+    for refused in (lambda: allocator.checkpoint(pool), lambda: allocator.restore(state)):
+        with pytest.raises(PoolError, match="other streams use"):
+            refused()
+    device.finish(11)
+    allocator.alloc(512)
+    allocator.restore(state)
+
+    assert layout(pool) == used
+
+
+def test_what_a_capture_deferred_is_settled_for_a_checkpoint(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    with allocator.capture(pool):
+        ptr = allocator.alloc(512)
+        allocator.record_use(ptr, 11)
+        allocator.free(ptr)
+        with pytest.raises(PoolError, match="other streams use"):
+            allocator.checkpoint(pool)
+
+    (blocks,) = allocator.checkpoint(pool).segments
+    assert [block.allocated for block in blocks] == [False]
+
+
+def test_a_segment_that_is_gone_cannot_be_returned_to(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    with allocator.capture(pool) as memory:
+        ptr = allocator.alloc(30 * MIB)
+    state = allocator.checkpoint(pool)
+    pool.close()
+    memory.close()
+    with pytest.raises(PoolError, match="nobody holds"):
+        allocator.restore(state)
+    with pytest.raises(PoolError, match="nobody holds"):
+        allocator.checkpoint(memory.id)
+    allocator.free(ptr)
+    allocator.empty_cache()
+    with pytest.raises(PoolError, match="has no memory"):
+        allocator.restore(state)
+    with allocator.capture(memory.id), pytest.raises(PoolError, match="not there any more"):
+        allocator.restore(state)
+
+
+def test_the_default_pool_has_no_checkpoints(allocator: CachingAllocator) -> None:
+    with pytest.raises(PoolError, match="the id of no private pool"):
+        allocator.checkpoint((0, 0))

@@ -1,0 +1,248 @@
+"""Expandable segments: what is mapped where, and what is found."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator import law
+from core.allocator.device import GIB, MIB, Device
+from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.virtual_device import VirtualDevice
+from core.allocator.watching import blocks, changes, current, segments
+from core.allocator.work import Work
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.errors import Unsupported
+from cudakit.torch_rules.settings import Settings
+
+# Growing.
+
+
+def test_pages_are_mapped_as_they_are_needed_and_counted_as_reserved_only() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    with changes(allocator) as changed:
+        first = allocator.alloc(9 * MIB)
+
+    assert changed == {
+        f"{metric}.{kind}": value
+        for kind in ("all", "large_pool")
+        for metric, value in (
+            ("allocation", 1),
+            ("allocated_bytes", 9 * MIB),
+            ("active", 1),
+            ("active_bytes", 9 * MIB),
+            ("requested_bytes", 9 * MIB),
+            ("reserved_bytes", PAGE),
+        )
+    }
+    assert device.mapped == {first: PAGE}
+    assert allocator.alloc(30 * MIB) == first + 9 * MIB
+    assert blocks(allocator) == [[(9 * MIB, LIVE), (30 * MIB, LIVE), (MIB, FREE)]]
+    assert allocator.statistics()["num_device_alloc"] == 2
+    assert len(device.reserved) == 1
+    law.check(allocator)
+
+
+def test_small_requests_have_small_pages_and_a_reservation_of_their_own() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    allocator.alloc(700)
+    allocator.alloc(2 * MIB)
+
+    assert segments(allocator) == [("small", 2 * MIB), ("large", PAGE)]
+    assert list(device.reserved.values()) == [18 * GIB, 18 * GIB + (-18 * GIB) % PAGE]
+
+
+def test_a_reservation_is_for_one_stream() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    allocator.free(allocator.alloc(30 * MIB))
+    allocator.alloc(30 * MIB, SIDE)
+
+    assert len(device.reserved) == 2
+    assert [s["stream"] for s in allocator.snapshot()["segments"]] == [0, SIDE]
+
+
+def test_only_what_is_missing_is_mapped() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    low = allocator.alloc(15 * MIB)
+    high = allocator.alloc(15 * MIB)
+    allocator.free(high)
+    with changes(allocator) as changed:
+        assert allocator.alloc(26 * MIB) == high
+
+    assert changed["reserved_bytes.all"] == PAGE
+    assert low + 15 * MIB == high
+
+
+def test_a_page_is_as_large_as_a_large_segment_is_set_to_be() -> None:
+    allocator = expanding(large_segment_size_bytes=32 * MIB)
+    allocator.alloc(2 * MIB)
+    assert segments(allocator) == [("large", 32 * MIB)]
+    allocator.configure(Settings(expandable_segments=True))
+    allocator.alloc(31 * MIB)  # grows the same reservation, whose pages stay as they are
+
+    assert segments(allocator) == [("large", 64 * MIB)]
+
+
+def test_what_is_left_of_512_bytes_or_more_is_split_off_whatever_the_limit() -> None:
+    allocator = expanding(max_split_size_bytes=20 * MIB)
+    allocator.alloc(PAGE - 512)
+    ptr = allocator.alloc(30 * MIB)
+
+    assert blocks(allocator) == [[(PAGE - 512, LIVE), (30 * MIB, LIVE), (10 * MIB + 512, FREE)]]
+    assert current(allocator, "inactive_split") == 0
+    assert allocator.statistics()["oversize_allocations.current"] == 1
+    assert allocator.statistics()["oversize_segments.allocated"] == 0
+    allocator.free(ptr)
+    law.check(allocator)
+
+
+def test_plain_blocks_are_split_like_expandable_ones_while_the_setting_is_on() -> None:
+    allocator = CachingAllocator(VirtualDevice(), Settings())
+    allocator.free(allocator.alloc(19 * MIB + 512))
+    switch(allocator, on=True)
+    allocator.alloc(19 * MIB + 512)
+
+    assert blocks(allocator) == [[(19 * MIB + 512, LIVE), (MIB - 512, FREE)]]
+    assert current(allocator, "inactive_split") == 1
+
+
+# Searching.
+
+
+def test_gaps_at_low_addresses_are_filled_first() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    ptrs = [allocator.alloc(PAGE) for _ in range(4)]
+    allocator.free(ptrs[1])
+    allocator.empty_cache()
+    assert segments(allocator) == [("large", PAGE), ("large", 2 * PAGE)]
+
+    assert allocator.alloc(30 * MIB) == ptrs[3] + PAGE
+    assert allocator.alloc(PAGE) == ptrs[1]
+    assert segments(allocator) == [("large", 6 * PAGE)]
+
+
+def test_free_blocks_on_both_sides_of_a_gap_are_used_with_it() -> None:
+    allocator = expanding()
+    allocator.alloc(5 * MIB)
+    wide = allocator.alloc(50 * MIB)
+    allocator.alloc(PAGE)
+    allocator.free(wide)
+    for _ in range(2):  # the second time no whole page is left to be given back
+        allocator.empty_cache()
+        assert blocks(allocator) == [
+            [(5 * MIB, LIVE), (15 * MIB, FREE)],
+            [(15 * MIB, FREE), (PAGE, LIVE), (5 * MIB, FREE)],
+        ]
+
+    with changes(allocator) as changed:
+        assert allocator.alloc(50 * MIB) == wide
+    assert changed["reserved_bytes.all"] == PAGE
+    assert blocks(allocator) == [[(5 * MIB, LIVE), (50 * MIB, LIVE), (PAGE, LIVE), (5 * MIB, FREE)]]
+
+
+def test_a_block_that_could_still_grow_is_passed_over_for_one_that_could_less() -> None:
+    allocator = expanding()
+    hole = allocator.alloc(15 * MIB)
+    fence = allocator.alloc(15 * MIB)
+    assert blocks(allocator)[0][-1] == (10 * MIB, FREE)
+    allocator.free(hole)
+
+    # By its size alone the 10 MiB at the end fit best.
+    assert allocator.alloc(8 * MIB) == hole
+    assert allocator.alloc(8 * MIB) == fence + 15 * MIB
+
+
+def test_plain_and_expandable_blocks_are_searched_together() -> None:
+    allocator = CachingAllocator(VirtualDevice(), Settings())
+    plain = allocator.alloc(24 * MIB)
+    switch(allocator, on=True)
+    ends, hole = allocator.alloc(30 * MIB), allocator.alloc(28 * MIB)
+    allocator.alloc(21 * MIB)
+    allocator.free(plain)
+    allocator.free(hole)
+
+    assert allocator.alloc(25 * MIB) == hole
+    assert allocator.alloc(20 * MIB) == plain
+    law.check(allocator)
+    allocator.free(ends)
+
+
+def test_an_expandable_block_that_fits_may_be_passed_over_for_a_larger_plain_one() -> None:
+    allocator = CachingAllocator(VirtualDevice(), Settings())
+    plain = allocator.alloc(30 * MIB)
+    switch(allocator, on=True)
+    allocator.alloc(30 * MIB)  # leaves 10 MiB, which could grow
+    allocator.free(plain)
+
+    assert allocator.alloc(5 * MIB) == plain
+
+
+def test_while_the_setting_is_off_expandable_blocks_are_not_found() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    kept, freed = allocator.alloc(9 * MIB), allocator.alloc(PAGE)
+    allocator.free(freed)
+    switch(allocator, on=False)
+    plain = allocator.alloc(PAGE)
+
+    assert list(device.held) == [plain]
+    allocator.free(kept)
+    law.check(allocator)
+    assert current(allocator, "segment") == 1
+    switch(allocator, on=True)
+    assert allocator.alloc(9 * MIB) == kept
+
+
+def test_the_limit_to_splitting_holds_for_expandable_blocks_as_for_others() -> None:
+    allocator = expanding(max_split_size_bytes=40 * MIB)
+    allocator.alloc(512)
+    allocator.free(allocator.alloc(100 * MIB))
+
+    with changes(allocator) as changed:
+        ptr = allocator.alloc(30 * MIB)
+    assert "reserved_bytes.all" not in changed, "memory is mapped, and the block before it is used"
+    allocator.free(ptr)
+    assert allocator.alloc(90 * MIB) == ptr
+
+
+# What there must be.
+
+
+def test_an_upstream_without_virtual_memory_is_refused() -> None:
+    with pytest.raises(Unsupported, match="virtual memory"):
+        CachingAllocator(Device(), Settings(expandable_segments=True))
+
+
+def test_pages_that_the_device_has_not_are_refused_and_nothing_changes() -> None:
+    allocator = CachingAllocator(VirtualDevice(), Settings())
+    with pytest.raises(Unsupported, match=r"11\.0 MiB") as caught:
+        allocator.configure(Settings(expandable_segments=True, large_segment_size_bytes=11 * MIB))
+
+    assert "large_segment_size_mb" in caught.value.hint
+    assert allocator.settings == Settings()
+    allocator.alloc(700)
+    assert [s["is_expandable"] for s in allocator.snapshot()["segments"]] == [False]
+
+
+def test_the_simulated_device_maps_and_unmaps_too() -> None:
+    with Work(settings=Settings(expandable_segments=True)) as work:
+        before = work.gpu.memory_info().free_bytes
+        side = work.stream()
+        ptr = work.allocator.alloc(30 * MIB, side)
+        small = work.allocator.alloc(700, side)
+        work.gpu.fill(ptr, 7, 30 * MIB, side)
+        work.busy(side)
+        assert before - work.gpu.memory_info().free_bytes == 42 * MIB
+        work.allocator.free(ptr)
+        work.allocator.empty_cache()
+        assert work.gpu.query_stream(side), "it was waited for"
+        assert before - work.gpu.memory_info().free_bytes == 2 * MIB
+        work.allocator.free(small)
+        work.gpu.destroy_stream(side)
+        work.allocator.empty_cache()
+
+        assert work.gpu.memory_info().free_bytes == before

@@ -1,0 +1,230 @@
+"""Private pools whose segments expand."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.virtual_device import VirtualDevice
+from core.allocator.watching import blocks, changes, current, segments
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.oom import OutOfMemory
+
+ELSEWHERE = 0x6F00_0000_0000
+
+
+@pytest.mark.parametrize(
+    ("size", "mapped", "left"), [(10 * MIB - 512, 40, 40), (10 * MIB + 512, 40, 20)]
+)
+def test_30_a_capture_maps_pages_and_a_result_keeps_those_that_it_lies_in(
+    size: int, mapped: int, left: int
+) -> None:
+    allocator = expanding()
+    with changes(allocator) as changed, allocator.capture() as graph:
+        result = allocator.alloc(size)
+        for _ in range(5):
+            copy, new = allocator.alloc(size), allocator.alloc(size)
+            allocator.free(copy)
+            allocator.free(result)
+            result = new
+    assert changed["reserved_bytes.all"] == mapped * MIB
+    assert "segment.all" not in changed
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == mapped * MIB, "the graph may run again"
+    graph.close()
+    allocator.empty_cache()
+
+    assert current(allocator, "reserved_bytes") == left * MIB
+    law.check(allocator)
+
+
+def test_41_a_pool_with_an_upstream_of_its_own_does_not_expand() -> None:
+    device = VirtualDevice()
+    allocator, own = expanding(device), Device(base=ELSEWHERE)
+    with allocator.use_pool(MemPool(allocator, upstream=own)):
+        inside = allocator.alloc(MIB)
+    outside = allocator.alloc(MIB)
+
+    shown = {s["address"]: s["is_expandable"] for s in allocator.snapshot()["segments"]}
+    assert shown == {inside: False, outside: True}
+    assert own.held == {inside: 2 * MIB}
+    assert device.mapped == {outside: 2 * MIB}
+
+
+def test_41_the_limit_to_splitting_counts_for_an_upstream_of_its_own() -> None:
+    allocator = expanding(max_split_size_bytes=40 * MIB)
+    own = Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=own)
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(100 * MIB))
+        allocator.alloc(100 * MIB, SIDE)
+    allocator.alloc(90 * MIB)
+    with allocator.use_pool(pool):
+        allocator.alloc(90 * MIB)
+        allocator.free(allocator.alloc(30 * MIB))
+        allocator.alloc(25 * MIB)
+
+    shown = {
+        s["address"] in own.held: [block["size"] // MIB for block in s["blocks"]]
+        for s in allocator.snapshot()["segments"]
+        if s["stream"] == 0 and s["total_size"] != 30 * MIB
+    }
+    assert shown == {False: [90, 10], True: [100]}
+    law.check(allocator)
+
+
+def test_pools_share_no_reservations() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    pool = MemPool(allocator)
+    allocator.free(allocator.alloc(9 * MIB))
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(9 * MIB))
+
+    assert len(device.reserved) == 2
+    assert {s["segment_pool_id"] for s in allocator.snapshot()["segments"]} == {(0, 0), pool.id}
+    pool.close()
+    assert len(device.reserved) == 1
+    assert allocator.private_pools() == ()
+
+
+def test_a_reservation_of_a_pool_in_which_nothing_could_be_mapped_goes_with_the_pool() -> None:
+    device = VirtualDevice(30 * MIB)
+    allocator = expanding(device)
+    pool = MemPool(allocator)
+    kept = allocator.alloc(9 * MIB)
+    allocator.begin_capture()  # nothing is given back
+    with allocator.use_pool(pool), pytest.raises(OutOfMemory):
+        allocator.alloc(9 * MIB)
+    allocator.end_capture()
+    assert len(device.reserved) == 2
+    pool.close()
+
+    assert device.mapped == {kept: PAGE}
+    assert len(device.reserved) == 1
+
+
+def test_a_pool_that_does_not_split_hands_out_whole_pages() -> None:
+    allocator = expanding()
+    with allocator.use_pool(MemPool(allocator, no_split=True)):
+        allocator.alloc(4 * MIB)
+        allocator.alloc(4 * MIB)
+
+    assert segments(allocator) == [("large", 2 * PAGE)]
+    assert current(allocator, "allocated_bytes") == 2 * PAGE
+
+
+def test_a_pool_lends_none_of_its_expandable_blocks_as_in_pytorch() -> None:
+    allocator = expanding(VirtualDevice(80 * MIB))
+    pool = MemPool(allocator, use_on_oom=True)
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(40 * MIB))
+    allocator.alloc(40 * MIB)
+
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(30 * MIB)
+    law.check(allocator)
+
+
+def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
+    """Make a pool that caches 50 MiB, a plain segment whose address is returned, and 40 of one that grows."""
+    pool = MemPool(allocator, use_on_oom=True)
+    switch(allocator, on=False)
+    with allocator.use_pool(pool):
+        plain = allocator.alloc(50 * MIB)
+    switch(allocator, on=True)
+    with allocator.use_pool(pool):
+        grown = allocator.alloc(40 * MIB)
+    allocator.free(plain)
+    allocator.free(grown)
+    return pool, plain
+
+
+def test_a_pool_lends_a_plain_block_where_an_expandable_one_would_fit_better() -> None:
+    device = VirtualDevice(120 * MIB)
+    allocator = expanding(device)
+    pool, plain = lender_of_both_kinds(allocator)
+    allocator.alloc(20 * MIB)
+    known = allocator.statistics()
+    device.calls.clear()
+
+    assert allocator.alloc(30 * MIB) == plain
+    assert len(pool.snapshot()) == 2
+    assert "malloc" not in device.calls
+    assert "unmap" not in device.calls
+    found = allocator.statistics()
+    for name in ("num_alloc_retries", "num_device_free", "num_sync_all_streams"):
+        assert found[name] == known[name]
+    law.check(allocator)
+
+
+@pytest.mark.parametrize(
+    ("size", "max_split", "parts"),
+    [
+        (49 * MIB, None, [(50 * MIB, LIVE)]),  # a MiB would be left, which is not split off
+        (49 * MIB - 512, None, [(49 * MIB - 512, LIVE), (MIB + 512, FREE)]),
+        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # of no size to be split
+    ],
+)
+def test_what_is_lent_is_split_as_if_no_segment_grew(
+    size: int, max_split: int | None, parts: list[tuple[int, str]]
+) -> None:
+    allocator = expanding(VirtualDevice(120 * MIB), max_split_size_bytes=max_split)
+    pool, plain = lender_of_both_kinds(allocator)
+    allocator.alloc(20 * MIB)
+    allocator.alloc(size)
+
+    assert pool.snapshot()[0]["address"] == plain
+    assert blocks(allocator)[0] == parts
+    law.check(allocator)
+
+
+def test_what_is_lent_changes_nothing_of_how_segments_that_grow_are_split() -> None:
+    allocator = expanding(VirtualDevice(160 * MIB))
+    pool, plain = lender_of_both_kinds(allocator)
+    first = allocator.alloc(60 * MIB)
+    assert allocator.alloc(30 * MIB) == plain
+    allocator.free(first)
+    allocator.alloc(59 * MIB + 512)
+
+    assert len(pool.snapshot()) == 2
+    assert blocks(allocator)[-1] == [(59 * MIB + 512, LIVE), (MIB - 512, FREE)]
+    law.check(allocator)
+
+
+def test_expandable_blocks_of_a_lender_are_passed_over_where_the_setting_is_off() -> None:
+    device = VirtualDevice(120 * MIB)
+    allocator = expanding(device)
+    pool, plain = lender_of_both_kinds(allocator)
+    switch(allocator, on=False)
+    allocator.alloc(20 * MIB)
+
+    assert allocator.alloc(30 * MIB) == plain
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(40 * MIB)
+    assert [segment["is_expandable"] for segment in pool.snapshot()] == [False, True]
+    law.check(allocator)
+
+
+def test_42_a_pool_can_be_as_it_was_at_a_checkpoint() -> None:
+    allocator = expanding()
+    with allocator.use_pool(pool := MemPool(allocator)):
+        ptrs = [allocator.alloc(size) for size in (8 * MIB, MIB, 30 * MIB, MIB, 9 * MIB)]
+        for ptr in (ptrs[0], ptrs[3]):
+            allocator.free(ptr)
+        before = allocator.snapshot()["segments"]
+        state = allocator.checkpoint(pool)
+        for ptr in (ptrs[1], ptrs[2], ptrs[4]):
+            allocator.free(ptr)
+        later = allocator.alloc(45 * MIB)
+        restored = allocator.restore(state)
+
+    assert restored.freed == (later,)
+    assert set(restored.created) == {ptrs[1], ptrs[2], ptrs[4]}
+    shape = [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in before]
+    after = allocator.snapshot()["segments"]
+    assert [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in after] == shape
+    law.check(allocator)

@@ -1,0 +1,200 @@
+"""Expandable segments: what happens when memory runs out, and what is given back."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator import law
+from core.allocator.device import GIB, MIB
+from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.virtual_device import VirtualDevice
+from core.allocator.watching import blocks, changes, current, segments
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.settings import Settings
+
+# Running out.
+
+
+def test_17_three_of_forty_fit_and_a_fourth_does_not_whichever_way_they_are_taken() -> None:
+    allocator = CachingAllocator(
+        VirtualDevice(),
+        Settings(max_split_size_bytes=40 * MIB, memory_fraction=120 * MIB / (16 * GIB)),
+    )
+    held = []
+    for on in (False, True, False):
+        switch(allocator, on=on)
+        held.append(allocator.alloc(40 * MIB))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(40 * MIB)
+    for ptr in held:
+        allocator.free(ptr)
+    allocator.alloc(120 * MIB)
+
+    assert segments(allocator) == [("large", 120 * MIB)]
+
+
+def test_18_collecting_garbage_looks_at_plain_segments_only() -> None:
+    allocator = CachingAllocator(
+        VirtualDevice(),
+        Settings(garbage_collection_threshold=0.5, memory_fraction=120 * MIB / (16 * GIB)),
+    )
+    first = allocator.alloc(40 * MIB)
+    switch(allocator, on=True)
+    second = allocator.alloc(40 * MIB)
+    allocator.free(first)
+    allocator.free(second)
+    allocator.alloc(80 * MIB)
+
+    assert [s["is_expandable"] for s in allocator.snapshot()["segments"]] == [True]
+    law.check(allocator)
+
+
+def test_releasing_what_is_not_to_be_split_leaves_expandable_blocks_alone() -> None:
+    device = VirtualDevice(200 * MIB)
+    allocator = expanding(device, max_split_size_bytes=20 * MIB)
+    allocator.free(allocator.alloc(60 * MIB))
+    allocator.free(allocator.alloc(60 * MIB, SIDE))
+    ptr = allocator.alloc(180 * MIB)
+
+    assert device.used == 180 * MIB
+    assert allocator.statistics()["num_alloc_retries"] == 1
+    allocator.free(ptr)
+
+
+def test_what_was_mapped_before_memory_ran_out_stays_free() -> None:
+    device = VirtualDevice(110 * MIB)
+    allocator = expanding(device)
+    first, second, third = (allocator.alloc(PAGE) for _ in range(3))
+    allocator.free(second)
+    allocator.empty_cache()
+    fourth = allocator.alloc(30 * MIB)
+    allocator.free(third)
+    allocator.free(fourth)
+    allocator.begin_capture()  # nothing is given back
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(100 * MIB)  # a page in the gap, what is free behind it, and one more page
+
+    assert blocks(allocator) == [[(PAGE, LIVE), (4 * PAGE, FREE)]]
+    assert device.used == 5 * PAGE
+    law.check(allocator)
+    allocator.free(first)
+    assert allocator.alloc(5 * PAGE) == first
+
+
+def test_a_request_beyond_the_reservation_is_out_of_memory() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(GIB)
+    assert device.reserved == {}
+    assert "map" not in device.calls
+    allocator.alloc(160 * MIB)
+
+    assert set(device.reserved.values()) == {180 * MIB}
+
+
+def test_a_full_reservation_is_followed_by_another() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
+    first = allocator.alloc(160 * MIB)
+    second = allocator.alloc(40 * MIB)
+
+    assert len(device.reserved) == 2
+    assert segments(allocator) == [("large", 160 * MIB), ("large", 40 * MIB)]
+    assert allocator.alloc(PAGE) == first + 160 * MIB
+    assert allocator.alloc(PAGE) == second + 40 * MIB
+
+
+# Giving back.
+
+
+def test_whole_pages_are_given_back_and_an_empty_reservation_is_dissolved() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    low, middle, high = (allocator.alloc(15 * MIB) for _ in range(3))
+    allocator.free(middle)
+    allocator.free(high)
+    with changes(allocator) as changed:
+        allocator.empty_cache()
+
+    assert changed == {"reserved_bytes.all": -2 * PAGE, "reserved_bytes.large_pool": -2 * PAGE}
+    assert allocator.statistics()["num_device_free"] == 1
+    assert blocks(allocator) == [[(15 * MIB, LIVE), (5 * MIB, FREE)]]
+    allocator.free(low)
+    allocator.empty_cache()
+    assert (device.mapped, device.reserved) == ({}, {})
+    assert allocator.snapshot()["segments"] == []
+
+
+def test_the_stream_is_waited_for_before_its_memory_is_given_back() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    allocator.free(allocator.alloc(PAGE, SIDE))
+    calls = len(device.calls)
+    allocator.empty_cache()
+
+    assert device.calls[calls:] == ["sync_stream", "unmap", "unreserve"]
+
+
+def test_a_reservation_outlives_the_setting_until_it_is_empty() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    ptr = allocator.alloc(PAGE)
+    switch(allocator, on=False)
+    allocator.empty_cache()
+    assert device.mapped == {ptr: PAGE}
+    allocator.free(ptr)
+    allocator.empty_cache()
+
+    assert device.reserved == {}
+
+
+def test_closing_gives_back_all_that_is_not_in_use() -> None:
+    device = VirtualDevice()
+    allocator = expanding(device)
+    kept = allocator.alloc(700)
+    allocator.free(allocator.alloc(PAGE))
+    allocator.close()
+
+    assert device.mapped == {kept: 2 * MIB}
+    assert len(device.reserved) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "pages", "pages_afterwards"), [(10 * MIB - 512, 2, 2), (10 * MIB + 512, 2, 1)]
+)
+def test_30_a_result_that_lives_keeps_the_pages_that_it_lies_in(
+    size: int, pages: int, pages_afterwards: int
+) -> None:
+    allocator = expanding()
+    with changes(allocator) as changed:
+        result = allocator.alloc(size)
+        for _ in range(5):
+            copy, new = allocator.alloc(size), allocator.alloc(size)
+            allocator.free(copy)
+            allocator.free(result)
+            result = new
+    assert changed["reserved_bytes.all"] == pages * PAGE
+    assert "segment.all" not in changed
+    allocator.empty_cache()
+
+    assert current(allocator, "reserved_bytes") == pages_afterwards * PAGE
+    law.check(allocator)
+
+
+def test_an_expandable_block_before_a_plain_one_is_not_passed_over_as_in_pytorch() -> None:
+    settings = Settings(max_split_size_bytes=20 * MIB)
+    for expandable_first in (False, True):
+        device = VirtualDevice(300 * MIB)
+        allocator = CachingAllocator(device, settings, search_again=False)
+        plain = allocator.alloc(100 * MIB if expandable_first else 60 * MIB)
+        switch(allocator, on=True)
+        allocator.free(allocator.alloc(80 * MIB))
+        allocator.free(plain)
+        switch(allocator, on=False)
+        allocator.alloc(160 * MIB)
+        # The plain segment makes room; else all that is cached is given back.
+        assert allocator.statistics()["num_alloc_retries"] == expandable_first
+        law.check(allocator)

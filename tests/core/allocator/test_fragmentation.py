@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from core.allocator.device import MIB, Device
+from core.allocator.expanding import PAGE, expanding, switch
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.fragmentation import StreamMemory
+
+
+def test_nothing_is_not_fragmented(allocator: CachingAllocator) -> None:
+    found = allocator.fragmentation()
+
+    assert (found.internal, found.external, found.free_bytes, found.streams) == (0, 0, 0, ())
+
+
+def test_internal_is_what_blocks_have_beyond_what_was_asked_for(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.alloc(1)
+    allocator.alloc(700)
+
+    found = allocator.fragmentation()
+
+    assert found.internal_bytes == 511 + 324
+    assert found.internal == (511 + 324) / (512 + 1024)
+
+
+def test_external_is_what_is_free_beside_the_largest_hole(allocator: CachingAllocator) -> None:
+    held = [allocator.alloc(4 * MIB) for _ in range(5)]
+    allocator.free(held[0])
+    allocator.free(held[2])
+    allocator.free(held[3])
+
+    found = allocator.fragmentation()
+
+    assert (found.free_bytes, found.largest_hole_bytes) == (12 * MIB, 8 * MIB)
+    assert found.external == 1 - 8 / 12
+    assert found.releasable_bytes == 0
+
+
+def test_each_stream_has_what_only_it_may_reuse(allocator: CachingAllocator) -> None:
+    whole, part = allocator.alloc(30 * MIB, 12), allocator.alloc(9 * MIB, 12)
+    kept = allocator.alloc(12 * MIB)
+    allocator.free(whole)
+
+    own, other = allocator.fragmentation().streams
+
+    assert own == StreamMemory(12, 41 * MIB, 30 * MIB, 30 * MIB, 0, 0)
+    assert other == StreamMemory(0, 0, 0, 0, 0, 0)
+    allocator.free(part)
+    allocator.free(kept)
+
+
+def test_what_is_freed_waits_for_the_streams_that_use_it(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    ptr = allocator.alloc(12 * MIB)
+    allocator.record_use(ptr, 11)
+    allocator.record_use(ptr, 12)
+    allocator.free(ptr)
+
+    found = allocator.fragmentation()
+
+    assert found.pending_bytes == 12 * MIB
+    assert found.allocated_bytes == 0
+    assert {m.stream: (m.pending_bytes, m.awaited_bytes) for m in found.streams} == {
+        0: (12 * MIB, 0),
+        11: (0, 12 * MIB),
+        12: (0, 12 * MIB),
+    }
+    device.finish(11)
+    device.finish(12)
+    allocator.empty_cache()
+    assert allocator.fragmentation().streams == ()
+
+
+def test_what_a_private_pool_caches_is_not_given_back(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(30 * MIB))
+
+        (silo,) = allocator.fragmentation().silos
+
+    assert (silo.pool, silo.free_bytes, silo.releasable_bytes) == (pool, 30 * MIB, 0)
+
+
+def test_the_sums_are_those_of_the_statistics(allocator: CachingAllocator) -> None:
+    held = [allocator.alloc(size * 1000, size % 3) for size in range(1, 2000, 37)]
+    for ptr in held[::2]:
+        allocator.free(ptr)
+    found, statistics = allocator.fragmentation(), allocator.statistics()
+
+    assert found.reserved_bytes == statistics["reserved_bytes.all.current"]
+    assert found.allocated_bytes == statistics["allocated_bytes.all.current"]
+    assert found.requested_bytes == statistics["requested_bytes.all.current"]
+    assert found.free_bytes == found.reserved_bytes - found.allocated_bytes
+    assert sum(m.stranded_bytes for m in found.streams) == found.free_bytes
+
+
+def test_whole_pages_of_a_segment_that_grows_can_be_given_back_beside_what_is_used() -> None:
+    allocator = expanding()
+    held = [allocator.alloc(15 * MIB) for _ in range(4)]
+    for ptr in held[1:3]:
+        allocator.free(ptr)
+
+    found = allocator.fragmentation()
+
+    assert (found.free_bytes, found.largest_hole_bytes) == (30 * MIB, 30 * MIB)
+    assert found.releasable_bytes == PAGE
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_what_is_said_to_be_releasable_is_what_is_given_back(expands: bool) -> None:
+    allocator, rng = expanding(), random.Random(3)
+    switch(allocator, on=expands)
+    live: list[int] = []
+    for _ in range(20):
+        for _ in range(40):
+            if live and rng.random() < 0.6:
+                allocator.free(live.pop(rng.randrange(len(live))))
+            else:
+                live.append(
+                    allocator.alloc(rng.choice([512, MIB, 9 * MIB, 33 * MIB]), rng.randrange(2))
+                )
+        before = allocator.fragmentation()
+        allocator.empty_cache()
+        after = allocator.fragmentation()
+        assert before.reserved_bytes - after.reserved_bytes == before.releasable_bytes
+        assert after.releasable_bytes == 0

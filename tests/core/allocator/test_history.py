@@ -1,0 +1,315 @@
+"""Scenarios 43 to 48: the trace, its stacks, and snapshots that memviz reads."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.allocator.device import MIB, Device
+from core.allocator.watching import actions
+from core.allocator.work import Work
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.memory.load import load
+from cudakit.core.memory.replay import Inconsistencies, replay
+from cudakit.core.memory.snapshot import BlockState, Snapshot
+from cudakit.errors import UsageError
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.settings import Settings
+
+SIZE = 311 * 411 * 4
+
+
+def take(allocator: CachingAllocator) -> int:
+    return allocator.alloc(SIZE)
+
+
+def give(allocator: CachingAllocator, ptr: int) -> None:
+    allocator.free(ptr)
+
+
+def empty(allocator: CachingAllocator) -> None:
+    allocator.empty_cache()
+
+
+def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
+    return found
+
+
+def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
+    place = folder / "snapshot.pkl"
+    place.write_bytes(pickle.dumps(allocator.snapshot()))
+    return load(str(place))
+
+
+def test_43_a_live_block_knows_where_it_was_allocated(allocator: CachingAllocator) -> None:
+    allocator.record_history("state", context="all")
+    ptr = take(allocator)
+
+    (segment,) = allocator.snapshot()["segments"]
+    block = segment["blocks"][0]
+    assert block["address"] == ptr
+    assert block["frames"][0] == {
+        "name": "take",
+        "filename": __file__,
+        "line": take.__code__.co_firstlineno + 1,
+    }
+    assert segment["frames"] == []  # the upper part of what was split has it, as in PyTorch
+    assert len(trace(allocator)) == 1
+    allocator.free(ptr)
+    allocator.empty_cache()
+    assert trace(allocator)[-1]["action"] == "segment_free"
+
+
+def test_a_segment_knows_where_it_was_allocated_while_it_is_whole(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history("all", context="alloc")
+    allocator.free(allocator.alloc(30 * MIB))
+    (segment,) = allocator.snapshot()["segments"]
+    assert segment["frames"]
+
+    allocator.free(allocator.alloc(20 * MIB))
+    allocator.empty_cache()
+    assert "frames" not in trace(allocator)[-1]
+
+
+def test_large_segments_are_given_back_before_small_ones(allocator: CachingAllocator) -> None:
+    for ptr in [allocator.alloc(size) for size in (512, 30 * MIB, MIB, MIB, 20 * MIB)]:
+        allocator.free(ptr)
+    allocator.record_history()
+    allocator.empty_cache()
+
+    assert [e["size"] // MIB for e in trace(allocator)] == [20, 30, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("context", "seen"),
+    [("state", set()), ("alloc", {"take"}), ("all", {"take", "give", "empty"}), (None, set())],
+)
+def test_44_the_context_says_whose_stacks_are_in_the_trace(
+    allocator: CachingAllocator, context: Any, seen: set[str]
+) -> None:
+    allocator.record_history("all", context=context)
+    give(allocator, take(allocator))
+    empty(allocator)
+
+    names = {frame["name"] for entry in trace(allocator) for frame in entry.get("frames", [])}
+    assert names & {"take", "give", "empty"} == seen
+
+
+def test_a_free_without_a_stack_of_its_own_shows_that_of_the_allocation(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history(context="alloc")
+    give(allocator, take(allocator))
+
+    assert {entry["frames"][0]["name"] for entry in trace(allocator)} == {"take"}
+
+
+def test_45_skipped_actions_are_left_out_and_others_stay(allocator: CachingAllocator) -> None:
+    allocator.record_history(skip_actions=["free_requested", "segment_alloc"])
+    give(allocator, take(allocator))
+
+    assert actions(allocator) == ["alloc", "free_completed"]
+
+
+def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    allocator.set_metadata("step 1")
+    ptr = take(allocator)
+    allocator.set_metadata("")
+    give(allocator, ptr)
+
+    assert [entry["user_metadata"] for entry in trace(allocator)] == ["step 1"] * 2 + [""] * 2
+
+
+def test_45_a_part_may_be_recorded_without_stacks(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    ptr = take(allocator)
+    allocator.record_history(context=None)
+    take(allocator)
+    allocator.record_history()
+    give(allocator, ptr)
+
+    assert ["frames" in entry for entry in trace(allocator)] == [True, True, False, True, True]
+
+
+def test_46_the_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> None:
+    allocator.record_history(max_entries=10)
+    for size in range(1, 9):
+        allocator.free(allocator.alloc(512 * size))
+    entries = trace(allocator)
+
+    assert len(entries) == 10
+    assert [entry["size"] // 512 for entry in entries] == [5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
+    assert [e["time_us"] for e in entries] == sorted(e["time_us"] for e in entries)
+    assert allocator.snapshot()["trace_alloc_overflowed"] == [True]
+    allocator.record_history(clear=True)
+    allocator.alloc(512)
+    assert allocator.snapshot()["trace_alloc_overflowed"] == [False]
+
+
+def test_segments_are_numbered_in_the_order_in_which_they_came(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    first = allocator.alloc(30 * MIB)
+    allocator.alloc(700)
+    allocator.free(first)
+    allocator.empty_cache()
+    allocator.alloc(9 * MIB)
+
+    by_place = {
+        s["total_size"]: s["registration_counter"] for s in allocator.snapshot()["segments"]
+    }
+    assert by_place == {2 * MIB: 2, 20 * MIB: 3}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
+
+
+def test_what_the_allocator_does_by_itself_says_so_beside_the_metadata(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    allocator.record_history()
+    allocator.set_metadata("step 1")
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        held = [allocator.alloc(700), allocator.alloc(700)]
+        allocator.free(held[0])
+        state = allocator.checkpoint(pool)
+        allocator.free(held[1])
+    before = len(trace(allocator))
+    allocator.restore(state)
+    after = len(trace(allocator))
+    allocator.free(held[1])
+    entries = trace(allocator)
+    pool.close()
+
+    tagged = [entry for entry in entries if "internal_metadata" in entry]
+    assert tagged == [entry for entry in entries[before:after] if entry["action"] != "snapshot"]
+    assert len(tagged) == 7  # three blocks are made of the segment, and two freed
+    assert {entry["internal_metadata"] for entry in tagged} == {"restore"}
+    assert {entry["user_metadata"] for entry in entries} == {"step 1"}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
+
+
+def test_recording_ends_when_it_is_told_to_and_keeps_what_there_is(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history()
+    ptr = take(allocator)
+    allocator.record_history(None)
+    give(allocator, ptr)
+
+    assert actions(allocator) == ["segment_alloc", "alloc"]
+    allocator.record_history(clear=True)
+    assert actions(allocator) == []
+
+
+def test_a_snapshot_is_an_entry_of_the_next_one(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    allocator.alloc(MIB)
+    allocator.snapshot()
+
+    last = trace(allocator)[-1]
+    assert (last["action"], last["addr"], last["size"]) == ("snapshot", 0, MIB)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"history": "some"}, "'some'"),
+        ({"context": "many"}, "'many'"),
+        ({"max_entries": 0}, "0 entries"),
+        ({"skip_actions": ["allocate"]}, "'allocate'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(
+    allocator: CachingAllocator, wrong: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        allocator.record_history(**wrong)
+
+
+def program(allocator: CachingAllocator) -> None:
+    """Leave a trace with something of everything."""
+    allocator.record_history()
+    held = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
+    allocator.free(held[0])
+    allocator.free(held[1], 11)
+    allocator.free(held[3])
+    allocator.empty_cache()
+    allocator.alloc(5 * MIB, 12)
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(1 << 40)
+    waits = allocator.alloc(8 * MIB)
+    allocator.free(waits, 11)
+
+
+def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_blocks(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+
+    (device,) = snapshot.devices
+    assert device.warnings == ()
+    assert replay(snapshot, device).inconsistencies == Inconsistencies(0, 0, 0, 0)
+    assert device.overflowed is False
+    assert len(device.segments) == 3
+    states = set(device.blocks.state.tolist())
+    assert states == {BlockState.ALLOCATED, BlockState.PENDING_FREE, BlockState.INACTIVE}
+    assert Action.OOM in device.events.action.tolist()
+    assert Action.UNKNOWN not in device.events.action.tolist()
+    assert any(frame.filename == __file__ for frame in snapshot.frames)
+
+
+def test_47_the_curves_of_a_replay_end_where_the_statistics_are(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+    curves = replay(snapshot, snapshot.devices[0]).curves
+
+    statistics = allocator.statistics()
+    for curve in ("requested", "allocated", "active", "reserved"):
+        ends = getattr(curves, curve)
+        assert ends[-1] == statistics[f"{curve}_bytes.all.current"], curve
+        assert ends.max() == statistics[f"{curve}_bytes.all.peak"], curve
+
+
+def test_48_a_snapshot_is_the_same_as_json(allocator: CachingAllocator) -> None:
+    program(allocator)
+    snapshot = allocator.snapshot()
+
+    again = json.loads(json.dumps(snapshot))
+    assert again["segments"][0]["blocks"] == snapshot["segments"][0]["blocks"]
+    assert again["allocator_settings"].items() >= Settings().as_torch().items()
+
+
+def test_a_second_device_has_its_own_place(tmp_path: Path) -> None:
+    allocator = CachingAllocator(Device(), device=2)
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+
+    (device,) = snapshot.devices
+    assert device.device == 2
+    assert len(device.events) > 10
+
+
+def test_a_snapshot_of_the_simulated_gpu_is_read_too(work: Work, tmp_path: Path) -> None:
+    work.allocator.record_history()
+    other = work.stream()
+    ptr = work.allocator.alloc(30 * MIB)
+    work.busy(other)
+    work.allocator.free(ptr, other)
+    take(work.allocator)
+    snapshot = loaded(work.allocator, tmp_path)
+
+    assert snapshot.devices[0].warnings == ()
+    assert replay(snapshot, snapshot.devices[0]).inconsistencies == Inconsistencies(0, 0, 0, 0)

@@ -1,0 +1,369 @@
+"""Scenarios 13 to 19 and 22: no memory, and what is tried before that is said."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from core.allocator import law
+from core.allocator.device import GIB, MIB, Device
+from core.allocator.virtual_device import VirtualDevice
+from core.allocator.watching import blocks, changes, segments
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.torch_rules.settings import Settings
+
+
+def limited(total: int, **more: object) -> CachingAllocator:
+    """Make an allocator that may reserve so much."""
+    settings = Settings(memory_fraction=total / (16 * GIB), **more)  # type: ignore[arg-type]
+    return CachingAllocator(Device(), settings)
+
+
+def test_13_a_request_beyond_the_device_says_so(allocator: CachingAllocator) -> None:
+    kept = allocator.alloc(MIB)
+    words = r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of 16.00 GiB"
+    with pytest.raises(OutOfMemory, match=words) as caught:
+        allocator.alloc(800_000_000 * GIB)
+
+    assert "more than the device has" in caught.value.hint
+    allocator.free(kept)
+
+
+def test_13_an_eib_is_refused_before_anything_is_looked_at(allocator: CachingAllocator) -> None:
+    with pytest.raises(OutOfMemory, match="Tried to allocate more than 1EB memory"):
+        allocator.alloc(8_000_000_000 * GIB)
+
+    assert allocator.statistics()["num_ooms"] == 0
+
+
+def test_14_half_of_the_device_twice_and_again_after_a_free(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    half = device.capacity // 2 + MIB
+    first = allocator.alloc(half)
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(half)
+    allocator.free(first)
+    allocator.alloc(half)
+
+    statistics = allocator.statistics()
+    assert statistics["num_ooms"] == 1
+    assert statistics["num_alloc_retries"] >= 1
+
+
+def test_15_a_fraction_limits_what_is_reserved(allocator: CachingAllocator, device: Device) -> None:
+    allocator.set_memory_fraction(0.5)
+    allocator.free(allocator.alloc(int(0.499 * device.capacity)))
+    allocator.empty_cache()
+
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(device.capacity // 2 + 1)
+
+    assert "8.00 GiB allowed" in caught.value.message
+    assert "raise the memory fraction" in caught.value.hint
+    assert "malloc" not in device.calls[-2:]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "error"), [(1, TypeError), (-0.1, ValueError), (2.0, ValueError)]
+)
+def test_15_a_fraction_that_is_none_is_refused(
+    allocator: CachingAllocator, fraction: float, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="memory fraction"):
+        allocator.set_memory_fraction(fraction)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])
+def test_15_a_fraction_is_read_as_it_was_set(allocator: CachingAllocator, fraction: float) -> None:
+    allocator.set_memory_fraction(fraction)
+
+    assert allocator.settings.memory_fraction == fraction
+
+
+@pytest.mark.parametrize("max_split", [None, 1024 * MIB])
+def test_16_observers_are_told_once_of_each_failure_and_may_look(
+    device: Device, max_split: int | None
+) -> None:
+    allocator = CachingAllocator(device, Settings(max_split_size_bytes=max_split))
+    told: list[tuple[OomReport, int]] = []
+    allocator.on_out_of_memory(
+        lambda report: told.append((report, allocator.statistics()["num_ooms"]))
+    )
+
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(4 << 40)
+
+    assert told == [(caught.value.report, 1)]
+    assert told[0][0].segment_bytes == 4 << 40
+
+
+def test_17_blocks_that_are_not_split_are_given_back_for_a_larger_one() -> None:
+    allocator = limited(120 * MIB, max_split_size_bytes=40 * MIB)
+    held = [allocator.alloc(40 * MIB) for _ in range(3)]
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(40 * MIB)
+    for ptr in held:
+        allocator.free(ptr)
+    before = allocator.statistics()["num_sync_all_streams"]
+
+    allocator.alloc(120 * MIB)
+
+    assert allocator.statistics()["num_sync_all_streams"] == before
+    assert segments(allocator) == [("large", 120 * MIB)]
+
+
+def test_17_no_more_is_given_back_than_is_asked_the_largest_first() -> None:
+    allocator = limited(150 * MIB, max_split_size_bytes=40 * MIB)
+    for ptr in [allocator.alloc(size * MIB) for size in (40, 60, 50)]:
+        allocator.free(ptr)
+
+    allocator.alloc(100 * MIB)
+
+    assert segments(allocator) == [("large", 40 * MIB), ("large", 100 * MIB)]
+
+
+def test_18_garbage_is_collected_before_memory_is_out() -> None:
+    allocator = limited(120 * MIB, garbage_collection_threshold=0.5)
+    for ptr in [allocator.alloc(40 * MIB) for _ in range(2)]:
+        allocator.free(ptr)
+
+    allocator.alloc(80 * MIB)
+
+    assert allocator.statistics()["num_sync_all_streams"] == 0
+
+
+def test_18_the_oldest_goes_first_and_split_segments_stay() -> None:
+    allocator = limited(200 * MIB, garbage_collection_threshold=0.3)
+    split = [allocator.alloc(8 * MIB), allocator.alloc(6 * MIB)]
+    old, new = allocator.alloc(30 * MIB), allocator.alloc(30 * MIB)
+    allocator.free(split[0])
+    allocator.free(old)
+    for _ in range(4):  # each is a search in the pool, in which the old one grows older
+        allocator.free(allocator.alloc(5 * MIB))
+    allocator.free(new)
+    assert sum(size for _, size in segments(allocator)) == 80 * MIB
+
+    allocator.alloc(40 * MIB)
+
+    assert segments(allocator) == [
+        ("large", 20 * MIB),
+        ("large", 30 * MIB),
+        ("large", 40 * MIB),
+    ]
+    assert allocator.alloc(30 * MIB) == new
+
+
+def test_19_a_block_that_is_not_to_be_split_serves_what_is_nearly_as_large() -> None:
+    allocator = CachingAllocator(Device(), Settings(max_split_size_bytes=40 * MIB))
+    cached = allocator.alloc(100 * MIB)
+    allocator.free(cached)
+    with changes(allocator) as small:
+        allocator.alloc(30 * MIB)
+    with changes(allocator) as near:
+        ptr = allocator.alloc(90 * MIB)
+    allocator.free(ptr)
+    with changes(allocator) as far:
+        allocator.alloc(70 * MIB)
+
+    assert small["segment.all"] == 1
+    assert "oversize_segments" not in small
+    assert ptr == cached
+    assert near["allocated_bytes.all"] == 100 * MIB
+    assert near["oversize_allocations"] == 1
+    assert far["segment.all"] == far["oversize_segments"] == far["oversize_allocations"] == 1
+
+
+@pytest.mark.parametrize("search_again", [False, True])
+def test_22_what_is_free_after_waiting_is_found_where_that_is_wanted(search_again: bool) -> None:
+    device = Device(20 * MIB)
+    allocator = CachingAllocator(device, search_again=search_again)
+    pending, kept = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
+    allocator.record_use(pending, 11)
+    allocator.free(pending)
+    device.recorded[11] = 100  # the other stream goes on with much else
+
+    if search_again:
+        assert allocator.alloc(9 * MIB) == pending
+        assert allocator.statistics()["num_ooms"] == 0
+    else:
+        with pytest.raises(OutOfMemory) as caught:
+            allocator.alloc(9 * MIB)
+        assert "search_again=True" in caught.value.hint
+    assert allocator.counters()["num_sync_rescues"] == search_again
+    allocator.free(kept)
+
+
+def test_a_request_beyond_the_limit_is_rejected_at_once_where_that_is_wanted() -> None:
+    allocator = limited(120 * MIB, throw_on_cudamalloc_oom=True)
+    allocator.free(allocator.alloc(100 * MIB))
+
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(110 * MIB)
+
+    assert allocator.counters()["num_oom_rejections"] == 1
+    assert allocator.statistics()["num_alloc_retries"] == 0
+    assert segments(allocator) == [("large", 100 * MIB)]
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_a_rejection_asks_the_driver_for_nothing_and_counts_as_no_failure(expands: bool) -> None:
+    device = VirtualDevice(120 * MIB)
+    settings = Settings(
+        memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=expands
+    )
+    allocator = CachingAllocator(device, settings)
+    cached = allocator.alloc(40 * MIB)
+    allocator.free(cached)
+    known = allocator.statistics()
+    device.calls.clear()
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(50 * MIB)
+
+    assert set(device.calls) == {"memory_info"}
+    assert allocator.statistics() == known
+    assert allocator.counters()["num_oom_rejections"] == 1
+    assert allocator.alloc(40 * MIB) == cached
+    allocator.reset_sums()
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_a_rejection_is_told_to_those_who_asked_for_rejections(tmp_path: Path) -> None:
+    allocator = limited(60 * MIB, throw_on_cudamalloc_oom=True)
+    allocator.alloc(40 * MIB)
+    rejected: list[OomReport] = []
+    failed: list[OomReport] = []
+    allocator.on_rejection(rejected.append)
+    allocator.on_rejection(lambda _: allocator.counters())  # nobody is inside
+    allocator.on_out_of_memory(failed.append)
+    allocator.save_on_out_of_memory(tmp_path / "oom.pickle")
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(30 * MIB)
+
+    (report,) = rejected
+    assert report is caught.value.report
+    assert (report.device, report.segment_bytes) == (0, 30 * MIB)
+    assert (report.reserved_bytes, report.device_total_bytes) == (40 * MIB, 16 * GIB)
+    assert failed == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_driver_is_no_rejection() -> None:
+    device = Device(60 * MIB)
+    settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
+    allocator = CachingAllocator(device, settings)
+    device.held[1] = 40 * MIB  # of another process
+    told: list[str] = []
+    allocator.on_rejection(lambda _: told.append("rejected"))
+    allocator.on_out_of_memory(lambda _: told.append("failed"))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(50 * MIB)
+
+    assert told == ["failed"]
+    assert allocator.statistics()["num_ooms"] == 1
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_garbage_is_collected_before_a_request_is_rejected() -> None:
+    allocator = limited(120 * MIB, throw_on_cudamalloc_oom=True, garbage_collection_threshold=0.5)
+    for ptr in [allocator.alloc(40 * MIB) for _ in range(2)]:
+        allocator.free(ptr)
+
+    allocator.alloc(80 * MIB)
+
+    assert allocator.counters()["num_oom_rejections"] == 0
+
+
+def test_a_rejection_without_a_limit_cannot_be() -> None:
+    allocator = CachingAllocator(Device(60 * MIB), Settings(throw_on_cudamalloc_oom=True))
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(70 * MIB)
+
+    assert allocator.counters()["num_oom_rejections"] == 0
+    assert allocator.statistics()["num_ooms"] == 1
+
+
+def test_what_the_driver_refused_does_not_count_against_the_limit() -> None:
+    device = Device(200 * MIB)
+    allocator = CachingAllocator(device, Settings(memory_fraction=0.5))
+    device.held[1] = 150 * MIB  # of another process
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(90 * MIB)
+    del device.held[1]
+
+    allocator.alloc(90 * MIB)
+    assert caught.value.report is not None
+    assert caught.value.report.elsewhere_bytes == 150 * MIB
+
+
+def test_a_helper_may_free_what_then_serves(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    spare = [allocator.alloc(30 * MIB)]
+
+    def give_up() -> bool:
+        if not spare:
+            return False
+        allocator.free(spare.pop())
+        return True
+
+    kept = spare[0]
+    allocator.on_shortage(give_up)
+
+    assert allocator.alloc(30 * MIB) == kept
+    assert allocator.alloc(30 * MIB) != kept
+
+
+def test_the_report_says_where_memory_is_and_who_keeps_it() -> None:
+    device = Device(60 * MIB)
+    allocator = CachingAllocator(device)
+    allocator.record_history(context="state")
+    large = [allocator.alloc(9 * MIB) for _ in range(2)]
+    pin = allocator.alloc(700)
+    allocator.free(large[0])
+    other = allocator.alloc(9 * MIB, 12)
+    filler = allocator.alloc(9 * MIB, 12)
+    allocator.free(other)
+
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(19 * MIB)
+
+    report = caught.value.report
+    assert report is not None
+    assert {(s.stream, s.small, s.free_bytes) for s in report.silos} == {
+        (0, True, 2 * MIB - 1024),
+        (0, False, 11 * MIB),
+        (12, False, 11 * MIB),
+    }
+    assert report.pins[0].address == pin
+    assert report.pins[0].frames[0]["filename"] == __file__
+    assert report.device_free_bytes == 18 * MIB
+    assert report.elsewhere_bytes == 0
+    allocator.free(filler)
+    law.check(allocator)
+
+
+def test_a_hint_names_the_stream_whose_cache_would_have_served() -> None:
+    allocator = CachingAllocator(Device(20 * MIB))
+    parts = [allocator.alloc(9 * MIB, 12), allocator.alloc(6 * MIB, 12)]
+    allocator.free(parts[0])
+
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(8 * MIB)
+
+    assert "9.00 MiB in one piece is cached in the large blocks on stream 0xc" in caught.value.hint
+
+
+def test_a_hint_counts_the_pieces_that_are_too_small() -> None:
+    allocator = CachingAllocator(Device(20 * MIB))
+    held = [allocator.alloc(4 * MIB) for _ in range(5)]
+    allocator.free(held[0])
+    allocator.free(held[2])
+
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(8 * MIB)
+
+    assert "8.00 MiB is free, but in pieces of at most 4.00 MiB" in caught.value.hint
+    assert blocks(allocator)[0][0] == (4 * MIB, "inactive")

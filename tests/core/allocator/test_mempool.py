@@ -1,0 +1,340 @@
+"""Scenarios 35 to 40: pools of a user's own."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.virtual_device import VirtualDevice
+from core.allocator.watching import current
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.private import PoolError
+from cudakit.torch_rules.settings import Settings
+
+ELSEWHERE = 0x6F00_0000_0000
+
+
+def limited(device: Device, size_bytes: int) -> CachingAllocator:
+    """Make an allocator that may reserve so much."""
+    return CachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
+
+
+def test_35_a_context_holds_its_pool(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    uses = [pool.uses]
+    with allocator.use_pool(pool):
+        uses.append(pool.uses)
+    uses.append(pool.uses)
+
+    assert uses == [1, 2, 1]
+    assert pool.id == (0, 1)
+
+
+def test_36_a_pool_has_its_segments_from_its_own_upstream(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    own = Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=own)
+    allocator.alloc(30 * MIB)
+    with allocator.use_pool(pool):
+        ptr = allocator.alloc(40 * MIB)
+    allocator.alloc(50 * MIB)
+    allocator.free(ptr)
+
+    assert own.held == {ptr: 40 * MIB}
+    assert sorted(device.held.values()) == [30 * MIB, 50 * MIB]
+    pool.close()
+    assert own.calls == ["malloc", "free"]
+    assert "free" not in device.calls
+
+
+def test_36_what_outlives_its_pool_goes_back_to_the_upstream_in_the_end(device: Device) -> None:
+    allocator, own = CachingAllocator(device), Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=own)
+    with allocator.use_pool(pool):
+        ptr = allocator.alloc(40 * MIB)
+    del pool
+    gc.collect()
+    assert own.held == {ptr: 40 * MIB}
+
+    allocator.free(ptr)
+    allocator.empty_cache()
+
+    assert own.held == {}
+    assert allocator.private_pools() == ()
+
+
+def test_a_pool_that_nobody_has_any_more_is_emptied(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        allocator.free(allocator.alloc(30 * MIB))
+    assert len(device.held) == 1
+    del pool
+    gc.collect()
+
+    assert device.held == {}
+
+
+class Interrupted(Device):
+    """A device in the midst of whose allocations a finalizer runs."""
+
+    finalizer: Callable[[], object] = staticmethod(lambda: None)
+
+    def malloc(self, size_bytes: int, stream: int) -> int:
+        self.finalizer()
+        return super().malloc(size_bytes, stream)
+
+
+def test_a_pool_may_be_collected_in_the_midst_of_an_allocation() -> None:
+    device = Interrupted()
+    allocator = CachingAllocator(device)
+    pools = [MemPool(allocator)]
+    with allocator.use_pool(pools[0]):
+        allocator.free(allocator.alloc(30 * MIB))
+    device.finalizer = pools.clear
+    kept = allocator.alloc(40 * MIB)
+    device.finalizer = lambda: None
+    allocator.empty_cache()
+
+    assert list(device.held) == [kept]
+    assert allocator.private_pools() == ()
+    law.check(allocator)
+
+
+def test_37_a_pool_lends_what_it_caches_before_memory_is_out(device: Device) -> None:
+    allocator = limited(device, 80 * MIB)
+    lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
+    with allocator.use_pool(lender):
+        first = allocator.alloc(40 * MIB)
+    with allocator.use_pool(other):
+        second = allocator.alloc(40 * MIB)
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(40 * MIB)
+    assert caught.value.report is not None
+    assert caught.value.report.private_free_bytes == 0
+    allocator.free(first)
+    allocator.free(second)
+    lent = allocator.alloc(30 * MIB)
+
+    assert lent == first
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(30 * MIB)
+    assert caught.value.report is not None
+    assert caught.value.report.private_free_bytes == 50 * MIB
+    allocator.free(lent)
+    with allocator.use_pool(lender):
+        assert allocator.alloc(40 * MIB) == first
+
+
+def test_37_a_pool_that_is_closed_lends_nothing(device: Device) -> None:
+    allocator = limited(device, 80 * MIB)
+    pool = MemPool(allocator, use_on_oom=True)
+    with allocator.use_pool(pool):
+        first, second = allocator.alloc(40 * MIB), allocator.alloc(10 * MIB)
+        allocator.alloc(10 * MIB)
+    allocator.free(first)
+    pool.close()
+    assert current(allocator, "reserved_bytes") == 20 * MIB
+    allocator.free(second)
+    allocator.alloc(55 * MIB)
+
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(9 * MIB)
+
+
+def test_37_what_is_asked_of_a_pool_is_lent_by_none(device: Device) -> None:
+    allocator = limited(device, 60 * MIB)
+    lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
+    with allocator.use_pool(lender):
+        allocator.free(allocator.alloc(40 * MIB))
+
+    with allocator.use_pool(other), pytest.raises(OutOfMemory):
+        allocator.alloc(40 * MIB)
+
+
+def test_statistics_tell_what_each_pool_has_reserved_also_when_it_is_gone(
+    allocator: CachingAllocator,
+) -> None:
+    known = allocator.statistics()
+    assert len(known) == 122
+    with MemPool(allocator) as pool, allocator.use_pool(pool):
+        allocator.free(allocator.alloc(30 * MIB))
+        allocator.alloc(700)
+        inside = of_pool(allocator, pool)
+    kept = of_pool(allocator, pool)
+    allocator.reset_sums()
+    allocator.reset_peaks()
+
+    assert inside["all"] == (32 * MIB, 32 * MIB, 32 * MIB, 0)
+    assert inside["small_pool"] == (2 * MIB, 2 * MIB, 2 * MIB, 0)
+    assert kept["all"] == (2 * MIB, 32 * MIB, 32 * MIB, 30 * MIB)
+    assert kept["large_pool"] == (0, 30 * MIB, 30 * MIB, 30 * MIB)
+    assert of_pool(allocator, pool)["all"] == (2 * MIB, 2 * MIB, 0, 0)
+    found = allocator.statistics()
+    assert len(found) == 122 + 12
+    assert list(found) == sorted(found)
+
+
+def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
+    """Return what a pool has reserved: now, at most, in all, and given back; by the kind of block."""
+    found = allocator.statistics()
+    name = "reserved_bytes_by_private_pools.{}_{}".format(*pool.id)
+    return {
+        kind: tuple(
+            found[f"{name}.{kind}.{part}"] for part in ("current", "peak", "allocated", "freed")
+        )
+        for kind in ("all", "small_pool", "large_pool")
+    }
+
+
+def test_38_a_pool_may_give_every_block_a_segment(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator, no_split=True)
+    with allocator.use_pool(pool):
+        for _ in range(2):
+            allocator.alloc(4 * MIB)
+    for _ in range(2):
+        allocator.alloc(4 * MIB)
+
+    assert [len(segment["blocks"]) for segment in pool.snapshot()] == [1, 1]
+    default = [s for s in allocator.snapshot()["segments"] if s["segment_pool_id"] == (0, 0)]
+    assert [len(segment["blocks"]) for segment in default] == [3]
+
+
+def test_39_contexts_within_contexts_go_to_the_innermost_pool(
+    allocator: CachingAllocator,
+) -> None:
+    pools = [MemPool(allocator) for _ in range(3)]
+
+    def enter(depth: int) -> None:
+        with allocator.use_pool(pools[depth]):
+            allocator.alloc(20 * MIB)
+            if depth < 2:
+                enter(depth + 1)
+                allocator.alloc(20 * MIB)
+
+    enter(0)
+
+    assert [len(pool.snapshot()) for pool in pools] == [2, 2, 1]
+
+
+def test_40_a_context_is_of_one_thread(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    inside, done = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with allocator.use_pool(pool):
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    inside.wait(10)
+    for _ in range(3):
+        allocator.alloc(MIB)
+    done.set()
+    thread.join()
+
+    assert len(allocator.snapshot()["segments"]) == 2
+    assert pool.snapshot() == []
+
+
+def test_41_a_pool_with_its_own_upstream_does_not_expand() -> None:
+    device, own = VirtualDevice(), Device(base=ELSEWHERE)
+    allocator = CachingAllocator(device, Settings(expandable_segments=True))
+    with allocator.use_pool(MemPool(allocator, upstream=own)):
+        inside = allocator.alloc(19 * MIB)
+        allocator.free(inside)
+        again = allocator.alloc(19 * MIB)
+    allocator.alloc(19 * MIB)
+
+    found = allocator.snapshot()["segments"]
+    assert [segment["is_expandable"] for segment in found] == [False, True]
+    assert [len(segment["blocks"]) for segment in found] == [1, 2]
+    assert again == inside
+    law.check(allocator)
+
+
+def test_41_a_pool_of_the_device_expands() -> None:
+    allocator = CachingAllocator(VirtualDevice(), Settings(expandable_segments=True))
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        ptr = allocator.alloc(30 * MIB)
+    state = allocator.checkpoint(pool)
+    with allocator.use_pool(pool):
+        allocator.alloc(50 * MIB)
+    restored = allocator.restore(state)
+    assert restored.created == (ptr,)
+    assert [s["is_expandable"] for s in pool.snapshot()] == [True]
+    law.check(allocator)
+    allocator.free(ptr)
+    pool.close()
+
+    assert allocator.snapshot()["segments"] == []
+    assert allocator.private_pools() == ()
+
+
+def test_a_pool_context_asks_events_and_gives_memory_back_as_ever(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    waiting = allocator.alloc(30 * MIB)
+    allocator.free(waiting, 11)
+    device.finish(11)
+    device.capacity = 60 * MIB
+
+    with allocator.use_pool(MemPool(allocator)):
+        allocator.alloc(50 * MIB)
+
+    assert allocator.statistics()["num_alloc_retries"] == 1
+    assert waiting not in device.held
+    law.check(allocator)
+
+
+def test_a_context_that_fails_is_left(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    with pytest.raises(KeyError), allocator.use_pool(pool):
+        raise KeyError
+
+    allocator.alloc(MIB)
+    assert pool.uses == 1
+    assert pool.snapshot() == []
+
+
+def test_a_pool_is_in_one_context_at_a_time(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        with pytest.raises(PoolError, match="already"), allocator.use_pool(pool):
+            pass
+        with pytest.raises(PoolError, match="still go"):
+            pool.close()
+        assert pool.uses == 2
+    pool.close()
+    pool.close()
+
+    assert pool.uses == 0
+    with pytest.raises(PoolError, match="closed"), allocator.use_pool(pool):
+        pass
+    allocator.empty_cache(pool)
+
+
+def test_a_pool_is_closed_at_the_end_of_a_with_block(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    with MemPool(allocator) as pool, allocator.use_pool(pool):
+        allocator.free(allocator.alloc(MIB))
+
+    assert device.held == {}
+
+
+def test_an_upstream_that_has_no_memory_is_out_of_memory(allocator: CachingAllocator) -> None:
+    pool = MemPool(allocator, upstream=Device(20 * MIB, ELSEWHERE))
+    with allocator.use_pool(pool), pytest.raises(OutOfMemory):
+        allocator.alloc(30 * MIB)
+
+    law.check(allocator)

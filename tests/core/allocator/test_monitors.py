@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from core.allocator.device import GIB, MIB, Device
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.monitors import Crossing, Held
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.errors import UsageError
+
+METRICS: tuple[Held, ...] = ("reserved_bytes", "allocated_bytes", "active_bytes")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_function_is_called_when_a_threshold_is_crossed(
+    allocator: CachingAllocator, metric: Held
+) -> None:
+    seen: list[Crossing] = []
+    allocator.monitor(metric, 30 * MIB, seen.append, direction="both")
+    first, second = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
+    third = allocator.alloc(20 * MIB)
+    for ptr in (first, second, third):
+        allocator.free(ptr)
+    allocator.empty_cache()
+
+    assert [(c.metric, c.up, c.threshold_bytes) for c in seen] == [
+        (metric, True, 30 * MIB),
+        (metric, False, 30 * MIB),
+    ]
+    assert seen[0].value_bytes == 40 * MIB
+    assert seen[1].value_bytes < 30 * MIB
+
+
+@pytest.mark.parametrize(("direction", "ups"), [("up", [True, True]), ("down", [False, False])])
+def test_one_direction_may_be_told_alone(
+    allocator: CachingAllocator, direction: Any, ups: list[bool]
+) -> None:
+    seen: list[Crossing] = []
+    allocator.monitor("allocated_bytes", MIB, seen.append, direction=direction)
+    for _ in range(2):
+        allocator.free(allocator.alloc(MIB))
+
+    assert [crossing.up for crossing in seen] == ups
+
+
+def test_a_share_is_of_the_device(allocator: CachingAllocator, device: Device) -> None:
+    seen: list[Crossing] = []
+    allocator.monitor("reserved_bytes", 0.5, seen.append)
+    allocator.alloc(device.capacity // 2)
+
+    assert [crossing.threshold_bytes for crossing in seen] == [8 * GIB]
+
+
+def test_what_is_above_already_is_told_when_it_was_below(allocator: CachingAllocator) -> None:
+    seen: list[Crossing] = []
+    first = allocator.alloc(MIB)
+    allocator.monitor("allocated_bytes", MIB, seen.append)
+    second = allocator.alloc(MIB)
+    assert seen == []
+    allocator.free(first)
+    allocator.free(second)
+    allocator.alloc(MIB)
+    assert len(seen) == 1
+
+
+def test_a_block_that_streams_still_use_is_active(
+    allocator: CachingAllocator, device: Device
+) -> None:
+    seen: list[Crossing] = []
+    ptr = allocator.alloc(MIB)
+    allocator.monitor("active_bytes", MIB, seen.append, direction="down")
+    allocator.record_use(ptr, 11)
+    allocator.free(ptr)
+    assert seen == []
+    device.finish(11)
+    allocator.alloc(512)
+
+    assert [crossing.value_bytes for crossing in seen] == [512]
+
+
+def test_calls_that_were_looked_up_before_are_watched_too(allocator: CachingAllocator) -> None:
+    alloc, seen = allocator.alloc, []
+    allocator.monitor("allocated_bytes", MIB, seen.append)
+    alloc(MIB)
+
+    assert len(seen) == 1
+
+
+def test_a_monitor_that_was_ended_is_silent_and_costs_nothing(allocator: CachingAllocator) -> None:
+    seen: list[Crossing] = []
+    monitor = allocator.monitor("allocated_bytes", MIB, seen.append)
+    monitor.end()
+    monitor.end()
+    allocator.alloc(MIB)
+
+    assert seen == []
+    assert allocator._watchers == []
+
+
+def test_a_callback_may_allocate_free_and_look(allocator: CachingAllocator) -> None:
+    spare = [allocator.alloc(30 * MIB)]
+    seen: list[int] = []
+
+    def give_up(_: Crossing) -> None:
+        while spare:
+            allocator.free(spare.pop())
+        allocator.empty_cache()
+        seen.append(allocator.statistics()["reserved_bytes.all.current"])
+
+    allocator.monitor("reserved_bytes", 50 * MIB, give_up)
+    allocator.alloc(30 * MIB)
+
+    assert seen == [30 * MIB]
+
+
+def test_callbacks_that_undo_each_other_come_to_an_end(allocator: CachingAllocator) -> None:
+    held: list[int] = [allocator.alloc(MIB)]
+    calls: list[bool] = []
+
+    def undo(crossing: Crossing) -> None:
+        calls.append(crossing.up)
+        if crossing.up:
+            allocator.free(held.pop())
+        else:
+            held.append(allocator.alloc(MIB))
+
+    monitor = allocator.monitor("allocated_bytes", 2 * MIB, undo, direction="both")
+    held.append(allocator.alloc(MIB))
+    monitor.end()
+
+    assert 0 < len(calls) < 4
+
+
+@contextmanager
+def unraisable() -> Iterator[list[Any]]:
+    caught: list[Any] = []
+    plain, sys.unraisablehook = sys.unraisablehook, caught.append
+    try:
+        yield caught
+    finally:
+        sys.unraisablehook = plain
+
+
+def test_a_callback_that_fails_harms_nobody(allocator: CachingAllocator) -> None:
+    def fail(_: Crossing) -> None:
+        raise RuntimeError("as the test wants it")
+
+    seen: list[Crossing] = []
+    allocator.monitor("allocated_bytes", MIB, fail)
+    allocator.monitor("allocated_bytes", MIB, seen.append)
+    with unraisable() as caught:
+        assert allocator.alloc(MIB)
+
+    assert [str(each.exc_value) for each in caught] == ["as the test wants it"]
+    assert len(seen) == 1
+
+
+def test_what_a_failed_request_gave_back_is_told_too() -> None:
+    allocator = CachingAllocator(Device(64 * MIB))
+    seen: list[Crossing] = []
+    allocator.free(allocator.alloc(40 * MIB))
+    allocator.monitor("reserved_bytes", MIB, seen.append, direction="down")
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(80 * MIB)
+
+    assert [crossing.value_bytes for crossing in seen] == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("peak_bytes", 1, "up"), "'peak_bytes'"),
+        (("reserved_bytes", 0, "up"), "threshold of 0 bytes"),
+        (("reserved_bytes", 1, "sideways"), "'sideways' is no direction"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(
+    allocator: CachingAllocator, arguments: Any, words: str
+) -> None:
+    metric, threshold, direction = arguments
+    with pytest.raises(UsageError, match=words):
+        allocator.monitor(metric, threshold, print, direction=direction)
+
+
+def test_crossings_of_many_threads_are_told_without_waiting_for_each_other() -> None:
+    allocator = CachingAllocator(Device())
+    seen: list[Crossing] = []
+    allocator.monitor("allocated_bytes", 3 * MIB, seen.append, direction="both")
+
+    def work() -> None:
+        for _ in range(200):
+            allocator.free(allocator.alloc(MIB))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    allocator.alloc(512)
+
+    assert [c.up for c in seen] == [n % 2 == 0 for n in range(len(seen))]

@@ -1,0 +1,144 @@
+"""Virtual memory of a Gpu: each call fails, at each point, and nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB
+from core.allocator.failing_gpu import FailingGpu
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.pages import PagesOfGpu
+from cudakit.core.allocator.upstream import OfGpu
+from cudakit.errors import CudaError
+from cudakit.torch_rules.settings import Settings
+
+PAGE = 2 * MIB
+
+
+@pytest.fixture
+def gpu() -> Iterator[FailingGpu]:
+    made = FailingGpu(64 * MIB)
+    yield made
+    made.close()
+
+
+def test_pages_are_mapped_end_to_end_and_give_their_memory_back(gpu: FailingGpu) -> None:
+    pages = PagesOfGpu(gpu)
+    ptr = pages.reserve(8 * PAGE)
+    pages.map(ptr, PAGE, 3)
+    gpu.fill(ptr, 1, 3 * PAGE, gpu.stream())
+    gpu.sync()
+    assert gpu.used == 3 * PAGE
+    pages.unmap(ptr + PAGE, PAGE)
+    assert gpu.used == 2 * PAGE
+    pages.map(ptr + PAGE, PAGE, 1)
+    pages.unmap(ptr, 3 * PAGE)
+    pages.unreserve(ptr, 8 * PAGE)
+
+    assert gpu.used == 0
+    assert gpu.reserved == set()
+
+
+def test_more_than_there_is_maps_nothing(gpu: FailingGpu) -> None:
+    pages = PagesOfGpu(gpu)
+    ptr = pages.reserve(128 * MIB)
+    with pytest.raises(CudaError) as caught:
+        pages.map(ptr, PAGE, 33)
+
+    assert caught.value.code == 2
+    assert gpu.used == 0
+    assert "map" not in gpu.calls
+
+
+@pytest.mark.parametrize("name", ["create", "map", "release"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_failure_in_the_middle_leaves_nothing_mapped_or_all(
+    gpu: FailingGpu, name: str, nth: int
+) -> None:
+    pages = PagesOfGpu(gpu)
+    ptr = pages.reserve(8 * PAGE)
+    gpu.fail(name, nth)
+    with suppress(CudaError):
+        pages.map(ptr, PAGE, 3)
+    assert gpu.failed
+    if name == "release":  # which is tried again later, and harms nobody until then
+        pages.unmap(ptr, 3 * PAGE)
+
+    assert gpu.used == 0
+    pages.map(ptr, PAGE, 3)
+    pages.unmap(ptr, 3 * PAGE)
+    pages.unreserve(ptr, 8 * PAGE)
+    assert gpu.used == 0
+
+
+def test_of_a_stream_that_is_gone_the_whole_device_is_waited_for(gpu: FailingGpu) -> None:
+    pages, stream = PagesOfGpu(gpu), gpu.stream()
+    pages.sync_stream(stream)
+    gpu.destroy_stream(stream)
+    pages.sync_stream(stream)
+
+    assert gpu.calls[-1] == "sync"
+
+
+def test_other_failures_of_waiting_are_raised(gpu: FailingGpu) -> None:
+    gpu.fail("sync_stream", 1)
+    with pytest.raises(CudaError, match="as the test wants it"):
+        PagesOfGpu(gpu).sync_stream(0)
+
+
+def program(allocator: CachingAllocator, streams: list[int]) -> None:
+    """Grow, leave gaps, fill them, run out and give back, and go on after what fails."""
+    live: dict[str, int] = {}
+
+    def do(name: str, size: int = 0, stream: int = 0) -> None:
+        with suppress(CudaError):
+            if size:
+                live[name] = allocator.alloc(size, streams[stream])
+            elif name in live:
+                allocator.free(live.pop(name))
+            else:
+                allocator.empty_cache()
+        law.check(allocator)
+
+    do("a", 700)
+    do("b", 20 * MIB)
+    do("c", 15 * MIB)
+    do("b")
+    do("empty")
+    do("d", 9 * MIB, 1)
+    do("c")
+    do("e", 24 * MIB)
+    do("f", 30 * MIB, 1)
+    do("d")
+    do("e")
+    do("g", 90 * MIB)
+    for name in "abcdefg":
+        do(name)
+
+
+EXPANDING = Settings(expandable_segments=True)
+
+
+def test_whatever_fails_no_memory_and_no_addresses_are_lost() -> None:
+    counted = FailingGpu(64 * MIB)
+    program(CachingAllocator(OfGpu(counted), EXPANDING), [0, counted.stream()])
+    counted.close()
+    seen: set[str] = set()
+    for fail_at in range(1, len(counted.calls) + 1):
+        gpu = FailingGpu(64 * MIB)
+        allocator = CachingAllocator(OfGpu(gpu), EXPANDING)
+        gpu.fail_at = fail_at
+        program(allocator, [0, gpu.stream()])
+        allocator.close()
+        law.check(allocator)
+
+        assert gpu.used == 0, counted.calls[fail_at - 1]
+        assert gpu.reserved == set()
+        assert allocator.statistics()["reserved_bytes.all.current"] == 0
+        seen |= {gpu.calls[fail_at - 1]} if gpu.failed else set()
+        gpu.close()
+    assert seen >= {"reserve", "create", "map", "release", "sync_stream", "unmap", "unreserve"}

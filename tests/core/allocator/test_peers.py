@@ -1,0 +1,151 @@
+"""Other devices that may use an allocator's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.failing_gpu import FailingGpu
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.upstream import OfGpu
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
+
+CAPACITY = 256 * MIB
+PAGE = 20 * MIB
+EXPANDING = Settings(expandable_segments=True)
+
+
+def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
+    gpu = FailingGpu(CAPACITY, "h200x2")
+    return gpu, CachingAllocator(OfGpu(gpu), settings)
+
+
+def reached(gpu: Sim) -> set[int]:
+    """Return the mappings that the other device may use."""
+    return {page for page, devices in gpu.virtual.access.items() if 1 in devices}
+
+
+def test_plain_segments_are_reached_by_the_context_of_the_peer() -> None:
+    gpu, allocator = made(Settings())
+    allocator.alloc(MIB)
+
+    assert allocator.peer_accessible_by == ()
+    allocator.enable_peer_access(1)
+    assert gpu.peers.enabled == {1}
+    assert allocator.peer_accessible_by == (1,)
+
+
+def test_pages_that_are_mapped_and_those_that_come_are_reached() -> None:
+    gpu, allocator = made()
+    first, other = allocator.alloc(30 * MIB), allocator.alloc(PAGE, gpu.stream())
+    assert reached(gpu) == set()
+
+    allocator.enable_peer_access(1)
+    assert reached(gpu) == {first, first + PAGE, other}
+    later = allocator.alloc(40 * MIB)
+    assert reached(gpu) == set(gpu.virtual.mapped)
+    assert gpu.has_access(Ptr(later + 39 * MIB), 1)
+
+
+def test_pages_that_come_back_are_reached_again() -> None:
+    gpu, allocator = made()
+    allocator.enable_peer_access(1)
+    block = allocator.alloc(PAGE)
+    allocator.free(block)
+    allocator.empty_cache()
+    assert reached(gpu) == set()
+
+    assert allocator.alloc(PAGE) in reached(gpu)
+    law.check(allocator)
+
+
+def test_segments_that_begin_to_grow_later_are_reached_too() -> None:
+    gpu, allocator = made(Settings())
+    allocator.enable_peer_access(1)
+    allocator.configure(EXPANDING)
+
+    allocator.alloc(PAGE)
+    assert reached(gpu) == set(gpu.virtual.mapped) != set()
+
+
+def test_a_second_time_asks_nothing() -> None:
+    gpu, allocator = made()
+    allocator.alloc(PAGE)
+    allocator.enable_peer_access(1)
+    begin = len(gpu.calls)
+
+    allocator.enable_peer_access(1)
+    assert gpu.calls[begin:] == []
+    assert allocator.peer_accessible_by == (1,)
+
+
+@pytest.mark.parametrize("device", [0, 7])
+def test_no_device_is_its_own_peer_and_what_is_not_there_reaches_nothing(device: int) -> None:
+    _, allocator = made()
+
+    with pytest.raises(CudaError, match="INVALID_DEVICE"):
+        allocator.enable_peer_access(device)
+    assert allocator.peer_accessible_by == ()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_failure_in_the_middle_takes_back_what_was_given(nth: int) -> None:
+    gpu, allocator = made()
+    for _ in range(3):
+        allocator.alloc(PAGE, gpu.stream())
+    gpu.fail("set_access", nth)
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        allocator.enable_peer_access(1)
+    assert reached(gpu) == set()
+    assert allocator.peer_accessible_by == ()
+    allocator.alloc(PAGE)
+    assert reached(gpu) == set()
+    allocator.enable_peer_access(1)
+    assert reached(gpu) == set(gpu.virtual.mapped)
+
+
+def test_a_peer_that_is_refused_reaches_no_page() -> None:
+    gpu, allocator = made()
+    allocator.alloc(PAGE)
+    gpu.fail("enable_peer", 1)
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        allocator.enable_peer_access(1)
+    assert reached(gpu) == set()
+
+
+def test_pages_that_a_peer_cannot_be_let_use_are_not_mapped() -> None:
+    gpu, allocator = made()
+    allocator.enable_peer_access(1)
+    gpu.fail("set_access", 1)
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        allocator.alloc(PAGE)
+    assert (gpu.used, gpu.virtual.mapped) == (0, {})
+    law.check(allocator)
+    block = allocator.alloc(PAGE)
+    assert gpu.has_access(Ptr(block), 1)
+
+
+def test_devices_that_are_not_linked_say_so() -> None:
+    gpu = Sim("h200x2")
+    gpu.context.view = replace(gpu.context.view, peer_access=())
+
+    with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
+        CachingAllocator(OfGpu(gpu)).enable_peer_access(1)
+    assert "copy between them" in caught.value.hint
+
+
+def test_an_upstream_without_a_device_has_no_peers() -> None:
+    allocator = CachingAllocator(Device())
+
+    with pytest.raises(Unsupported, match="no device with peers"):
+        allocator.enable_peer_access(1)
+    assert allocator.peer_accessible_by == ()

@@ -1,0 +1,216 @@
+"""Private pools, one step at a time: ids, who holds them, which requests go there, what is given back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from core.allocator.device import MIB, Device
+from core.allocator.watching import changes, current
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.private import PoolError
+
+
+def everything(stream: int) -> bool:  # noqa: ARG001
+    return True
+
+
+def nothing(stream: int) -> bool:  # noqa: ARG001
+    return False
+
+
+def pool_ids(allocator: CachingAllocator) -> list[tuple[int, int]]:
+    return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
+
+
+def test_35_ids_of_users_count_up_and_are_given_once_to_all_threads(
+    allocator: CachingAllocator,
+) -> None:
+    found: list[tuple[int, int]] = []
+
+    def take() -> None:
+        found.extend(allocator.graph_pool_handle() for _ in range(50))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(found) == [(0, number) for number in range(1, 201)]
+
+
+def test_ids_of_graphs_are_others(allocator: CachingAllocator) -> None:
+    with allocator.capture() as first:
+        pass
+    with allocator.capture() as second:
+        pass
+
+    assert (first.id, second.id) == ((1, 0), (2, 0))
+    assert allocator.graph_pool_handle() == (0, 1)
+
+
+def test_requests_go_to_a_pool_from_its_begin_to_its_end(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    outside = allocator.alloc(30 * MIB)
+    allocator.free(outside)
+    allocator.begin_allocate_to_pool(pool, everything)
+    inside = allocator.alloc(30 * MIB)
+    allocator.end_allocate_to_pool(pool)
+
+    assert inside != outside
+    assert pool_ids(allocator) == [(0, 0), pool]
+    assert allocator.alloc(30 * MIB) == outside
+    allocator.free(inside)
+    assert allocator.alloc(30 * MIB) not in (inside, outside)
+
+
+def test_the_last_begun_of_those_that_take_a_request_has_it(allocator: CachingAllocator) -> None:
+    first, second, third = (allocator.graph_pool_handle() for _ in range(3))
+    allocator.begin_allocate_to_pool(first, everything)
+    allocator.begin_allocate_to_pool(second, lambda stream: stream == 11)
+    allocator.begin_allocate_to_pool(third, nothing)
+    for stream in (0, 11):
+        allocator.alloc(MIB, stream)
+    allocator.end_allocate_to_pool(second)
+    allocator.alloc(30 * MIB, 11)
+
+    assert pool_ids(allocator) == [first, second, first]
+
+
+def test_the_trace_says_which_pool_it_was(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    allocator.record_history()
+    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.free(allocator.alloc(MIB))
+    allocator.end_allocate_to_pool(pool)
+    allocator.release_pool(pool)
+    allocator.empty_cache()
+
+    trace = allocator.snapshot()["device_traces"][0]
+    assert [entry["action"] for entry in trace] == [
+        "segment_alloc",
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_free",
+    ]
+    assert {entry["pool_id"] for entry in trace} == {pool}
+
+
+def test_what_is_held_is_not_given_back(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.free(allocator.alloc(30 * MIB))
+    allocator.end_allocate_to_pool(pool)
+    allocator.empty_cache()
+    allocator.empty_cache(pool)
+    kept = current(allocator, "reserved_bytes")
+    allocator.release_pool(pool)
+    with changes(allocator) as released:
+        pass
+    allocator.empty_cache()
+
+    assert kept == 30 * MIB
+    assert released == {}
+    assert current(allocator, "reserved_bytes") == 0
+    assert allocator.pool_uses(pool) == 0
+    assert allocator.private_pools() == ()
+
+
+def test_a_pool_is_gone_with_its_last_segment(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    allocator.begin_allocate_to_pool(pool, everything)
+    kept, cached = allocator.alloc(30 * MIB), allocator.alloc(40 * MIB)
+    allocator.free(cached)
+    allocator.end_allocate_to_pool(pool)
+    allocator.release_pool(pool)
+    allocator.empty_cache()
+
+    (usage,) = allocator.private_pools()
+    assert (usage.id, usage.uses, usage.segments) == (pool, 0, 1)
+    assert usage.reserved_bytes == usage.allocated_bytes == 30 * MIB
+    allocator.free(kept)
+    allocator.empty_cache()
+    assert allocator.private_pools() == ()
+
+
+def test_emptying_one_pool_leaves_the_others(allocator: CachingAllocator, device: Device) -> None:
+    pools = [allocator.graph_pool_handle() for _ in range(2)]
+    allocator.free(allocator.alloc(30 * MIB))
+    for pool in pools:
+        allocator.begin_allocate_to_pool(pool, everything)
+        ptr = allocator.alloc(30 * MIB)
+        allocator.record_use(ptr, 11)
+        allocator.free(ptr)
+        allocator.end_allocate_to_pool(pool)
+        allocator.release_pool(pool)
+
+    allocator.empty_cache(pools[1])
+
+    assert pool_ids(allocator) == [(0, 0), pools[0]]
+    assert device.calls.count("sync_event") == 1
+    assert allocator.statistics()["num_sync_all_streams"] == 1
+    allocator.empty_cache(pools[1])  # it is gone
+    assert allocator.statistics()["num_sync_all_streams"] == 1
+    allocator.empty_cache()
+    assert pool_ids(allocator) == []
+
+
+def test_the_small_segments_of_a_pool_are_given_back_first(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    allocator.begin_allocate_to_pool(pool, everything)
+    for ptr in [allocator.alloc(size) for size in (30 * MIB, MIB)]:
+        allocator.free(ptr)
+    allocator.end_allocate_to_pool(pool)
+    allocator.release_pool(pool)
+    allocator.record_history()
+    allocator.empty_cache()
+
+    assert [entry["size"] for entry in allocator.snapshot()["device_traces"][0]] == [
+        2 * MIB,
+        30 * MIB,
+    ]
+
+
+def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> None:
+    pool = allocator.graph_pool_handle()
+    allocator.begin_allocate_to_pool(pool, everything)
+    with pytest.raises(PoolError, match="already"):
+        allocator.begin_allocate_to_pool(pool, everything)
+    assert allocator.pool_uses(pool) == 1
+    with pytest.raises(PoolError, match="requests still go"):
+        allocator.release_pool(pool)
+    allocator.end_allocate_to_pool(pool)
+    with pytest.raises(PoolError, match="no requests go"):
+        allocator.end_allocate_to_pool(pool)
+    held = allocator.alloc(MIB)
+    allocator.release_pool(pool)
+    with pytest.raises(PoolError, match="nobody holds"):
+        allocator.release_pool(pool)
+    with pytest.raises(PoolError, match="nobody holds"):
+        allocator.begin_allocate_to_pool(pool, everything)
+    allocator.free(held)
+
+    assert pool_ids(allocator) == [(0, 0)]
+
+
+@pytest.mark.parametrize("unknown", [(0, 0), (0, 7), (7, 0), (1, 1), (0, -1), "pool", None, (0,)])
+def test_an_id_that_was_never_issued_is_refused(
+    allocator: CachingAllocator, unknown: tuple[int, int]
+) -> None:
+    allocator.graph_pool_handle()
+    with pytest.raises(PoolError, match="the id of no private pool"):
+        allocator.begin_allocate_to_pool(unknown, everything)
+    with pytest.raises(PoolError, match="the id of no private pool"):
+        allocator.release_pool(unknown)
+    with pytest.raises(PoolError, match="the id of no private pool"):
+        allocator.pool_uses(unknown)
+    with pytest.raises(PoolError, match="no requests go"):
+        allocator.end_allocate_to_pool(unknown)
+
+
+def test_a_pool_that_never_had_a_request_cannot_be_released(allocator: CachingAllocator) -> None:
+    with pytest.raises(PoolError, match="has no memory"):
+        allocator.release_pool(allocator.graph_pool_handle())

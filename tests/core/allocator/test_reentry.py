@@ -1,0 +1,176 @@
+"""Scenario 29 and threads: the allocator is entered while it is at work."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.watching import actions, current
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.guard import Reentered
+from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.torch_rules.settings import Settings
+
+CALLS = ("malloc", "free", "event", "record", "query_event", "sync_event", "memory_info")
+
+
+class Interrupted(Device):
+    """A device in the midst of whose calls a finalizer runs."""
+
+    def __init__(self, capacity: int = 1 << 34) -> None:
+        super().__init__(capacity)
+        self.finalizers: dict[str, Callable[[], object]] = {}
+
+    def _call(self, name: str) -> None:
+        super()._call(name)
+        if name in self.finalizers:
+            self.finalizers.pop(name)()
+
+
+@pytest.fixture
+def interrupted() -> Interrupted:
+    return Interrupted(64 * MIB)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_29_a_free_from_within_is_done_when_the_allocator_is_left(
+    interrupted: Interrupted, call: str
+) -> None:
+    allocator = CachingAllocator(interrupted)
+    victim = allocator.alloc(MIB)
+    used, cached = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
+    seen: list[int] = []
+
+    def finalizer() -> None:
+        allocator.free(victim)
+        seen.append(len(interrupted.calls))
+
+    interrupted.finalizers[call] = finalizer
+    allocator.free(cached)
+    allocator.free(used, 11)
+    allocator.alloc(30 * MIB)
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(60 * MIB)
+
+    assert seen
+    with pytest.raises(InvalidPointer):
+        allocator.free(victim)
+    assert current(allocator, "allocated_bytes") == 30 * MIB
+    law.check(allocator)
+
+
+def test_29_a_free_from_within_comes_after_what_is_under_way(interrupted: Interrupted) -> None:
+    allocator = CachingAllocator(interrupted)
+    victim = allocator.alloc(MIB)
+    allocator.record_history()
+    interrupted.finalizers["malloc"] = lambda: allocator.free(victim)
+    allocator.alloc(30 * MIB)
+
+    assert actions(allocator) == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+
+
+def test_29_nothing_but_a_free_is_done_from_within(interrupted: Interrupted) -> None:
+    allocator = CachingAllocator(interrupted)
+    refused: list[type[Exception]] = []
+
+    def finalizer() -> None:
+        for call in (lambda: allocator.alloc(1), allocator.empty_cache, allocator.snapshot):
+            with pytest.raises(Reentered) as caught:
+                call()
+            refused.append(caught.type)
+        with pytest.raises(InvalidPointer, match="from within"):
+            allocator.free(12345)
+
+    interrupted.finalizers["malloc"] = finalizer
+    allocator.alloc(MIB)
+
+    assert refused == [Reentered] * 3
+    assert allocator.counters()["num_invalid_frees"] == 1
+    law.check(allocator)
+
+
+def test_29_an_allocation_from_within_leaves_the_way_free(interrupted: Interrupted) -> None:
+    allocator = CachingAllocator(interrupted)
+
+    def finalizer() -> None:
+        with pytest.raises(Reentered):
+            allocator.alloc(MIB)
+
+    interrupted.finalizers["malloc"] = finalizer
+    ptr = allocator.alloc(MIB)
+    allocator.free(ptr)
+
+    assert allocator.alloc(MIB) == ptr
+
+
+def test_a_free_waits_for_no_other_thread() -> None:
+    device = Interrupted()
+    allocator = CachingAllocator(device)
+    victim = allocator.alloc(MIB)
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=allocator.free, args=(victim,))
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    device.finalizers["malloc"] = elsewhere
+    allocator.alloc(30 * MIB)
+
+    assert current(allocator, "allocated_bytes") == 30 * MIB
+
+
+def test_a_thread_may_allocate_while_another_waits_for_the_driver() -> None:
+    device = Interrupted()
+    allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
+    allocator.free(allocator.alloc(MIB))
+    found: list[int] = []
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=lambda: found.append(allocator.alloc(MIB)))
+        thread.start()
+        thread.join(10)
+
+    device.finalizers["malloc"] = elsewhere
+    allocator.alloc(30 * MIB)
+
+    assert len(found) == 1
+    law.check(allocator)
+
+
+def test_threads_allocate_and_free_side_by_side() -> None:
+    allocator = CachingAllocator(Device())
+    failures: list[Exception] = []
+
+    def churn(seed: int) -> None:
+        rng = random.Random(seed)
+        live: list[int] = []
+        try:
+            for _ in range(400):
+                if live and rng.random() < 0.5:
+                    allocator.free(live.pop(rng.randrange(len(live))))
+                else:
+                    live.append(allocator.alloc(rng.randint(1, 3 * MIB), rng.choice((0, seed + 9))))
+            for ptr in live:
+                allocator.free(ptr)
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=churn, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    law.check(allocator)
+    statistics = allocator.statistics()
+    assert statistics["active_bytes.all.current"] == 0
+    allocator.empty_cache()
+    assert current(allocator, "reserved_bytes") == 0

@@ -1,0 +1,353 @@
+"""Memory of one simulated process in another one, by the allocators of both."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.upstream import OfGpu
+from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
+from cudakit.gpu.api import LEGACY
+from cudakit.gpu.api.sharing import Descriptor, Fabric
+from cudakit.gpu.sim import Sim
+
+PAGE = 20 * MIB
+
+
+@pytest.fixture(params=[PLAIN, EXPANDING], ids=["plain", "expanding"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(request.param)
+    yield made
+    law.check(made.giver)
+    law.check(made.taker)
+
+
+def used(gpu: Sim) -> int:
+    info = gpu.memory_info()
+    return info.total_bytes - info.free_bytes
+
+
+def test_a_block_is_opened_at_its_offset_with_the_bytes_that_were_asked_for(pair: Pair) -> None:
+    below, block, above = (pair.giver.alloc(size) for size in (3 * MIB, 25 * MIB + 3, 3 * MIB))
+    for number, ptr in enumerate((below, block, above)):
+        pair.write(ptr, number, 3 * MIB)
+    pair.write(block, 7, 25 * MIB + 3)
+
+    with pair.taker.open_shared(pair.giver.share(block)) as memory:
+        assert memory.size_bytes == 25 * MIB + 3
+        assert pair.read(memory) == b"\7" * 4
+        assert pair.read(memory, memory.size_bytes - 4) == b"\7" * 4
+
+
+def test_an_address_within_an_allocation_shares_the_rest_of_it(pair: Pair) -> None:
+    block = pair.giver.alloc(45 * MIB)
+    pair.write(block, 1, 45 * MIB)
+    pair.write(block + 30 * MIB, 2, 1)
+
+    memory = pair.taker.open_shared(pair.giver.share(block + 30 * MIB))
+
+    assert memory.size_bytes == 15 * MIB
+    assert pair.read(memory) == b"\2\1\1\1"
+
+
+def test_what_is_written_there_is_seen_here(pair: Pair) -> None:
+    block = pair.giver.alloc(MIB)
+    memory = pair.taker.open_shared(pair.giver.share(block))
+    pair.second.fill(memory.ptr, 9, MIB, LEGACY)
+    pair.second.sync()
+    again = Sim(beside=pair.first)
+    other = CachingAllocator(OfGpu(again)).open_shared(pair.giver.share(block))
+    pair.second = again
+
+    assert pair.read(other) == b"\t" * 4
+
+
+def test_two_blocks_of_a_segment_open_it_once() -> None:
+    pair = Pair()
+    first, second = (pair.giver.alloc(2 * MIB) for _ in range(2))
+    one = pair.taker.open_shared(pair.giver.share(first))
+    other = pair.taker.open_shared(pair.giver.share(second))
+
+    assert other.ptr - one.ptr == second - first
+
+
+def test_what_is_shared_twice_is_open_once_until_the_last_is_closed(pair: Pair) -> None:
+    block = pair.giver.alloc(MIB)
+    pair.write(block, 3, MIB)
+    one = pair.taker.open_shared(pair.giver.share(block))
+    other = pair.taker.open_shared(pair.giver.share(block))
+    assert one.ptr == other.ptr
+    where = one.ptr
+
+    one.close()
+    one.close()
+    assert pair.read(other) == b"\3" * 4
+    with pytest.raises(UsageError, match="was closed"):
+        _ = one.ptr
+    other.close()
+    assert pair.second.heap.space.at(where) is None
+    assert pair.taker.open_shared(pair.giver.share(block)).size_bytes == MIB
+
+
+def test_the_last_who_has_it_closes_it(pair: Pair) -> None:
+    memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
+    where = memory.ptr
+
+    del memory
+    gc.collect()
+
+    assert pair.second.heap.space.at(where) is None
+
+
+def test_arrays_are_made_of_its_bytes(pair: Pair) -> None:
+    memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(1000)))
+    told = memory.__cuda_array_interface__
+
+    assert (told["shape"], told["typestr"], told["data"]) == ((1000,), "|u1", (memory.ptr, False))
+    assert told["version"] == 3
+
+
+def test_a_process_does_not_open_its_own_memory(pair: Pair) -> None:
+    shared = pair.giver.share(pair.giver.alloc(MIB))
+
+    with pytest.raises(UsageError, match="by this process itself") as caught:
+        pair.giver.open_shared(shared)
+    assert "the address" in caught.value.hint
+
+
+def test_memory_of_another_device_is_refused_by_name(pair: Pair) -> None:
+    shared = replace(pair.giver.share(pair.giver.alloc(MIB)), device="GPU-1")
+
+    with pytest.raises(UsageError, match="GPU-1, and this allocator of GPU-"):
+        pair.taker.open_shared(shared)
+
+
+def test_a_process_that_has_ended_has_nothing_to_open(pair: Pair) -> None:
+    shared = pair.giver.share(pair.giver.alloc(MIB))
+    pair.first.close()
+
+    with pytest.raises(EnvironmentUnusable, match=r"has ended|or ended"):
+        pair.taker.open_shared(shared)
+    assert used(pair.second) == 0
+    pair.giver = CachingAllocator(Device())
+
+
+def test_what_is_not_allocated_is_not_shared(pair: Pair) -> None:
+    block = pair.giver.alloc(1000)
+    for ptr in (0, block - 1, block + 1000, 1 << 40):
+        with pytest.raises(InvalidPointer, match="nothing is allocated"):
+            pair.giver.share(ptr)
+        with pytest.raises(InvalidPointer):
+            pair.giver.ipc_handle(ptr)
+    pair.giver.free(block)
+    with pytest.raises(InvalidPointer, match="freed before"):
+        pair.giver.share(block)
+
+
+def test_what_the_front_cache_keeps_is_not_allocated() -> None:
+    pair = Pair(front_cache=4)
+    block = pair.giver.alloc(MIB)
+    pair.giver.free(block)
+    block = pair.giver.alloc(MIB)
+    assert pair.giver.share(block).size_bytes == MIB
+    assert pair.giver.share(block + 1).size_bytes == MIB - 1
+    pair.giver.free(block)
+
+    for ptr in (block, block + 1):
+        with pytest.raises(InvalidPointer):
+            pair.giver.share(ptr)
+
+
+def test_what_is_not_cached_is_shared_as_it_is() -> None:
+    pair = Pair()
+    pair.giver.enable_caching(enabled=False)
+    block = pair.giver.alloc(5000)
+    pair.write(block, 4, 5000)
+
+    memory = pair.taker.open_shared(pair.giver.share(block))
+    assert (memory.size_bytes, pair.read(memory)) == (5000, b"\4" * 4)
+    pair.giver.free(block)
+
+
+def test_memory_of_a_private_pool_is_shared_unless_it_has_an_allocator_of_its_own(
+    pair: Pair,
+) -> None:
+    with MemPool(pair.giver) as pool, pair.giver.use_pool(pool):
+        block = pair.giver.alloc(MIB)
+        pair.write(block, 8, MIB)
+        assert pair.read(pair.taker.open_shared(pair.giver.share(block))) == b"\10" * 4
+        pair.giver.free(block)
+    with MemPool(pair.giver, upstream=Device(base=1 << 50)) as own, pair.giver.use_pool(own):
+        block = pair.giver.alloc(MIB)
+        with pytest.raises(Unsupported, match="an allocator of its own"):
+            pair.giver.share(block)
+        pair.giver.free(block)
+
+
+def test_the_handle_of_a_plain_segment_is_that_of_its_base() -> None:
+    pair = Pair()
+    first, second = (pair.giver.alloc(2 * MIB) for _ in range(2))
+    base, inside = pair.giver.ipc_handle(first), pair.giver.ipc_handle(second + 5)
+
+    assert base.data == inside.data
+    assert (base.offset_bytes, inside.offset_bytes) == (0, second + 5 - first)
+
+
+def test_an_expandable_segment_has_no_base_and_says_what_to_use_instead() -> None:
+    giver = Pair(EXPANDING).giver
+
+    with pytest.raises(Unsupported, match="no base allocation") as caught:
+        giver.ipc_handle(giver.alloc(MIB))
+    assert "share()" in caught.value.hint
+
+
+def test_of_an_expandable_segment_only_the_pages_under_a_block_are_shared() -> None:
+    giver = Pair(EXPANDING).giver
+    first, second = giver.alloc(30 * MIB), giver.alloc(15 * MIB)
+
+    pages = giver.share(first).handles
+    assert [type(page) for page in pages] == [Descriptor, Descriptor]
+    after = giver.share(second)
+    assert after.handles[0] == pages[1]
+    assert (after.offset_bytes, after.page_bytes, len(after.handles)) == (10 * MIB, PAGE, 2)
+
+
+def test_pages_that_were_given_back_keep_no_memory_and_cannot_be_opened() -> None:
+    pair = Pair(EXPANDING)
+    block = pair.giver.alloc(PAGE)
+    shared = pair.giver.share(block)
+    pair.giver.free(block)
+    pair.giver.empty_cache()
+
+    assert used(pair.first) == 0
+    with pytest.raises(EnvironmentUnusable, match="given the memory back"):
+        pair.taker.open_shared(shared)
+    assert pair.giver.share(pair.giver.alloc(PAGE)).handles != shared.handles
+
+
+def test_pages_that_are_open_elsewhere_live_until_they_are_closed() -> None:
+    pair = Pair(EXPANDING)
+    block = pair.giver.alloc(PAGE)
+    pair.write(block, 6, PAGE)
+    memory = pair.taker.open_shared(pair.giver.share(block))
+    pair.giver.free(block)
+    pair.giver.empty_cache()
+
+    assert pair.read(memory) == b"\6" * 4
+    memory.close()
+    assert used(pair.first) == 0
+
+
+def test_a_segment_that_is_given_back_is_an_illegal_address_elsewhere() -> None:
+    pair = Pair()
+    block = pair.giver.alloc(PAGE)
+    memory = pair.taker.open_shared(pair.giver.share(block))
+    pair.giver.free(block)
+    pair.giver.empty_cache()
+
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        pair.read(memory)
+
+
+def test_pages_without_handles_are_not_shared_and_say_why() -> None:
+    giver = Pair(EXPANDING, shares=False).giver
+
+    with pytest.raises(Unsupported, match="without a handle") as caught:
+        giver.share(giver.alloc(MIB))
+    assert "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC" in caught.value.hint
+
+
+def test_a_device_with_a_fabric_gives_handles_of_it() -> None:
+    gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
+    giver = CachingAllocator(OfGpu(gpu), EXPANDING)
+    shared = giver.share(giver.alloc(PAGE))
+    other = CachingAllocator(OfGpu(Sim(capacity_bytes=CAPACITY, beside=gpu)))
+
+    assert [type(handle) for handle in shared.handles] == [Fabric]
+    # It may be opened on any device of the fabric.
+    assert other.open_shared(replace(shared, device="GPU-1")).size_bytes == PAGE
+
+
+class WithoutChannel(Sim):
+    """A device that says it has a fabric, and refuses it."""
+
+    def create(self, size_bytes: int, handle: str | None = None) -> int:  # type: ignore[override]
+        if handle == "fabric":
+            raise CudaError(800, "CUDA_ERROR_NOT_PERMITTED", "no channel")
+        return super().create(size_bytes, handle)  # type: ignore[arg-type]
+
+
+def test_a_fabric_that_is_refused_is_done_without() -> None:
+    gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
+    giver = CachingAllocator(OfGpu(gpu), EXPANDING)
+
+    assert isinstance(giver.share(giver.alloc(PAGE)).handles[0], Descriptor)
+
+
+def test_an_upstream_without_a_device_shares_nothing() -> None:
+    allocator = CachingAllocator(Device())
+    ptr = allocator.alloc(1000)
+
+    for call in (allocator.share, allocator.ipc_handle):
+        with pytest.raises(Unsupported, match="cannot be shared"):
+            call(ptr)
+
+
+def test_what_is_opened_holds_the_device_that_it_is_open_on(pair: Pair) -> None:
+    memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
+    kept = memory._owner
+
+    assert kept is pair.taker
+
+
+def test_a_child_that_was_forked_has_nothing_open(pair: Pair) -> None:
+    memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
+    told = CudaError(3, "CUDA_ERROR_NOT_INITIALIZED", "as a forked child is told")
+    for _ in range(2):  # as the last goes, and as it is asked about
+        pair.second.fail_next("sync", told)
+
+    memory.close()
+    assert not pair.taker._upstream.neighbours._unused  # type: ignore[attr-defined]
+
+
+def test_with_the_device_all_is_closed(pair: Pair) -> None:
+    memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
+    pair.second.close()
+
+    memory.close()
+    del memory
+    assert not pair.taker._upstream.neighbours._unused  # type: ignore[attr-defined]
+
+
+def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
+    shared = [pair.giver.share(pair.giver.alloc(MIB)) for _ in range(3)]
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for turn in range(30):
+                with pair.taker.open_shared(shared[turn % 3]) as memory:
+                    assert memory.size_bytes == MIB
+        except Exception as error:  # noqa: BLE001  whatever it is, it is shown
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pair.taker._upstream.neighbours.close_unused()  # type: ignore[attr-defined]
+
+    assert failures == []
+    assert pair.second.ipc.opened == {}
+    assert pair.second._mapped == {}

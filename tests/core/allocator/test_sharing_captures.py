@@ -1,0 +1,41 @@
+"""Memory of other processes while a graph is captured, which must not notice."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator.device import MIB
+from core.allocator.two_processes import EXPANDING, PLAIN, Pair
+
+
+@pytest.fixture(params=[PLAIN, EXPANDING], ids=["plain", "expanding"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(request.param)
+
+
+def test_memory_is_shared_within_a_capture_and_leaves_it_whole(pair: Pair) -> None:
+    stream = pair.first.stream()
+    block = pair.giver.alloc(MIB)
+    with pair.giver.capture(stream=stream):
+        pair.first.capture_begin(stream)
+        shared = pair.giver.share(block)
+        graph = pair.first.capture_end(stream)
+
+    assert pair.taker.open_shared(shared).size_bytes == MIB
+    pair.first.instantiate(graph)
+
+
+def test_what_nobody_has_any_more_within_a_capture_is_closed_by_a_later_call(pair: Pair) -> None:
+    stream = pair.second.stream()
+    shared = pair.giver.share(pair.giver.alloc(MIB))
+    memory = pair.taker.open_shared(shared)
+    where = memory.ptr
+    with pair.taker.capture(stream=stream):
+        pair.second.capture_begin(stream)
+        memory.close()
+        graph = pair.second.capture_end(stream)
+    assert pair.second.space.at(where) is not None
+
+    pair.second.instantiate(graph)
+    pair.taker.open_shared(shared).close()
+    assert pair.second._opened == {}
+    assert pair.second._mapped == {}

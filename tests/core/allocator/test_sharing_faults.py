@@ -1,0 +1,185 @@
+"""Each call of the driver fails, at each point, on either side of shared memory: nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from types import TracebackType
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB
+from core.allocator.failing_gpu import FailingGpu
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.opened_memory import OpenedMemory
+from cudakit.core.allocator.shared import SharedMemory
+from cudakit.core.allocator.upstream import OfGpu
+from cudakit.errors import CudaError
+from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
+
+CAPACITY = 128 * MIB
+PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
+
+
+class Two:
+    """Two processes, and what each does with shared memory, whatever fails."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.giving = FailingGpu(CAPACITY)
+        self.taking = FailingGpu(CAPACITY, beside=self.giving)
+        self.giver = CachingAllocator(OfGpu(self.giving), settings)
+        self.taker = CachingAllocator(OfGpu(self.taking), settings)
+        self.told: list[CudaError] = []
+
+    def run(self) -> None:
+        """Share, open twice, close by hand and by the end of an object, and give all back."""
+        blocks = [self.alloc(size) for size in (30 * MIB, 15 * MIB)]
+        shared = [self.share(block) for block in [*blocks, blocks[0]]]
+        opened = [self.opened(each) for each in shared]
+        for each in opened[:1]:
+            with self.telling():
+                if each is not None:
+                    each.close()
+        del opened, each
+        gc.collect()
+        for block in blocks:
+            with self.telling():
+                self.giver.free(block)
+        for allocator in (self.giver, self.taker):
+            with self.telling():
+                allocator.empty_cache()
+            law.check(allocator)
+
+    def settle(self) -> None:
+        """Do once more what was refused."""
+        self.giving.fail_at = self.taking.fail_at = 0
+        block = self.giver.alloc(15 * MIB)
+        self.taker.open_shared(self.giver.share(block)).close()
+        self.giver.free(block)
+        for allocator in (self.giver, self.taker):
+            allocator.empty_cache()
+            law.check(allocator)
+
+    def left_over(self) -> list[object]:
+        """Return all that either process still has of the other, or of the device."""
+        machine = self.giving.ipc.machine
+        lists: list[object] = [machine.descriptors, machine.handles]
+        for gpu in (self.giving, self.taking):
+            lists += [gpu.reserved, gpu.ipc.opened, gpu.virtual.mapped, gpu.virtual.backings]
+        return [each for each in lists if each]
+
+    def alloc(self, size_bytes: int) -> int:
+        with self.telling():
+            return self.giver.alloc(size_bytes)
+        return 0
+
+    def share(self, ptr: int) -> SharedMemory | None:
+        with self.telling():
+            return self.giver.share(ptr) if ptr else None
+        return None
+
+    def opened(self, shared: SharedMemory | None) -> OpenedMemory | None:
+        with self.telling():
+            return self.taker.open_shared(shared) if shared else None
+        return None
+
+    def telling(self) -> Telling:
+        return Telling(self.told)
+
+
+class Telling(suppress):
+    """Goes on after what the driver refuses, and keeps it."""
+
+    def __init__(self, told: list[CudaError]) -> None:
+        super().__init__(CudaError)
+        self._told = told
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, CudaError):
+            self._told.append(error)
+        return super().__exit__(kind, error, traceback)
+
+
+PLAIN_CALLS = {"ipc_handle", "ipc_open", "ipc_close", "sync"}
+PAGE_CALLS = {"create", "map", "unmap", "export", "withdraw", "import_backing", "backing_at"}
+QUIET = {"release", "withdraw", "ipc_close", "sync", "unmap", "unreserve", "backing_at"}
+
+
+@pytest.mark.parametrize("side", ["giving", "taking"])
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [(PLAIN, PLAIN_CALLS), (EXPANDING, PAGE_CALLS)],
+    ids=["plain", "expanding"],
+)
+def test_a_call_that_fails_leaks_nothing(settings: Settings, calls: set[str], side: str) -> None:
+    whole = Two(settings)
+    whole.run()
+    assert whole.told == []
+    assert whole.left_over() == []
+    done = {*whole.giving.calls, *whole.taking.calls}
+    assert calls <= done
+
+    for fail_at in range(1, len(getattr(whole, side).calls) + 1):
+        two = Two(settings)
+        gpu = getattr(two, side)
+        if len(gpu.calls) >= fail_at:  # of what makes the allocators
+            continue
+        gpu.fail_at = fail_at
+        two.run()
+        name = gpu.calls[fail_at - 1]
+        assert gpu.failed
+        assert two.told or name in QUIET, name
+        two.settle()
+
+        assert two.left_over() == [], name
+        assert (two.giving.used, two.taking.used) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["ipc_open", "import_backing", "map", "reserve"])
+def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
+    two = Two(PLAIN if name == "ipc_open" else EXPANDING)
+    shared = two.giver.share(two.giver.alloc(30 * MIB))
+    two.taking.fail(name, 1)
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        two.taker.open_shared(shared)
+    assert two.taking.ipc.opened == {}
+    assert two.taking.virtual.mapped == {}
+    assert two.taking.reserved == set()
+    assert two.taker.open_shared(shared).size_bytes == 30 * MIB
+
+
+@pytest.mark.parametrize("settings", [PLAIN, EXPANDING], ids=["plain", "expanding"])
+def test_what_could_not_be_closed_is_told_and_closed_at_the_next_call(settings: Settings) -> None:
+    two = Two(settings)
+    shared = two.giver.share(two.giver.alloc(30 * MIB))
+    gpu = Sim(capacity_bytes=CAPACITY, beside=two.giving)
+    taker = CachingAllocator(OfGpu(gpu))
+    memory = taker.open_shared(shared)
+    for _ in range(2):  # as the last goes, and as it is asked about
+        gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it"))
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        memory.close()
+    assert gpu.ipc.opened or gpu.virtual.mapped
+    taker.open_shared(shared).close()
+    assert gpu.ipc.opened == {}
+    assert gpu.virtual.mapped == {}
+
+
+def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
+    two = Two(EXPANDING)
+    block = two.giver.alloc(30 * MIB)
+    two.giving.fail("export", 2)
+
+    with pytest.raises(CudaError, match="as the test wants it"):
+        two.giver.share(block)
+    assert two.giving.ipc.machine.descriptors == {}
+    assert len(two.giver.share(block).handles) == 2

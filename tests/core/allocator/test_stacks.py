@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import dis
+
+from core.allocator import test_history
+
+from cudakit.core.allocator.stacks import Stacks
+from cudakit.core.allocator.tracing import gather
+
+
+def outer() -> tuple[object, ...]:
+    return gather()
+
+
+def test_each_instruction_has_its_line() -> None:
+    stacks = Stacks()
+    code = test_history.program.__code__
+    for instruction in dis.get_instructions(code):
+        if instruction.positions and instruction.positions.lineno:
+            (frame,) = stacks.frames((code, instruction.offset))
+            assert frame["line"] == instruction.positions.lineno
+
+
+def test_a_stack_begins_where_the_caller_was_called() -> None:
+    frames = Stacks().frames(outer())  # type: ignore[arg-type]
+
+    code = test_a_stack_begins_where_the_caller_was_called.__code__
+    assert frames[0]["name"] == code.co_name
+    assert frames[0]["line"] == code.co_firstlineno + 1
+
+
+def test_equal_stacks_are_one_object() -> None:
+    stacks, trail = Stacks(), (outer.__code__, 0)
+
+    assert stacks.frames(trail) is stacks.frames((outer.__code__, 0))
+    assert stacks.frames(None) == []

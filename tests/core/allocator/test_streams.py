@@ -1,0 +1,194 @@
+"""Scenarios 23 to 28 and 33, on the simulated GPU: what other streams use is reused when they are done."""
+
+from __future__ import annotations
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.watching import blocks, changes, current
+from core.allocator.work import Work
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.errors import CudaError
+from cudakit.gpu.api import PER_THREAD, Stream
+
+SIZE = 30 * MIB
+PENDING = "active_pending_free"
+
+
+def test_23_a_block_in_use_elsewhere_is_reused_when_that_stream_is_done(work: Work) -> None:
+    allocator, other = work.allocator, work.stream()
+    ptr = allocator.alloc(SIZE)
+    work.busy(other)
+    allocator.record_use(ptr, other)
+    with changes(allocator) as freed:
+        allocator.free(ptr)
+    waiting = blocks(allocator)
+    second = allocator.alloc(SIZE)
+    work.gpu.sync_stream(other)
+    third = allocator.alloc(SIZE)
+
+    assert freed == {
+        f"{metric}.{kind}": value
+        for metric, value in (("allocation", -1), ("allocated_bytes", -SIZE))
+        for kind in ("all", "large_pool")
+    }
+    assert waiting == [[(SIZE, PENDING)]]
+    assert second != ptr
+    assert third == ptr
+
+
+def test_24_the_stream_of_the_allocation_is_no_other(work: Work) -> None:
+    allocator, own = work.allocator, work.stream()
+    ptr = allocator.alloc(SIZE, own)
+    work.busy(own)
+    allocator.record_use(ptr, own)
+    allocator.free(ptr)
+
+    assert allocator.alloc(SIZE, own) == ptr
+
+
+def test_a_free_on_another_stream_waits_for_it(work: Work) -> None:
+    allocator, other = work.allocator, work.stream()
+    ptr = allocator.alloc(SIZE)
+    work.busy(other)
+    allocator.free(ptr, other)
+
+    assert allocator.alloc(SIZE) != ptr
+
+
+def test_25_a_stream_that_is_behind_holds_back_its_own_only(work: Work) -> None:
+    allocator, slow, fast = work.allocator, work.stream(), work.stream()
+    first, second, third = (allocator.alloc(SIZE) for _ in range(3))
+    work.busy(slow)
+    for ptr, stream in ((first, slow), (second, slow), (third, fast)):
+        allocator.free(ptr, stream)
+    work.gpu.sync_stream(fast)
+    allocator.alloc(512)
+
+    assert [own[0][1] for own in blocks(allocator)[:3]] == [PENDING, PENDING, "inactive"]
+
+
+def test_25_of_one_stream_the_first_is_done_first(work: Work) -> None:
+    allocator, other = work.allocator, work.stream()
+    first, second = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    allocator.free(first, other)
+    work.busy(other)
+    allocator.free(second, other)
+    work.gpu.sync_stream(work.stream())
+    allocator.alloc(512)
+
+    assert [own[0][1] for own in blocks(allocator)[:2]] == ["inactive", PENDING]
+
+
+def test_27_emptying_the_cache_waits_for_what_is_in_use_elsewhere(work: Work) -> None:
+    allocator, other = work.allocator, work.stream()
+    ptr = allocator.alloc(SIZE)
+    work.busy(other)
+    allocator.free(ptr, other)
+    allocator.empty_cache()
+
+    assert work.gpu.query_stream(other)
+    assert current(allocator, "reserved_bytes") == 0
+
+
+def test_28_the_last_of_three_streams_completes_a_free(work: Work) -> None:
+    allocator, streams = work.allocator, [work.stream() for _ in range(3)]
+    ptr = allocator.alloc(SIZE)
+    for seconds, stream in enumerate(streams, 1):
+        work.busy(stream, seconds)
+        allocator.record_use(ptr, stream)
+        allocator.record_use(ptr, stream)
+    allocator.free(ptr)
+    states = []
+    for stream in streams:
+        work.gpu.sync_stream(stream)
+        allocator.alloc(512)
+        states.append(blocks(allocator)[0][0][1])
+
+    assert states == [PENDING, PENDING, "inactive"]
+
+
+def test_33_a_capture_asks_no_event_and_defers_frees(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    before, during = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    allocator.record_use(during, 12)
+    allocator.free(before, 11)
+    device.finish(11)
+    allocator.begin_capture()
+    device.calls.clear()
+    allocator.free(during, 13)
+    allocator.alloc(SIZE)
+    allocator.empty_cache()
+    assert device.calls == ["malloc"]
+    allocator.end_capture()
+    allocator.alloc(SIZE)
+
+    assert device.calls[1:] == ["event", "record", "query_event", "query_event"]
+    law.check(allocator)
+
+
+def test_33_a_capture_runs_out_of_memory_without_waiting_for_anybody() -> None:
+    allocator = CachingAllocator(Device(SIZE))
+    allocator.free(allocator.alloc(SIZE), 11)
+    allocator.begin_capture()
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(SIZE)
+
+    assert allocator.statistics()["num_sync_all_streams"] == 0
+    assert allocator.statistics()["num_alloc_retries"] == 0
+
+
+def test_events_are_used_again(device: Device) -> None:
+    allocator = CachingAllocator(device)
+    for _ in range(5):
+        ptr = allocator.alloc(SIZE)
+        allocator.free(ptr, 11)
+        device.finish(11)
+
+    assert device.calls.count("event") == 1
+
+
+def test_a_block_whose_stream_is_gone_waits_until_the_device_is_waited_for(
+    device: Device,
+) -> None:
+    allocator = CachingAllocator(device)
+    ptr = allocator.alloc(SIZE)
+    allocator.record_use(ptr, 12)
+    allocator.record_use(ptr, 11)
+    device.gone.add(11)
+
+    with pytest.raises(CudaError, match="stream 11 is gone"):
+        allocator.free(ptr)
+
+    device.finish(12)
+    assert allocator.alloc(SIZE) != ptr
+    assert blocks(allocator)[0] == [(SIZE, PENDING)]
+    allocator.empty_cache()
+    assert "sync" in device.calls
+    assert current(allocator, "active") == 1
+    law.check(allocator)
+
+
+def test_the_default_stream_of_a_thread_is_waited_for(work: Work) -> None:
+    allocator = work.allocator
+    ptr = allocator.alloc(SIZE)
+    work.busy(PER_THREAD)
+    allocator.record_use(ptr, PER_THREAD)
+    allocator.free(ptr)
+    waiting = allocator.alloc(SIZE)
+    work.gpu.sync_stream(Stream(PER_THREAD))
+    work.gpu.sync()
+
+    assert waiting != ptr
+    assert allocator.alloc(SIZE) == ptr
+
+
+def test_threads_have_default_streams_of_their_own(work: Work) -> None:
+    allocator = work.allocator
+    ptr = allocator.alloc(SIZE, PER_THREAD)
+    allocator.free(ptr)
+
+    assert allocator.alloc(SIZE, PER_THREAD) == ptr
+    assert current(allocator, "segment") == 1

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from core.allocator.device import GIB, MIB, Device
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.errors import UsageError
+from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.units import Unavailable
+
+
+def run_out(allocator: CachingAllocator) -> OutOfMemory:
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.alloc(64 * GIB)
+    return caught.value
+
+
+def test_a_snapshot_is_written_before_the_error_is_raised(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    place = tmp_path / "oom.pickle"
+    allocator.record_history()
+    allocator.save_on_out_of_memory(place)
+    ptr = allocator.alloc(700)
+    error = run_out(allocator)
+    found = pickle.loads(place.read_bytes())  # noqa: S301
+
+    assert [entry["action"] for entry in found["device_traces"][0]][-1] == "oom"
+    assert found["segments"][0]["address"] == ptr
+    assert not hasattr(error, "__notes__")
+    assert os.listdir(tmp_path) == ["oom.pickle"]
+
+
+def test_the_latest_snapshot_stays_and_none_is_written_any_more_where_that_is_wanted(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    place = tmp_path / "oom.pickle"
+    allocator.save_on_out_of_memory(place)
+    run_out(allocator)
+    allocator.alloc(1)
+    run_out(allocator)
+    assert len(pickle.loads(place.read_bytes())["segments"]) == 1  # noqa: S301
+    place.unlink()
+    allocator.save_on_out_of_memory(None)
+    run_out(allocator)
+
+    assert not place.exists()
+
+
+def test_a_snapshot_that_cannot_be_written_is_said_and_hides_nothing(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    allocator.save_on_out_of_memory(gone / "oom.pickle")
+    gone.rmdir()
+    (note,) = run_out(allocator).__notes__
+
+    assert note.startswith(
+        "save_on_out_of_memory failed when it was told: UsageError: cannot write"
+    )
+    assert "No such file or directory" in note
+
+
+def test_what_could_not_be_written_leaves_nothing_behind(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    place = tmp_path / "oom.pickle"
+    allocator.save_on_out_of_memory(place)
+    place.mkdir()
+    (note,) = run_out(allocator).__notes__
+
+    assert "cannot write" in note
+    assert os.listdir(tmp_path) == ["oom.pickle"]
+
+
+def test_a_place_that_is_none_is_refused_at_once(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="it is a directory"):
+        allocator.save_on_out_of_memory(tmp_path)
+    with pytest.raises(UsageError, match="there is no directory"):
+        allocator.save_snapshot(tmp_path / "none" / "file")
+
+
+def test_a_snapshot_may_be_written_at_any_time(allocator: CachingAllocator, tmp_path: Path) -> None:
+    allocator.save_snapshot(tmp_path / "now.pickle")
+
+    found = pickle.loads((tmp_path / "now.pickle").read_bytes())  # noqa: S301
+    assert found == allocator.snapshot()
+
+
+def test_an_observer_that_fails_is_a_note_and_the_others_are_told(
+    allocator: CachingAllocator,
+) -> None:
+    def failing(_: OomReport) -> None:
+        raise RuntimeError("as the test wants it")
+
+    told: list[OomReport] = []
+    allocator.on_out_of_memory(failing)
+    allocator.on_out_of_memory(told.append)
+    error = run_out(allocator)
+
+    assert told == [error.report]
+    assert len(error.__notes__) == 1
+    assert "failing failed when it was told: RuntimeError: as the test wants it" in str(
+        error.__notes__
+    )
+
+
+def test_the_processes_of_the_device_are_asked_for_without_the_guard() -> None:
+    allocator = CachingAllocator(Device())
+
+    def processes() -> tuple[Process, ...]:
+        allocator.statistics()  # would raise within the allocator
+        nameless = Unavailable("in another container")
+        return (Process(os.getpid(), "compute", 3 * GIB, nameless, nameless),)
+
+    allocator.ask_processes(processes)
+
+    assert "this process has 3.00 GiB memory in use." in run_out(allocator).message
+
+
+def test_an_answer_that_fails_changes_nothing_else() -> None:
+    allocator = CachingAllocator(Device())
+
+    def processes() -> tuple[Process, ...]:
+        raise OSError("no NVML")
+
+    allocator.ask_processes(processes)
+    error = run_out(allocator)
+
+    assert "is in use outside of this allocator" in error.message
+    assert error.report is not None
+    assert error.report.processes == Unavailable("no NVML")
+
+
+def test_after_a_failure_all_goes_on() -> None:
+    allocator = CachingAllocator(Device(64 * MIB))
+    allocator.on_out_of_memory(lambda _: allocator.empty_cache())
+    run_out(allocator)
+
+    assert allocator.alloc(60 * MIB)

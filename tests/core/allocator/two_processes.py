@@ -1,0 +1,38 @@
+"""Two simulated processes of one machine, each with an allocator."""
+
+from __future__ import annotations
+
+from core.allocator.device import MIB
+
+from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.opened_memory import OpenedMemory
+from cudakit.core.allocator.upstream import OfGpu
+from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
+
+CAPACITY = 256 * MIB
+PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
+
+
+class Pair:
+    """Two processes of one machine, and what each has written where."""
+
+    def __init__(
+        self, settings: Settings = PLAIN, *, shares: bool = True, front_cache: int = 0
+    ) -> None:
+        self.first = Sim(capacity_bytes=CAPACITY)
+        self.second = Sim(capacity_bytes=CAPACITY, beside=self.first)
+        upstream = OfGpu(self.first, shares=shares)
+        self.giver = CachingAllocator(upstream, settings, front_cache=front_cache)
+        self.taker = CachingAllocator(OfGpu(self.second))
+
+    def write(self, ptr: int, value: int, size_bytes: int) -> None:
+        self.first.fill(Ptr(ptr), value, size_bytes, LEGACY)
+        self.first.sync()
+
+    def read(self, memory: OpenedMemory, begin: int = 0, size_bytes: int = 4) -> bytes:
+        host = self.second.host_malloc(size_bytes)
+        self.second.copy(host, Ptr(memory.ptr + begin), size_bytes, LEGACY)
+        self.second.sync()
+        return bytes(self.second.host_view(host, size_bytes))

@@ -1,0 +1,79 @@
+"""A device in memory that has virtual memory too: what is reserved and mapped, and calls that fail."""
+
+from __future__ import annotations
+
+from core.allocator.device import MIB, Device
+
+from cudakit.errors import CudaError
+
+
+class Pages:
+    """Virtual memory that refuses what a driver refuses."""
+
+    def __init__(self, device: VirtualDevice) -> None:
+        self._device = device
+
+    def granularity(self) -> int:
+        self._device.call("granularity")
+        return 2 * MIB
+
+    def reserve(self, size_bytes: int) -> int:
+        self._device.call("reserve")
+        ptr = self._device.addresses(size_bytes)
+        self._device.reserved[ptr] = size_bytes
+        return ptr
+
+    def unreserve(self, ptr: int, size_bytes: int) -> None:
+        self._device.call("unreserve")
+        assert self._device.reserved[ptr] == size_bytes
+        assert not [page for page in self._device.mapped if ptr <= page < ptr + size_bytes]
+        del self._device.reserved[ptr]
+
+    def map(self, ptr: int, page_bytes: int, count: int) -> None:
+        device = self._device
+        device.call("map")
+        places = range(ptr, ptr + count * page_bytes, page_bytes)
+        assert count > 0
+        assert not device.mapped.keys() & set(places)
+        assert [b for b, size in device.reserved.items() if b <= ptr and places.stop <= b + size]
+        if device.used + count * page_bytes > device.capacity:
+            raise CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full")
+        device.mapped |= dict.fromkeys(places, page_bytes)
+
+    def unmap(self, ptr: int, size_bytes: int) -> None:
+        device = self._device
+        device.call("unmap")
+        assert device.synchronized, "nothing waited for who uses the memory"
+        device.synchronized = False
+        place = ptr
+        while place < ptr + size_bytes:
+            place += device.mapped.pop(place)
+        assert place == ptr + size_bytes, "a part of a page"
+
+    def sync_stream(self, stream: int) -> None:  # noqa: ARG002
+        self._device.call("sync_stream")
+        self._device.synchronized = True
+
+
+class VirtualDevice(Device):
+    """A Device with pages."""
+
+    def __init__(self, *args: int, **kwargs: int) -> None:
+        super().__init__(*args, **kwargs)
+        self.reserved: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.synchronized = False
+        self.pages = Pages(self)
+
+    @property
+    def used(self) -> int:
+        return sum(self.held.values()) + sum(self.mapped.values())
+
+    def addresses(self, size_bytes: int) -> int:
+        """Give out addresses that nobody had."""
+        ptr, self._next = self._next, self._next + size_bytes + 2 * MIB
+        return ptr
+
+    def call(self, name: str) -> None:
+        """Count a call of the driver, which may be the one that fails."""
+        self._call(name)
