@@ -350,4 +350,4 @@ def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
 
     assert failures == []
     assert pair.second.ipc.opened == {}
-    assert pair.second._mapped == {}
+    assert pair.second.virtual.mapped == {}
