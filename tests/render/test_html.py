@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup_tree import Node, read
 
+from cudakit.core.memory.present.layout import memory_layout
 from cudakit.document import (
     Bytes,
     Chart,
@@ -136,8 +137,9 @@ def layout_columns(text: str = "default") -> tuple[Columns, Columns]:
     return segments, blocks
 
 
-def layout_view(*, kind: str = "memory-layout") -> View:
-    return View(kind, ("segments", "blocks"), Note("info", "no picture here"))  # type: ignore[arg-type]
+def layout_view() -> View:
+    names = ("segments", "blocks")
+    return View("memory-layout", names, memory_layout, Note("info", "no picture here"))
 
 
 def body(*nodes: DocumentNode) -> Node:
@@ -286,10 +288,6 @@ def test_of_a_runaway_recursion_the_first_hundred_frames_are_listed() -> None:
 
 def test_an_empty_table_says_so() -> None:
     assert body(Table((Column("a"),), ())).all("p")[0].words == "nothing to list"
-
-
-def test_a_view_of_an_unknown_kind_shows_its_fallback() -> None:
-    assert "no picture here" in body(layout_view(kind="memory-timeline")).words
 
 
 def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:

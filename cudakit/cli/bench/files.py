@@ -29,7 +29,8 @@ def write(files: Files, result: BenchResult | SuiteResult) -> None:
 
 
 def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
-    from cudakit.render import csv, html, json, markdown, nvbench
+    from cudakit.core.bench.present.nvbench import nvbench
+    from cudakit.render import csv, html, json, markdown
 
     match form:
         case "json":
@@ -40,7 +41,7 @@ def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[st
             return markdown.render(document(result))
         case "csv":
             return csv.render(document(result))
-    return nvbench.render(document(result))
+    return nvbench(document(result))
 
 
 def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "driver_api.h"
+#include "hooks/driver_api.h"
 #include "fake_device.h"
 
 static Sanitizer_CallbackFunc told;

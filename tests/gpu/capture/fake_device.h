@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "sanitizer_api.h"
+#include "hooks/sanitizer_api.h"
 
 /* ``count`` accesses, the first at ``address``; of flags 0, one load of a tensor by the map that is there. */
 typedef struct {

@@ -10,7 +10,7 @@
 #include <ucontext.h>
 
 #include "patch_on_host.h"
-#include "ranges.h"
+#include "decode/pages.h"
 
 #define CK_PATCH int
 #define CK_INLINE static inline

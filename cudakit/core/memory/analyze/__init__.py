@@ -16,7 +16,7 @@ from cudakit.core.memory.analyze.oom import find_ooms
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.analyze.timeline import timeline
-from cudakit.core.memory.narrow import narrow
+from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.layout import Layouts, live_at
 from cudakit.core.memory.result import (
@@ -27,8 +27,9 @@ from cudakit.core.memory.result import (
     Moment,
     Peak,
 )
-from cudakit.core.memory.snapshot import HOST, Action, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.errors import UsageError
+from cudakit.torch_rules.actions import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _ran_out(trace: DeviceTrace) -> bool:
 
 def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
     """Answer a MemorySpec for one device."""
-    whole, trace = trace, narrow(snapshot, trace, stream=spec.stream, pool=spec.pool)
+    whole, trace = trace, filter_trace(snapshot, trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
     # Why an allocation failed is a matter of all that the process held.
     whole_replayed = replayed if trace is whole else replay(snapshot, whole)

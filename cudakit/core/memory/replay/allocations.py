@@ -14,7 +14,8 @@ from cudakit.core.memory.replay.reserved import (
     final_begins,
     whole_segments,
 )
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.torch_rules.actions import Action
 
 _Ints = npt.NDArray[np.int64]
 

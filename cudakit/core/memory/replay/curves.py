@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Events
+from cudakit.core.memory.snapshot import DeviceTrace, Events
+from cudakit.torch_rules.actions import Action
 
 _Ints = npt.NDArray[np.int64]
 

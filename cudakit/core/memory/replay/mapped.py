@@ -14,7 +14,8 @@ import numpy as np
 
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.replay.reserved import Reserved, final_segments
-from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 # The pages of expandable segments (c10/cuda/CUDACachingAllocator.cpp: kSmallBuffer, kLargeBuffer). A
 # request of the small pool never lacks more than one page.

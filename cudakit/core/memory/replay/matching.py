@@ -17,7 +17,8 @@ from cudakit.core.memory.replay.lifetimes import (
     Rows,
     order,
 )
-from cudakit.core.memory.snapshot import Action, Blocks, BlockState, Events
+from cudakit.core.memory.snapshot import Blocks, BlockState, Events
+from cudakit.torch_rules.actions import Action
 
 _Ints = npt.NDArray[np.int64]
 

@@ -17,7 +17,8 @@ from cudakit.core.memory.replay.lifetimes import (
     cut,
     order,
 )
-from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 _Ints = npt.NDArray[np.int64]
 

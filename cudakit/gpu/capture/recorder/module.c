@@ -5,13 +5,13 @@
 
 #include <stddef.h>
 
-#include "exact.h"
-#include "patching.h"
-#include "record.h"
-#include "sanitizer_api.h"
-#include "sites.h"
-#include "spool.h"
-#include "subscription.h"
+#include "exact/exact.h"
+#include "exact/patching.h"
+#include "hooks/hooks.h"
+#include "hooks/sanitizer_api.h"
+#include "write/call_sites.h"
+#include "write/record.h"
+#include "write/spool.h"
 
 #define WHY_BYTES 1024
 
@@ -38,7 +38,7 @@ static int use_patches(PyObject *patches)
         const char *image;
         Py_ssize_t bytes;
         if (pair && PyArg_ParseTuple(pair, "iy#", &capability, &image, &bytes))
-            failed = patching_use(capability, image, (size_t)bytes);
+            failed = patching_add_image(capability, image, (size_t)bytes);
         Py_XDECREF(pair);
         if (failed && !PyErr_Occurred())
             PyErr_NoMemory();
@@ -60,7 +60,7 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
         use_patches(patches))
         return NULL;
     spool_open(spool);
-    sites_use((const struct ck_walker *)(uintptr_t)walker);
+    call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
     if (!subscription_begin(library, why, sizeof why))
         return refuse(why);
     Py_RETURN_NONE;
@@ -224,7 +224,7 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(record, memop.flag) X(record, host_call.phase) X(record, gap.what) X(record, gap.count)
 
 /* Set all[structure][field] = offset; -1 and an exception on failure. */
-static int tell(PyObject *all, const char *structure, const char *field, size_t offset)
+static int set_offset(PyObject *all, const char *structure, const char *field, size_t offset)
 {
     PyObject *fields = PyDict_GetItemString(all, structure); /* borrowed */
     if (!fields) {
@@ -250,7 +250,7 @@ static PyObject *offsets(PyObject *self, PyObject *unused)
     PyObject *all = PyDict_New();
     int failed = !all;
     (void)self, (void)unused;
-#define X(structure, field) failed = failed || tell(all, #structure, #field, offsetof(structure, field));
+#define X(structure, field) failed = failed || set_offset(all, #structure, #field, offsetof(structure, field));
     FIELDS(X)
     RECORD_FIELDS(X)
 #undef X

@@ -11,7 +11,8 @@ from hypothesis import assume, given
 
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.layout import Layout, layout_at, live_at
-from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import BlockState, DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 

@@ -12,7 +12,8 @@ from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import given
 
 from cudakit.core.memory.replay.mapped import mapped_at, mapped_ranges
-from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 PAGE = 20 * MIB

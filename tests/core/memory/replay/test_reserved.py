@@ -10,7 +10,8 @@ from hypothesis import given
 
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.replay.reserved import final_begins, segment_contradictions, whole_segments
-from cudakit.core.memory.snapshot import Action, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 OTHER = BASE + 64 * MIB
