@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.rows import Rows, rows_of
+from cudakit.core.sanitize.strided import Rows, rows_of
 
 
 @st.composite

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.sanitize.calls import Call
+from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view

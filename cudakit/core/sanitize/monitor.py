@@ -1,4 +1,4 @@
-"""Several processes at once: an engine for each, and one report of what they find."""
+"""Several processes at once: an engine for each, and one report of their races."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from cudakit.core.sanitize.engine import Engine
-from cudakit.core.sanitize.late import NEVER_READ, LateAccesses
-from cudakit.core.sanitize.races import Confidence, Coverage, Race
+from cudakit.core.sanitize.races import Coverage, Race
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, LateAccesses
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.kinds import Kind, StreamFlag
@@ -97,18 +97,13 @@ class _Chain:
             streams=self.streams,
             chain=self.last.chain,
         )
-        return [race for race in races if counts(race.confidence)]
+        return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield what could not be understood."""
         yield self.engine.gaps
         if self.late.never_read:
             yield {NEVER_READ: self.late.never_read}
-
-
-def counts(confidence: Confidence) -> bool:
-    """Say whether a race of this confidence is a finding: it fails a run, a test, a block."""
-    return confidence is not Confidence.POSSIBLE
 
 
 def _created(records: Records) -> dict[int, StreamFlag]:

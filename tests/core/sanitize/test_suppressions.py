@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from core.sanitize.made import PREFETCH, STEP, kernel, side, work
 
-from cudakit.core.sanitize.suppress import Suppression, parse, suppressions
+from cudakit.core.sanitize.suppressions import Suppression, parse, suppressions
 from cudakit.errors import UsageError
 
 KERNEL = side(kernel())

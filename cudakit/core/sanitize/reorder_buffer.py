@@ -1,7 +1,7 @@
-"""What launches did, told late: the trace is held back meanwhile, and handed on as if it had come at once.
+"""Accesses of launches that arrive late: later records are held back, and handed on in order of their calls.
 
-A recorder learns what a kernel touched when the host has waited for it. Until then the launch is *pending*,
-and nothing that was enqueued after it can be looked at.
+The recorder reads what a kernel accessed once the host has waited for the kernel. Until then the launch is
+*pending*, and nothing that was enqueued after it can be analysed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.sanitize.columns import in_order
+from cudakit.core.sanitize.record_batch import in_order
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import RECORD, Records, view
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.late import LateAccesses, in_turn
+from cudakit.core.sanitize.reorder_buffer import LateAccesses, in_turn
 from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, GraphLaunch, Launch
 from cudakit.trace.kinds import Known, Mode
 from cudakit.trace.layout import Records, pack, unpack

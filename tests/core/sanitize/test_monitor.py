@@ -3,10 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cudakit.core.sanitize.message import findings, message
+from cudakit.core.sanitize.monitor import Watch
 from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.watch import Watch
+from cudakit.core.sanitize.report import Report, findings, message
 from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, Launch, StreamCreate
 from cudakit.trace.kinds import Known, Mode, StreamFlag
 from cudakit.trace.log import Clock, Frame

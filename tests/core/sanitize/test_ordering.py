@@ -11,7 +11,7 @@ from core.sanitize.scene import (
     Scene,
 )
 
-from cudakit.core.sanitize.waits import UNKNOWN_WORD
+from cudakit.core.sanitize.ordering import UNKNOWN_WORD
 from cudakit.trace.events import CaptureBegin, CaptureEnd, Gap, HostCall, Memop
 from cudakit.trace.kinds import Flag, Phase
 

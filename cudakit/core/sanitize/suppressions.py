@@ -1,4 +1,4 @@
-"""Suppressions: races that are known, and shall not be reported."""
+"""Suppressions: known races that are not reported."""
 
 from __future__ import annotations
 
