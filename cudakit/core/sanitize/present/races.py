@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from cudakit.core.sanitize.hint import stream_words
+from cudakit.core.sanitize.hints import stream_words
 from cudakit.core.sanitize.present import picture
 from cudakit.core.sanitize.present.words import MEANINGS, accessed, how_known, memory_words
 from cudakit.core.sanitize.races import Confidence
