@@ -16,7 +16,16 @@ import cudakit
 ANYTHING = frozenset({""})
 
 # What any feature may import; never another feature, never a renderer.
-FEATURE = {"torch_rules", "gpu.api", "kernels", "trace", "document", "units", "errors"}
+FEATURE = {
+    "torch_rules",
+    "gpu.api",
+    "kernels",
+    "trace",
+    "document",
+    "serialize",
+    "units",
+    "errors",
+}
 
 # A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
 ROOMS = {
@@ -25,7 +34,8 @@ ROOMS = {
     "torch_rules": {"units", "errors"},
     "document": {"units", "errors"},
     "trace": {"units", "errors"},
-    "gpu": {"trace", "units", "errors"},
+    "serialize": {"units"},
+    "gpu": {"trace", "serialize", "units", "errors"},
     "kernels": {"gpu", "errors"},
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
@@ -36,7 +46,7 @@ ROOMS = {
     "core.profile": FEATURE,
     "run": {"gpu.capture", "trace", "errors"},
     "run.agent": frozenset(),
-    "render": {"document", "units", "errors"},
+    "render": {"document", "serialize", "units", "errors"},
     "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "pytest_plugin": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "cli": ANYTHING,
@@ -52,7 +62,18 @@ THIRD_PARTY = {
     "backports": {"core.memory"},  # zstd before Python 3.14
     "click": {"cli"},
     "compression": {"core.memory"},  # the same, of the standard library since then
-    "numpy": {"document", "trace", "gpu", "kernels", "core", "run", "render", "api", "cli"},
+    "numpy": {
+        "document",
+        "serialize",
+        "trace",
+        "gpu",
+        "kernels",
+        "core",
+        "run",
+        "render",
+        "api",
+        "cli",
+    },
     "pytest": {"pytest_plugin"},
     "rich": {"render"},
     # The seam to the hardware.
@@ -272,3 +293,51 @@ def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
     feature = shown.pop("core.*")
     shown |= {room: feature for room in ROOMS if room.startswith("core.")}
     assert shown == ROOMS
+
+
+# --- paths of the system ---------------------------------------------------------------------------
+
+_SYSTEM_PATH = re.compile(r"/(?:(?:proc|sys)(?:/\S*)?|dev/(?:nvidia|nvhost|dxg|kmsg|shm)\S*)")
+# A module outside of ``gpu`` that names such a path, and why it may.
+PATH_EXCEPTIONS = {
+    "run.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
+    "core.devices.diagnose.driver": "names what is absent in the evidence of a report",
+    "core.devices.diagnose.nodes": "names device nodes in reports",
+}
+
+
+def system_paths(source: str) -> list[str]:
+    """List the string literals of a module that are paths of the kernel's files or device nodes."""
+    texts = (
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    return [text for text in texts if _SYSTEM_PATH.fullmatch(text)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_paths_of_the_system_are_known_to_the_hardware_layer_only(name: str) -> None:
+    found = system_paths(MODULES[name].read_text(encoding="utf-8"))
+
+    assert not found or _within(name, {"gpu", *PATH_EXCEPTIONS})
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("open('/proc/meminfo')", ["/proc/meminfo"]),
+        ("Path(f'/proc/{pid}/stat')", ["/proc/"]),
+        ("os.listdir('/sys/bus/pci')", ["/sys/bus/pci"]),
+        ("os.open('/dev/nvidiactl', 2)", ["/dev/nvidiactl"]),
+        ("print('see /proc/meminfo')\nopen('/dev/null')\nopen('/systems')", []),
+    ],
+)
+def test_path_of_the_system_is_recognised_in_a_literal(source: str, found: list[str]) -> None:
+    assert system_paths(source) == found
+
+
+def test_exceptions_to_the_rule_on_paths_are_needed() -> None:
+    used = {name for name in MODULES if system_paths(MODULES[name].read_text(encoding="utf-8"))}
+
+    assert used >= PATH_EXCEPTIONS.keys()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from cudakit.errors import RaceError, UsageError
 
 if TYPE_CHECKING:
+    from cudakit.core.sanitize.monitor import Watch
     from cudakit.core.sanitize.report import Report
     from cudakit.core.sanitize.result import FoundRace, SanitizeResult
-    from cudakit.core.sanitize.watch import Watch
     from cudakit.gpu.capture.inprocess import Recording
     from cudakit.trace.spool import Batch
 
@@ -72,7 +72,7 @@ def sanitize(
     """
     from cudakit.core.sanitize.races import Confidence
     from cudakit.core.sanitize.report import Report
-    from cudakit.core.sanitize.suppress import suppressions
+    from cudakit.core.sanitize.suppressions import suppressions
     from cudakit.gpu.demangle import demangle
 
     report = Report(show=Confidence(show), suppressions=suppressions(suppress), demangle=demangle)
@@ -89,7 +89,7 @@ def sanitize(
 
 
 def _raise(result: SanitizeResult) -> None:
-    from cudakit.core.sanitize.message import findings, message
+    from cudakit.core.sanitize.report import findings, message
 
     if races := findings(result):
         raise RaceError(message(races))
@@ -99,7 +99,7 @@ class _Session:
     """The recording of this process, and the block that it is in."""
 
     def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
-        from cudakit.core.sanitize.watch import Watch
+        from cudakit.core.sanitize.monitor import Watch
         from cudakit.gpu.capture.inprocess import begin
 
         self._watch: Watch = Watch()

@@ -1,10 +1,9 @@
-"""``doctor``: why does CUDA not work, or not well, here? Checks that judge Circumstances. Pure."""
+"""``doctor``: why does CUDA not work, or not well, here? Checks that judge RunContext. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.about import device_lines, versions
 from cudakit.core.devices.diagnose.check import Check, Status, judge
 from cudakit.core.devices.diagnose.registry import DEEP, THEMES, every_check
@@ -17,10 +16,11 @@ from cudakit.core.devices.diagnose.result import (
     counted,
 )
 from cudakit.errors import UsageError
+from cudakit.gpu.api.run_context import RunContext
 
 
 def diagnose(
-    circumstances: Circumstances,
+    circumstances: RunContext,
     *,
     only: Collection[str] = (),
     skip: Collection[str] = (),
@@ -77,7 +77,7 @@ def explain(name: str) -> Explanation:
     return Explanation(EXPLANATION_SCHEMA, check.id, check.title, check.explanation)
 
 
-def _judged(theme: str, check: Check, circumstances: Circumstances) -> Judged:
+def _judged(theme: str, check: Check, circumstances: RunContext) -> Judged:
     found = judge(check, circumstances)
     return Judged(
         id=check.id,

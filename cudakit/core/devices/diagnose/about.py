@@ -5,16 +5,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import container, is_wsl
 from cudakit.core.devices.diagnose.result import DeviceLine
 from cudakit.core.devices.diagnose.versions import (
     cuda_text,
-    kernel_module,
     libcuda_path,
     nvml_library_version,
 )
 from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # What users are asked for first when they ask for help.
@@ -34,12 +32,12 @@ _PACKAGES = (
 )
 
 
-def versions(c: Circumstances) -> dict[str, str]:
+def versions(c: RunContext) -> dict[str, str]:
     """Return the versions of system, driver and packages; what is absent is left out."""
     found = {
-        "system": _system(c),
-        "kernel": c.files.text("/proc/sys/kernel/osrelease"),
-        "container": container(c.files, c.environment) or ("WSL" if is_wsl(c.files) else None),
+        "system": c.host.distribution,
+        "kernel": c.host.kernel,
+        "container": c.host.container or ("WSL" if c.host.is_wsl else ""),
         "driver": _driver(c),
         "NVML": nvml_library_version(c),
         "CUDA of the driver": _cuda(c),
@@ -50,16 +48,8 @@ def versions(c: Circumstances) -> dict[str, str]:
     return {label: text for label, text in found.items() if text}
 
 
-def _system(c: Circumstances) -> str | None:
-    for line in (c.files.text("/etc/os-release") or "").splitlines():
-        label, _, value = line.partition("=")
-        if label == "PRETTY_NAME":
-            return value.strip('"')
-    return None
-
-
-def _driver(c: Circumstances) -> str | None:
-    module = kernel_module(c.files)
+def _driver(c: RunContext) -> str | None:
+    module = c.driver.module
     if module:
         return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
     nvml = c.nvml
@@ -67,20 +57,20 @@ def _driver(c: Circumstances) -> str | None:
     return nvml.driver_version if known else None  # type: ignore[union-attr,return-value]
 
 
-def _cuda(c: Circumstances) -> str | None:
+def _cuda(c: RunContext) -> str | None:
     if isinstance(c.cuda, Unavailable) or isinstance(c.cuda.driver_version, Unavailable):
         return None
     return cuda_text(c.cuda.driver_version)
 
 
-def _packages(c: Circumstances) -> Iterator[tuple[str, str]]:
-    if isinstance(c.distributions, Unavailable):
+def _packages(c: RunContext) -> Iterator[tuple[str, str]]:
+    if isinstance(c.software.distributions, Unavailable):
         return
-    installed = {one.name: one.version for one in reversed(c.distributions)}
+    installed = {one.name: one.version for one in reversed(c.software.distributions)}
     yield from ((name, installed[name]) for name in _PACKAGES if name in installed)
 
 
-def device_lines(c: Circumstances) -> tuple[DeviceLine, ...]:
+def device_lines(c: RunContext) -> tuple[DeviceLine, ...]:
     """List the GPUs that NVML knows, else those that CUDA does."""
     for view in (c.nvml, c.cuda):
         if not isinstance(view, Unavailable) and view.devices:

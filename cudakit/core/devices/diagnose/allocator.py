@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.errors import InputError
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
 
 
-def allocator_settings(c: Circumstances) -> Finding:
+def allocator_settings(c: RunContext) -> Finding:
     """PyTorch's allocator is set up by PYTORCH_ALLOC_CONF, and by its older name PYTORCH_CUDA_ALLOC_CONF.
 
     The form is key:value,key:value. A key that PyTorch does not know, or a value that a key cannot have,
@@ -19,7 +19,7 @@ def allocator_settings(c: Circumstances) -> Finding:
     both names are set, the one with CUDA in it wins, even if it is empty. With backend:cudaMallocAsync the
     keys of the native allocator do nothing.
     """
-    told = {name: c.environment[name] for name in PYTORCH_VARIABLES if name in c.environment}
+    told = {name: c.variables[name] for name in PYTORCH_VARIABLES if name in c.variables}
     if not any(told.values()):
         return ok("PyTorch's allocator has its default settings")
     name, value = next(iter(told.items()))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together
 from cudakit.core.devices.diagnose.packages import frameworks
 from cudakit.core.devices.diagnose.versions import cuda_text
 from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _Capability = tuple[int, int]
@@ -36,7 +36,7 @@ _LEAST: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 _OURS: _Capability = (7, 5)
 
 
-def supported(c: Circumstances) -> Finding:
+def supported(c: RunContext) -> Finding:
     """A framework must contain code for the GPU's compute capability, or PTX that the driver compiles.
 
     A build for CUDA 12.4 cannot contain code for Blackwell, which CUDA 12.8 was the first to know, and
@@ -56,7 +56,7 @@ def supported(c: Circumstances) -> Finding:
     )
 
 
-def _capabilities(c: Circumstances) -> dict[str, _Capability]:
+def _capabilities(c: RunContext) -> dict[str, _Capability]:
     """Return the compute capability of each kind of GPU."""
     devices: tuple[DeviceFacts, ...] = ()
     for view in (c.cuda, c.nvml):
@@ -84,7 +84,7 @@ def _too_old_for_us(devices: dict[str, _Capability], evidence: dict[str, str]) -
 
 
 def _by_frameworks(
-    c: Circumstances, devices: dict[str, _Capability], evidence: dict[str, str]
+    c: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
     for build in frameworks(c):
         for name, capability in devices.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
-from cudakit.core.devices.circumstances import Circumstances
+from cudakit.gpu.api.run_context import RunContext
 
 
 class Status(IntEnum):
@@ -30,7 +30,7 @@ class Finding:
     fix: tuple[str, ...] = ()  # commands or sentences, most promising first
 
 
-Examine: TypeAlias = Callable[[Circumstances], Finding]
+Examine: TypeAlias = Callable[[RunContext], Finding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def together(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
     )
 
 
-def judge(check: Check, circumstances: Circumstances) -> Finding:
+def judge(check: Check, circumstances: RunContext) -> Finding:
     """Let a check judge; where it cannot, or breaks, the finding is UNKNOWN with the reason."""
     try:
         return check.examine(circumstances)

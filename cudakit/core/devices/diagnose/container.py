@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import container, is_wsl
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, warn
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -13,7 +12,7 @@ _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
-def container_settings(c: Circumstances) -> Finding:
+def container_settings(c: RunContext) -> Finding:
     """NVIDIA's container runtime reads which GPUs and which parts of the driver a container gets.
 
     NVIDIA_VISIBLE_DEVICES: all, none (driver but no GPU), void or empty (nothing), or a list.
@@ -22,10 +21,8 @@ def container_settings(c: Circumstances) -> Finding:
     inside has no effect. With CDI the runtime sets NVIDIA_VISIBLE_DEVICES=void itself. NVIDIA Container
     Toolkit, Docker Specialized Configurations.
     """
-    kind = container(c.files, c.environment)
-    told = {
-        name: c.environment[name] for name in (_DEVICES, _CAPABILITIES) if name in c.environment
-    }
+    kind = c.host.container
+    told = {name: c.variables[name] for name in (_DEVICES, _CAPABILITIES) if name in c.variables}
     if not kind and not told:
         return ok("this is no container")
     evidence = {"container": kind or "not recognised", **told}
@@ -61,17 +58,17 @@ def _lacking(capabilities: str | None) -> list[str]:
     return [part for part in ("compute", "utility") if part not in given]
 
 
-def wsl_libraries(c: Circumstances) -> Finding:
+def wsl_libraries(c: RunContext) -> Finding:
     """In WSL the driver is that of Windows, and libcuda comes from /usr/lib/wsl/lib.
 
     A Linux driver installed inside WSL puts its own libcuda before that one, and cuInit fails. In WSL
     NVML tells less: nothing of processes, and fewer fields. CUDA on WSL User Guide.
     """
-    if not is_wsl(c.files):
+    if not c.host.is_wsl:
         return ok("this is not WSL")
-    if isinstance(c.libraries, Unavailable):
-        raise CannotTell(c.libraries.reason)
-    copies = [one for one in c.libraries if one.soname == "libcuda.so.1"]
+    if isinstance(c.software.libraries, Unavailable):
+        raise CannotTell(c.software.libraries.reason)
+    copies = [one for one in c.software.libraries if one.soname == "libcuda.so.1"]
     strangers = [
         one.path
         for one in copies
@@ -84,7 +81,7 @@ def wsl_libraries(c: Circumstances) -> Finding:
             evidence,
             "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then in PowerShell: wsl --shutdown",
         )
-    if not c.files.exists(f"{_WSL_LIBRARIES}/libcuda.so.1"):
+    if not c.driver.wsl_libcuda:
         return fail(
             f"{_WSL_LIBRARIES} has no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
@@ -93,16 +90,16 @@ def wsl_libraries(c: Circumstances) -> Finding:
     return ok("WSL has the driver of Windows, and no other", evidence)
 
 
-def mps(c: Circumstances) -> Finding:
+def mps(c: RunContext) -> Finding:
     """With MPS, programs reach the GPU through a daemon, found by the directory of its pipes.
 
     CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps, holds the file "control" while the daemon runs.
     A directory that is left over or belongs to another user, or a container that does not share it,
     gives 805 (CUDA_ERROR_MPS_CONNECTION_FAILED). CUDA Multi-Process Service, Environment Variables.
     """
-    directory = c.environment.get(_PIPES, "/tmp/nvidia-mps")  # noqa: S108 MPS's own default
+    directory = c.variables.get(_PIPES, "/tmp/nvidia-mps")  # noqa: S108 MPS's own default
     runs = not isinstance(c.processes, Unavailable) and "nvidia-cuda-mps" in c.processes
-    pipes = c.files.exists(f"{directory}/control")
+    pipes = c.driver.mps_pipes
     code = None if isinstance(c.cuda, Unavailable) or c.cuda.error is None else c.cuda.error[0]
     evidence = {
         "directory": directory,
@@ -116,7 +113,7 @@ def mps(c: Circumstances) -> Finding:
             "nvidia-cuda-mps-control -d",
             f"or do without: unset {_PIPES}; rm -r {directory}",
         )
-    if _PIPES in c.environment and not pipes:
+    if _PIPES in c.variables and not pipes:
         return warn(
             f"{_PIPES}={directory} has no pipes: no MPS daemon serves it",
             evidence,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.core.devices.diagnose.settings import switched_on
+from cudakit.gpu.api.run_context import RunContext
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _LT_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"
@@ -22,7 +22,7 @@ _LOGS = {
 }
 
 
-def math_settings(c: Circumstances) -> Finding:
+def math_settings(c: RunContext) -> Finding:
     """Variables of cuBLAS and cuDNN trade speed for precision, determinism or logs.
 
     NVIDIA_TF32_OVERRIDE=0 forbids TF32 everywhere: float32 products then do without tensor cores.
@@ -30,9 +30,9 @@ def math_settings(c: Circumstances) -> Finding:
     CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8 is what torch.use_deterministic_algorithms asks for; the form
     is :KiB:count, repeated. CUBLASLT_WORKSPACE_SIZE is in KiB; a small one forbids the fast kernels.
     """
-    told = {name: c.environment[name] for name in _math_names(c.environment)}
+    told = {name: c.variables[name] for name in _math_names(c.variables)}
     return together(
-        _math_findings(c.environment),
+        _math_findings(c.variables),
         otherwise=ok(f"nothing in {', '.join(told)} slows cuBLAS down", told)
         if told
         else ok("cuBLAS and cuDNN have their default settings"),

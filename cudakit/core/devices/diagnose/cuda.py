@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import container
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
 from cudakit.core.devices.visible import VARIABLE, visibility
 from cudakit.gpu.api.facts import CudaView
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # What cuInit returns, with the causes known of each (CUDA Driver API, CUresult). Elsewhere a code may
@@ -65,7 +64,7 @@ CAUSES: Mapping[int, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def initialises(c: Circumstances) -> Finding:
+def initialises(c: RunContext) -> Finding:
     """The first call of every CUDA program is cuInit; its error says which cause to look for.
 
     A short child process asks, so that nothing is initialised where it would harm a later fork. The
@@ -102,20 +101,20 @@ def _version(cuda: CudaView) -> str:
     return "?" if isinstance(version, Unavailable) else f"{version[0]}.{version[1]}"
 
 
-def _without_libcuda(c: Circumstances, reason: str) -> Finding:
+def _without_libcuda(c: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
             f"CUDA cannot be asked: {reason}", {}, "sudo dmesg | grep -iE 'nvrm|xid' | tail"
         )
     fix = (
         "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        if container(c.files, c.environment)
+        if c.host.container
         else "install the driver's CUDA library (libcuda.so.1), of the kernel module's version"
     )
     return fail("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
 
 
-def fabric_ready(c: Circumstances) -> Finding:
+def fabric_ready(c: RunContext) -> Finding:
     """On machines with NVSwitch, CUDA waits until the fabric manager has set up the NVLinks.
 
     Until then cuInit fails with 802 (CUDA_ERROR_SYSTEM_NOT_READY). NVML tells each GPU's state:
@@ -157,11 +156,11 @@ def _fabric(gpu: SeenGpu) -> str:
     return f"{gpu.text('fabric_state')}{f', {status}' if status else ''}"
 
 
-def _cuda_runs(c: Circumstances) -> bool:
+def _cuda_runs(c: RunContext) -> bool:
     return not isinstance(c.cuda, Unavailable) and bool(c.cuda.devices)
 
 
-def _manager(c: Circumstances) -> str:
+def _manager(c: RunContext) -> str:
     if isinstance(c.processes, Unavailable):
         return c.processes.reason
     return "runs" if "nv-fabricmanage" in c.processes else "does not run here"

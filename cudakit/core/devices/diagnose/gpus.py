@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell
 from cudakit.gpu.api.facts import DeviceFacts, Field
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 
@@ -48,7 +48,7 @@ class SeenGpu:
         return any(value is not None and not isinstance(value, Unavailable) for value in known)
 
 
-def seen_gpus(circumstances: Circumstances) -> tuple[SeenGpu, ...]:
+def seen_gpus(circumstances: RunContext) -> tuple[SeenGpu, ...]:
     """Return the GPUs, without their MIG instances. Raises CannotTell where NVML does not answer."""
     if isinstance(circumstances.nvml, Unavailable):
         raise CannotTell("NVML does not answer (CK003)")
@@ -58,7 +58,7 @@ def seen_gpus(circumstances: Circumstances) -> tuple[SeenGpu, ...]:
     return gpus
 
 
-def _gpus(circumstances: Circumstances, devices: Sequence[DeviceFacts]) -> Iterator[SeenGpu]:
+def _gpus(circumstances: RunContext, devices: Sequence[DeviceFacts]) -> Iterator[SeenGpu]:
     for at, device in enumerate(devices):
         told = circumstances.telemetry[at] if at < len(circumstances.telemetry) else None
         moving = {} if told is None or isinstance(told, Unavailable) else told.fields

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.libraries import Library
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.versions import (
     as_numbers,
-    kernel_module,
     libcuda_path,
     libcuda_version,
 )
+from cudakit.gpu.api.run_context import Library, RunContext
 from cudakit.units import Unavailable
 
 # The driver's own libraries, of which CK004 and CK008 speak.
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def drivers_libcuda(c: Circumstances) -> Finding:
+def drivers_libcuda(c: RunContext) -> Finding:
     """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
 
     libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
@@ -43,8 +41,8 @@ def drivers_libcuda(c: Circumstances) -> Finding:
     return ok(f"libcuda is the driver's: {path}", evidence)
 
 
-def _compat(c: Circumstances, path: str, evidence: dict[str, str]) -> Finding:
-    own, module = libcuda_version(c), kernel_module(c.files)
+def _compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
+    own, module = libcuda_version(c), c.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
     code = None if isinstance(c.cuda, Unavailable) or c.cuda.error is None else c.cuda.error[0]
     if code in (803, 804):
@@ -68,15 +66,17 @@ def _off_path(mark: str) -> str:
     )
 
 
-def _others(c: Circumstances, path: str) -> dict[str, str]:
-    if isinstance(c.libraries, Unavailable):
+def _others(c: RunContext, path: str) -> dict[str, str]:
+    if isinstance(c.software.libraries, Unavailable):
         return {}
-    copies = [one for one in c.libraries if one.soname == "libcuda.so.1" and one.real != path]
+    copies = [
+        one for one in c.software.libraries if one.soname == "libcuda.so.1" and one.real != path
+    ]
     paths = dict.fromkeys(one.real for one in copies)
     return {"other copies": ", ".join(paths)} if paths else {}
 
 
-def one_copy(c: Circumstances) -> Finding:
+def one_copy(c: RunContext) -> Finding:
     """LD_LIBRARY_PATH should not put other copies of CUDA's libraries before a package's own.
 
     PyTorch, CuPy and JAX bring cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). A directory
@@ -84,9 +84,9 @@ def one_copy(c: Circumstances) -> Finding:
     fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
     system toolkit that is not on LD_LIBRARY_PATH harms nobody.
     """
-    if isinstance(c.libraries, Unavailable):
-        raise CannotTell(c.libraries.reason)
-    found = [one for one in c.libraries if not one.soname.startswith(_DRIVER)]
+    if isinstance(c.software.libraries, Unavailable):
+        raise CannotTell(c.software.libraries.reason)
+    found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
     places = sorted({one.source for one in found})
     return together(
         _shadowed(found),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import SHARED_MEMORY, container
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, ok, together, warn
+from cudakit.gpu.api.run_context import SHARED_MEMORY, RunContext
 from cudakit.units import Unavailable, format_bytes
 
 # Docker's default is 64 MiB; a worker of a data loader passes batches of hundreds of MiB.
@@ -20,19 +19,19 @@ _LEAST_ADDRESSES = 1 << 40
 _LEAST_LOCKED = 1 << 30
 
 
-def shared_memory(c: Circumstances) -> Finding:
+def shared_memory(c: RunContext) -> Finding:
     """Data loaders and NCCL pass data between processes through /dev/shm.
 
     Docker gives a container 64 MiB of it, and PyTorch's workers then die with "Bus error" or
     "insufficient shared memory (shm)"; NCCL fails with "unhandled system error" or goes through sockets.
     """
-    size = c.shared_memory_bytes
+    size = c.host.shared_memory_bytes
     if isinstance(size, Unavailable):
         raise CannotTell(size.reason)
     evidence = {SHARED_MEMORY: format_bytes(size)}
     if size >= _LEAST_SHARED:
         return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
-    fixes = _IN_CONTAINER if container(c.files, c.environment) else _ELSEWHERE
+    fixes = _IN_CONTAINER if c.host.container else _ELSEWHERE
     return warn(
         f"{SHARED_MEMORY} has only {format_bytes(size)}: workers of data loaders may die",
         evidence,
@@ -40,7 +39,7 @@ def shared_memory(c: Circumstances) -> Finding:
     )
 
 
-def process_limits(c: Circumstances) -> Finding:
+def process_limits(c: RunContext) -> Finding:
     """CUDA reserves far more addresses than it uses; where they are limited it fails with 2.
 
     A limit of address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 both forbid
@@ -50,8 +49,8 @@ def process_limits(c: Circumstances) -> Finding:
     if isinstance(c.limits, Unavailable):
         raise CannotTell(c.limits.reason)
     addresses, locked = c.limits.address_space_bytes, c.limits.locked_memory_bytes
-    overcommit = c.files.text("/proc/sys/vm/overcommit_memory")
-    cards = c.files.names("/sys/class/infiniband")
+    overcommit = c.host.overcommit_memory
+    cards = c.host.infiniband
     evidence = {
         "address space (ulimit -v)": _size(addresses),
         "locked memory (ulimit -l)": _size(locked),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
+from cudakit.gpu.api.run_context import RunContext
 
 _ECC_NOW = (
     "ecc_sram_uncorrected_volatile",
@@ -18,7 +18,7 @@ _ECC_EVER = (
 )
 
 
-def memory_errors(c: Circumstances) -> Finding:
+def memory_errors(c: RunContext) -> Finding:
     """ECC finds errors of memory; those that it cannot correct end the programs they hit.
 
     Volatile counters begin when the driver is loaded, aggregate ones with the life of the GPU. An
@@ -71,7 +71,7 @@ def _ecc_counts(gpu: SeenGpu) -> str:
     return f"{_sum(gpu, _ECC_NOW)} since the driver was loaded, {_sum(gpu, _ECC_EVER)} ever"
 
 
-def memory_repairs(c: Circumstances) -> Finding:
+def memory_repairs(c: RunContext) -> Finding:
     """GPUs replace bad memory by spare rows (from Ampere on) or leave pages out (before).
 
     A replacement that is pending takes effect with the next reset; until then the bad memory stays in

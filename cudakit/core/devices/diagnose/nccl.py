@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.files import Files
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.core.devices.diagnose.settings import switched_on
+from cudakit.gpu.api.run_context import RunContext
 
 # What NCCL's manual lists for debugging, not to be left set (NCCL User Guide, Environment Variables).
 _NCCL = {
@@ -35,7 +34,7 @@ _RENAMED = (
 )
 
 
-def nccl_settings(c: Circumstances) -> Finding:
+def nccl_settings(c: RunContext) -> Finding:
     """NCCL's variables for debugging switch fast paths off, and are easily left behind in scripts.
 
     NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1 and NCCL_IB_DISABLE=1 each take a way for data away;
@@ -44,7 +43,7 @@ def nccl_settings(c: Circumstances) -> Finding:
     (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), and what virtual machines may have to do without
     (NCCL_NVLS_ENABLE=0).
     """
-    settings = {**_conf(c.files), **c.environment}
+    settings = {**c.software.nccl_conf, **c.variables}
     told = {name: _explained(name, value) for name, value in settings.items() if _is_setting(name)}
     return together(
         _nccl_findings(settings),
@@ -82,10 +81,3 @@ def _nccl_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
 def _is_setting(name: str) -> bool:
     # NVIDIA's images name the version of NCCL that is in them.
     return name.startswith("NCCL_") and name != "NCCL_VERSION"
-
-
-def _conf(files: Files) -> dict[str, str]:
-    """Read /etc/nccl.conf: NAME=value on each line."""
-    lines = (files.text("/etc/nccl.conf") or "").splitlines()
-    pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}

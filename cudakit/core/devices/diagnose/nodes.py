@@ -5,16 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.system import (
-    DeviceNode,
-    container,
-    is_jetson,
-    is_wsl,
-)
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.pci import PciGpu, pci_gpus
+from cudakit.gpu.api.run_context import DeviceNode, PciGpu, RunContext
 from cudakit.units import Unavailable
 
 _GPU = re.compile(r"/dev/nvidia\d+")
@@ -26,7 +19,7 @@ _LOG = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
 _PASSED_ON = ("vfio-pci", "pci-stub")
 
 
-def nodes_open(c: Circumstances) -> Finding:
+def nodes_open(c: RunContext) -> Finding:
     """A process reaches the driver through files: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0 ...
 
     EPERM means that the control group of the container forbids the device: it was started without the
@@ -37,18 +30,19 @@ def nodes_open(c: Circumstances) -> Finding:
     if c.simulated:
         raise CannotTell("the GPU is simulated")
     require_driver(c)
-    if is_wsl(c.files) or is_jetson(c.files):
+    if c.host.is_wsl or c.host.is_jetson:
         return _of_other_platforms(c)
-    problems = [*_missing(c), *_refused(c.device_nodes, in_container=bool(_container(c)))]
+    problems = [*_missing(c), *_refused(c.driver.device_nodes, in_container=bool(_container(c)))]
     if _cuda_works(c) and problems:
         return ok("CUDA works, so the device nodes do", _shown(c))
     return together(
-        problems, otherwise=ok(f"the device nodes can be opened ({len(c.device_nodes)})", _shown(c))
+        problems,
+        otherwise=ok(f"the device nodes can be opened ({len(c.driver.device_nodes)})", _shown(c)),
     )
 
 
-def _of_other_platforms(c: Circumstances) -> Finding:
-    shut = [node for node in c.device_nodes if node.error]
+def _of_other_platforms(c: RunContext) -> Finding:
+    shut = [node for node in c.driver.device_nodes if node.error]
     if shut:
         return fail(
             f"{shut[0].path} cannot be opened ({shut[0].error})",
@@ -58,8 +52,8 @@ def _of_other_platforms(c: Circumstances) -> Finding:
     return ok("the device nodes of this platform can be opened", _shown(c))
 
 
-def _missing(c: Circumstances) -> Iterator[Finding]:
-    there = {node.path for node in c.device_nodes}
+def _missing(c: RunContext) -> Iterator[Finding]:
+    there = {node.path for node in c.driver.device_nodes}
     gpus = [path for path in there if _GPU.fullmatch(path)]
     if _CONTROL not in there or not gpus:
         what = _CONTROL if _CONTROL not in there else "/dev/nvidia0"
@@ -106,21 +100,21 @@ def _refused(nodes: tuple[DeviceNode, ...], *, in_container: bool) -> Iterator[F
             )
 
 
-def _shown(c: Circumstances) -> dict[str, str]:
-    return {node.path: node.error or f"opens ({node.mode})" for node in c.device_nodes} or {
+def _shown(c: RunContext) -> dict[str, str]:
+    return {node.path: node.error or f"opens ({node.mode})" for node in c.driver.device_nodes} or {
         "/dev/nvidia*": "absent"
     }
 
 
-def _container(c: Circumstances) -> str:
-    return container(c.files, c.environment)
+def _container(c: RunContext) -> str:
+    return c.host.container
 
 
-def _cuda_works(c: Circumstances) -> bool:
+def _cuda_works(c: RunContext) -> bool:
     return not isinstance(c.cuda, Unavailable) and bool(c.cuda.devices)
 
 
-def every_gpu_answers(c: Circumstances) -> Finding:
+def every_gpu_answers(c: RunContext) -> Finding:
     """Each NVIDIA GPU on the PCI bus should be one that NVML knows.
 
     A GPU that fell off the bus reads as all ones (revision ff in lspci) and usually left Xid 79 in the
@@ -128,7 +122,7 @@ def every_gpu_answers(c: Circumstances) -> Finding:
     but not in NVML. A container sees the bus of its host, and only those GPUs that it was given.
     """
     require_driver(c)
-    on_bus = [one for one in pci_gpus(c.files) if one.driver not in _PASSED_ON]
+    on_bus = [one for one in c.driver.pci_gpus if one.driver not in _PASSED_ON]
     gone = [one.address for one in on_bus if one.is_gone]
     if gone:
         return fail(

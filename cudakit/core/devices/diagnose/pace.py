@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
+from cudakit.gpu.api.run_context import RunContext
 
 # Above this a link has left its idle state.
 _BUSY_PERCENT = 10
@@ -17,7 +17,7 @@ _THROTTLES = (
 )
 
 
-def pcie_link(c: Circumstances) -> Finding:
+def pcie_link(c: RunContext) -> Finding:
     """A GPU in a slot, or behind a riser, with fewer lanes copies that much slower.
 
     An idle link slows down to save power, which is normal: the generation is judged only while the GPU
@@ -70,7 +70,7 @@ def _link(gpu: SeenGpu) -> str:
     return f"{now} of {most}{', busy' if _is_busy(gpu) else ', idle'}"
 
 
-def throttling(c: Circumstances) -> Finding:
+def throttling(c: RunContext) -> Finding:
     """Heat or a lack of power makes a GPU slow down; the driver says which.
 
     Seen at this moment only: run it under load. A software power cap is not counted, for it is how a
@@ -96,7 +96,7 @@ def _worst(gpu: SeenGpu) -> str:
     return next(one for one in gpu.words("clock_event_reasons") or () if one in _THROTTLES)
 
 
-def power_limit(c: Circumstances) -> Finding:
+def power_limit(c: RunContext) -> Finding:
     """A power limit below the default keeps clocks down under full load.
 
     Somebody set it (nvidia-smi -pl), or the machine's power management did. It is lost at reboot,
@@ -124,7 +124,7 @@ def _power(gpu: SeenGpu) -> str:
     return f"{_limit(gpu):.0f} W of {'?' if default is None else f'{default:.0f} W'}"
 
 
-def persistence(c: Circumstances) -> Finding:
+def persistence(c: RunContext) -> Finding:
     """Without persistence mode the driver leaves a GPU when nobody uses it, and starts it anew each time.
 
     That takes a second or more for every first program, and forgets settings such as the power limit. A

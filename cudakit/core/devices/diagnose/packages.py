@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.files import Files
-from cudakit.core.devices.circumstances.libraries import toolkit_directories
-from cudakit.core.devices.circumstances.packages import Build, Distribution, cuda_major
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.versions import cuda_text
+from cudakit.gpu.api.run_context import Build, Distribution, RunContext
 from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
@@ -36,21 +31,21 @@ _SAME_MODULE = {
 }
 
 
-def distributions(c: Circumstances) -> dict[str, Distribution]:
+def distributions(c: RunContext) -> dict[str, Distribution]:
     """Return what is installed, by name; of several copies the first on the path, which is imported."""
-    if isinstance(c.distributions, Unavailable):
-        raise CannotTell(c.distributions.reason)
-    return {one.name: one for one in reversed(c.distributions)}
+    if isinstance(c.software.distributions, Unavailable):
+        raise CannotTell(c.software.distributions.reason)
+    return {one.name: one for one in reversed(c.software.distributions)}
 
 
-def frameworks(c: Circumstances) -> tuple[Build, ...]:
+def frameworks(c: RunContext) -> tuple[Build, ...]:
     """Return what CUDA the frameworks were built for. Raises CannotTell where that failed."""
-    if isinstance(c.builds, Unavailable):
-        raise CannotTell(c.builds.reason)
-    return c.builds
+    if isinstance(c.software.builds, Unavailable):
+        raise CannotTell(c.software.builds.reason)
+    return c.software.builds
 
 
-def driver_new_enough(c: Circumstances) -> Finding:
+def driver_new_enough(c: RunContext) -> Finding:
     """The driver must support the CUDA that packages were built for.
 
     A driver runs programs of its own CUDA version and of all older ones. Within one major version newer
@@ -70,7 +65,7 @@ def driver_new_enough(c: Circumstances) -> Finding:
     )
 
 
-def _driver_cuda(c: Circumstances) -> tuple[int, int]:
+def _driver_cuda(c: RunContext) -> tuple[int, int]:
     cuda = c.cuda
     if isinstance(cuda, Unavailable) or isinstance(cuda.driver_version, Unavailable):
         require_driver(c)
@@ -78,7 +73,7 @@ def _driver_cuda(c: Circumstances) -> tuple[int, int]:
     return cuda.driver_version
 
 
-def _needs(c: Circumstances) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
+def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
     """Give what was built for a CUDA: its name, that CUDA, and whether it makes PTX."""
     for build in frameworks(c):
         if build.cuda:
@@ -88,22 +83,13 @@ def _needs(c: Circumstances) -> Iterator[tuple[str, tuple[int, int | None], bool
             version = _major_minor(one.version)
             if version:
                 yield f"{name} {one.version}", version, name not in _BINDINGS
-    for place, version in _toolkits(c.files):
-        yield f"toolkit {place}", version, True
+    for toolkit in c.software.toolkits:
+        yield f"toolkit {toolkit.path}", toolkit.cuda, True
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else None
-
-
-def _toolkits(files: Files) -> Iterator[tuple[str, tuple[int, int]]]:
-    for place in toolkit_directories(files):
-        with suppress(ValueError, KeyError, TypeError):
-            told = json.loads(files.text(f"{place}/version.json") or "")
-            version = _major_minor(told["cuda"]["version"])
-            if version:
-                yield place, version
 
 
 def _compared(
@@ -132,7 +118,7 @@ def _compared(
     return ok(what)
 
 
-def built_for_cuda(c: Circumstances) -> Finding:
+def built_for_cuda(c: RunContext) -> Finding:
     """PyTorch and JAX exist in builds that know no CUDA, and then say only that there is no GPU.
 
     pip installs the CPU build where an index of such builds was named, or a resolver chose it. PyTorch
@@ -161,7 +147,7 @@ def _built(build: Build) -> str:
     return f"CUDA {cuda_text(build.cuda)}" if build.cuda else "without CUDA"
 
 
-def _torch_without_cuda(c: Circumstances, build: Build, evidence: dict[str, str]) -> Finding:
+def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
     known = not isinstance(c.cuda, Unavailable) and isinstance(c.cuda.driver_version, tuple)
     offered = _driver_cuda(c)[0] if known else max(_INDEXES)
     index = _INDEXES.get(offered, _INDEXES[max(_INDEXES)])
@@ -173,7 +159,7 @@ def _torch_without_cuda(c: Circumstances, build: Build, evidence: dict[str, str]
     )
 
 
-def modules_unique(c: Circumstances) -> Finding:
+def modules_unique(c: RunContext) -> Finding:
     """Two packages that install the same module overwrite each other.
 
     pynvml is the module of nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
@@ -204,14 +190,20 @@ def _preferred(module: str, there: list[str]) -> list[str]:
     """Put the one to keep first: the official NVML, the newest CUDA, the one with a GPU."""
     if module == "pynvml":
         return there
-    return sorted(there, key=lambda name: (cuda_major(name) or 0, "gpu" in name), reverse=True)
+    return sorted(there, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
 
 
-def _twice(c: Circumstances) -> Iterator[Finding]:
-    if isinstance(c.distributions, Unavailable):
+def _cuda_major(name: str) -> int:
+    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, 0 without one."""
+    found = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
+    return int(found[1]) if found else 0
+
+
+def _twice(c: RunContext) -> Iterator[Finding]:
+    if isinstance(c.software.distributions, Unavailable):
         return
     copies: dict[str, list[Distribution]] = {}
-    for one in c.distributions:
+    for one in c.software.distributions:
         if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:
             copies.setdefault(one.name, []).append(one)
     for name, found in copies.items():

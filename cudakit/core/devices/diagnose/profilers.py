@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, ok, together, warn
 from cudakit.core.devices.diagnose.driver import require_driver
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
@@ -21,7 +21,7 @@ _HOLDERS = {
 }
 
 
-def profiler_free(c: Circumstances) -> Finding:
+def profiler_free(c: RunContext) -> Finding:
     """CUPTI serves one tool at a time: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
 
     CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program, NVTX_INJECTION64_PATH
@@ -32,11 +32,11 @@ def profiler_free(c: Circumstances) -> Finding:
     found = [
         warn(
             f"{name} puts another tool into every CUDA program",
-            {name: c.environment[name]},
+            {name: c.variables[name]},
             f"unset {name}",
         )
         for name in _INJECTIONS
-        if c.environment.get(name)
+        if c.variables.get(name)
     ]
     if not isinstance(c.processes, Unavailable):
         found += [
@@ -52,19 +52,18 @@ def _release(name: str) -> str:
     return f"end {name} before you profile"
 
 
-def counters_permitted(c: Circumstances) -> Finding:
+def counters_permitted(c: RunContext) -> Finding:
     """By default only administrators may read performance counters (ncu, metrics of CUPTI).
 
     Timelines of kernels and copies need no privilege. Counters give ERR_NVGPUCTRPERM unless the process
     has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0, which
     /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
-    text = c.files.text("/proc/driver/nvidia/params")
-    if text is None:
+    parameters = c.driver.parameters
+    if parameters is None:
         require_driver(c)
         raise CannotTell("/proc/driver/nvidia/params is not shown here")
-    told = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-    value = told.get("RmProfilingAdminOnly")
+    value = parameters.get("RmProfilingAdminOnly")
     evidence = {
         "RmProfilingAdminOnly": value or "?",
         "CAP_SYS_ADMIN": "yes" if c.privileged else "no",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import Finding, ok, together, warn
+from cudakit.gpu.api.run_context import RunContext
 
 _OFF = ("", "0", "false", "no", "off")
 
@@ -69,7 +69,7 @@ _PREFIXES = ("CUDA", "NVIDIA_", "CUBLAS", "PYTORCH_", "NCCL_", "TORCH_")
 _CLOSE = 0.93
 
 
-def nothing_slows(c: Circumstances) -> Finding:
+def nothing_slows(c: RunContext) -> Finding:
     """Some variables exist to find errors, and cost much speed when they are left set.
 
     CUDA_LAUNCH_BLOCKING=1 is the best known: every launch waits, so nothing overlaps. Others compile
@@ -78,7 +78,7 @@ def nothing_slows(c: Circumstances) -> Finding:
     return together(
         (
             warn(f"{name}={value}: {_SLOW[name]}", {name: value}, f"unset {name}")
-            for name, value in switched_on(c.environment, _SLOW)
+            for name, value in switched_on(c.variables, _SLOW)
         ),
         otherwise=ok("no variable for finding errors slows CUDA down"),
     )
@@ -94,7 +94,7 @@ def switched_on(
             yield name, value
 
 
-def nothing_misspelt(c: Circumstances) -> Finding:
+def nothing_misspelt(c: RunContext) -> Finding:
     """A variable whose name is misspelt does nothing, and nobody says so.
 
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. Names that are one letter away from a
@@ -104,10 +104,10 @@ def nothing_misspelt(c: Circumstances) -> Finding:
         (
             warn(
                 f"nothing reads {name}; {meant} is the variable",
-                {name: c.environment[name]},
-                f"export {meant}={c.environment[name]}; unset {name}",
+                {name: c.variables[name]},
+                f"export {meant}={c.variables[name]}; unset {name}",
             )
-            for name in sorted(c.environment)
+            for name in sorted(c.variables)
             for meant in _meant(name)
         ),
         otherwise=ok("no variable's name is nearly that of another"),

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.files import Files
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
-_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _IN_NAME = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelModule:
-    """The driver's module, as /proc/driver/nvidia/version tells."""
-
-    version: str
-    is_open: bool
-
-
-def kernel_module(files: Files) -> KernelModule | None:
-    """Return the driver's module, None where it is not loaded or not shown."""
-    text = files.text("/proc/driver/nvidia/version") or ""
-    found = _MODULE.search(text)
-    return KernelModule(found[1], "Open Kernel Module" in text) if found else None
-
-
-def nvml_library_version(circumstances: Circumstances) -> str | None:
+def nvml_library_version(circumstances: RunContext) -> str | None:
     """Return the driver that libnvidia-ml belongs to; NVML says it with its own number before it."""
     nvml = circumstances.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
@@ -37,21 +18,21 @@ def nvml_library_version(circumstances: Circumstances) -> str | None:
     return _first_on_path(circumstances, "libnvidia-ml.so.1")
 
 
-def libcuda_path(circumstances: Circumstances) -> str | None:
+def libcuda_path(circumstances: RunContext) -> str | None:
     """Return the file of the libcuda that answered, else of the one that the loader would take."""
     cuda = circumstances.cuda
     if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
         return cuda.libcuda
-    found = circumstances.libraries
+    found = circumstances.software.libraries
     if isinstance(found, Unavailable):
         return None
     return next((one.real for one in found if one.soname == "libcuda.so.1"), None)
 
 
-def libcuda_version(circumstances: Circumstances) -> str | None:
+def libcuda_version(circumstances: RunContext) -> str | None:
     """Return the driver that libcuda belongs to, from the name of its file."""
     path = libcuda_path(circumstances)
-    return version_in_name(circumstances.files.resolve(path)) if path else None
+    return version_in_name(path) if path else None
 
 
 def version_in_name(path: str) -> str | None:
@@ -60,8 +41,8 @@ def version_in_name(path: str) -> str | None:
     return found[1] if found else None
 
 
-def _first_on_path(circumstances: Circumstances, soname: str) -> str | None:
-    found = circumstances.libraries
+def _first_on_path(circumstances: RunContext, soname: str) -> str | None:
+    found = circumstances.software.libraries
     if isinstance(found, Unavailable):
         return None
     first = next((one.real for one in found if one.soname == soname), None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
 from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
 from cudakit.core.devices.match import match
 from cudakit.core.devices.visible import VARIABLE, visibility
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _ORDER = "CUDA_DEVICE_ORDER"
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 
-def visible_devices(c: Circumstances) -> Finding:
+def visible_devices(c: RunContext) -> Finding:
     """CUDA_VISIBLE_DEVICES lists the devices that a program may see, in the order it will number them.
 
     Not set, all are visible; empty, none. The list ends at the first entry that names no device
@@ -24,7 +24,7 @@ def visible_devices(c: Circumstances) -> Finding:
     only with CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA Programming Guide, CUDA Environment Variables.
     """
     cuda = c.cuda
-    value = c.environment.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
+    value = c.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
     if value is None:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
@@ -44,14 +44,14 @@ def visible_devices(c: Circumstances) -> Finding:
     return ok(f"{VARIABLE}={value} shows {len(found.kept)} of {len(cuda.order)} devices", evidence)
 
 
-def device_order(c: Circumstances) -> Finding:
+def device_order(c: RunContext) -> Finding:
     """CUDA numbers the fastest device first, nvidia-smi by PCI address.
 
     With GPUs of one kind both orders are mostly the same. With different ones, cuda:0 may be GPU 1 of
     nvidia-smi, and CUDA_VISIBLE_DEVICES=0 the wrong card. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count
     as nvidia-smi does. Judged by comparing UUIDs and PCI addresses, not by believing the variable.
     """
-    told = c.environment.get(_ORDER)
+    told = c.variables.get(_ORDER)
     if told is not None and told not in _ORDERS:
         return warn(
             f"{_ORDER}={told} means nothing to CUDA",
@@ -78,7 +78,7 @@ def device_order(c: Circumstances) -> Finding:
     )
 
 
-def mig_instances(c: Circumstances) -> Finding:
+def mig_instances(c: RunContext) -> Finding:
     """A GPU in MIG mode can be used only through its instances; without any, CUDA does not see it.
 
     MIG divides a GPU into instances that are devices of their own. The mode survives reboots, the
@@ -97,7 +97,7 @@ def mig_instances(c: Circumstances) -> Finding:
     )
 
 
-def _empty(c: Circumstances, in_mig: Sequence[SeenGpu], *, all_gpus: int) -> list[Finding]:
+def _empty(c: RunContext, in_mig: Sequence[SeenGpu], *, all_gpus: int) -> list[Finding]:
     empty = [gpu for gpu in in_mig if not _count(c, gpu)]
     if not empty:
         return []
@@ -132,16 +132,16 @@ def _change(gpu: SeenGpu) -> str:
     return "now on, then off" if gpu.flag("mig_mode") else "now off, then on"
 
 
-def _count(c: Circumstances, gpu: SeenGpu) -> int:
+def _count(c: RunContext, gpu: SeenGpu) -> int:
     devices = () if isinstance(c.nvml, Unavailable) else c.nvml.devices
     return sum(device.parent == gpu.facts.index for device in devices)
 
 
-def _instances(c: Circumstances, gpu: SeenGpu) -> str:
+def _instances(c: RunContext, gpu: SeenGpu) -> str:
     return f"{_count(c, gpu)} instances"
 
 
-def compute_mode(c: Circumstances) -> Finding:
+def compute_mode(c: RunContext) -> Finding:
     """The compute mode says how many processes may use a GPU: any number, one, or none.
 
     In exclusive mode a second process fails with 46 (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, warn
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -64,7 +64,7 @@ _NOTICES: Mapping[int, str] = MappingProxyType(
 _CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 
-def no_xids(c: Circumstances) -> Finding:
+def no_xids(c: RunContext) -> Finding:
     """Xids are the driver's error messages in the kernel's log, each kind with a number.
 
     13, 31, 43 and 45 are mostly bugs of programs; 48, 63, 64, 92, 94 and 95 tell of memory, 74 of
@@ -72,9 +72,9 @@ def no_xids(c: Circumstances) -> Finding:
     back to the start of the machine or as far as its buffer lasts, and reading it needs privilege on most
     systems. The catalogue: https://docs.nvidia.com/deploy/xid-errors/
     """
-    if isinstance(c.kernel_log, Unavailable):
-        raise CannotTell(c.kernel_log.reason)
-    found = Counter(_xids(c.kernel_log))
+    if isinstance(c.driver.kernel_log, Unavailable):
+        raise CannotTell(c.driver.kernel_log.reason)
+    found = Counter(_xids(c.driver.kernel_log))
     if not found:
         return ok("the kernel's log tells of no Xid")
     evidence = {

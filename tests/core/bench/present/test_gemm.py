@@ -14,10 +14,11 @@ from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.present.peers import share_of
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.session import Circumstances, run
+from cudakit.core.bench.session import run
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.document import Document, Note, Table, Text, Value
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
@@ -41,9 +42,9 @@ def simulated() -> BenchResult:
         cache="hot",
         settings=GemmSettings(deterministic=True),
     )
-    around = Circumstances(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
+    run_context = RunContext(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
     with closing(Sim()) as gpu:
-        return run(spec, gpu, circumstances=around, now_ns=lambda: 0)
+        return run(spec, gpu, run_context=run_context, now_ns=lambda: 0)
 
 
 def refused(case: CaseResult) -> CaseResult:

@@ -19,7 +19,7 @@ NAME = "PYTORCH_CUDA_ALLOC_CONF"
     ],
 )
 def test_settings_that_pytorch_knows_are_well(machine: Machine, value: str) -> None:
-    found = judged("CK021", machine(environment={NAME: value}))
+    found = judged("CK021", machine(variables={NAME: value}))
 
     assert found.status is OK
     assert found.evidence == {NAME: value}
@@ -47,7 +47,7 @@ def test_settings_that_pytorch_knows_are_well(machine: Machine, value: str) -> N
 def test_settings_that_stop_a_program_or_do_nothing_are_pointed_out(
     machine: Machine, value: str, words: str
 ) -> None:
-    found = judged("CK021", machine(environment={NAME: value}))
+    found = judged("CK021", machine(variables={NAME: value}))
 
     assert found.status is WARN
     assert f"{NAME}, character {words}" in found.summary
@@ -55,7 +55,7 @@ def test_settings_that_stop_a_program_or_do_nothing_are_pointed_out(
 
 
 def test_what_the_error_advises_comes_first(machine: Machine) -> None:
-    found = judged("CK021", machine(environment={NAME: "roundup_bypass_threshold_mb:64"}))
+    found = judged("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
 
     assert found.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
 
@@ -63,7 +63,7 @@ def test_what_the_error_advises_comes_first(machine: Machine) -> None:
 def test_of_two_names_that_disagree_one_wins(machine: Machine) -> None:
     both = {NAME: "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
 
-    found = judged("CK021", machine(environment=both))
+    found = judged("CK021", machine(variables=both))
 
     assert found.summary == f"both {NAME} and PYTORCH_ALLOC_CONF are set; {NAME} wins"
 
@@ -71,11 +71,11 @@ def test_of_two_names_that_disagree_one_wins(machine: Machine) -> None:
 def test_a_name_that_is_set_to_nothing_wins_too(machine: Machine) -> None:
     both = {NAME: "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
-    assert f"{NAME} wins" in judged("CK021", machine(environment=both)).summary
-    assert judged("CK021", machine(environment={NAME: ""})).status is OK
+    assert f"{NAME} wins" in judged("CK021", machine(variables=both)).summary
+    assert judged("CK021", machine(variables={NAME: ""})).status is OK
 
 
 def test_two_names_that_agree_are_well(machine: Machine) -> None:
     same = dict.fromkeys((NAME, "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
 
-    assert judged("CK021", machine(environment=same)).status is OK
+    assert judged("CK021", machine(variables=same)).status is OK

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from core.devices.diagnose.machines import FAIL, OK, UNKNOWN, WARN
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose.check import (
     CannotTell,
     Check,
@@ -14,26 +13,27 @@ from cudakit.core.devices.diagnose.check import (
     together,
     warn,
 )
+from cudakit.gpu.api.run_context import RunContext
 
 
-def broken(circumstances: Circumstances) -> Finding:
+def broken(context: RunContext) -> Finding:
     """Break, as a check of unforeseen circumstances would."""
-    raise ZeroDivisionError(f"over {len(circumstances.environment)}")
+    raise ZeroDivisionError(f"over {len(context.variables)}")
 
 
-def at_a_loss(circumstances: Circumstances) -> Finding:
+def at_a_loss(context: RunContext) -> Finding:
     """Say that nothing can be said."""
-    raise CannotTell(f"nobody told of {len(circumstances.environment)} variables")
+    raise CannotTell(f"nobody told of {len(context.variables)} variables")
 
 
 def test_a_check_that_breaks_costs_itself_only() -> None:
-    found = judge(Check("CK900", "it works", broken), Circumstances())
+    found = judge(Check("CK900", "it works", broken), RunContext())
 
     assert found == Finding(UNKNOWN, "the check broke: ZeroDivisionError: over 0")
 
 
 def test_a_check_that_cannot_tell_gives_its_reason() -> None:
-    assert judge(Check("CK901", "it is known", at_a_loss), Circumstances()).summary == (
+    assert judge(Check("CK901", "it is known", at_a_loss), RunContext()).summary == (
         "nobody told of 0 variables"
     )
 

@@ -17,15 +17,14 @@ from core.devices.diagnose.machines import (
     without_driver,
 )
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.libraries import Library
+from cudakit.gpu.api.run_context import Library, RunContext
 from cudakit.units import Unavailable
 
 # --- CK016: the container --------------------------------------------------------------------------
 
 
-def contained(root: Path, **environment: str) -> Circumstances:
-    return without_driver(root, SYSTEM | {"/.dockerenv": ""}, environment=environment)
+def contained(root: Path, **environment: str) -> RunContext:
+    return without_driver(root, SYSTEM | {"/.dockerenv": ""}, variables=environment)
 
 
 def test_outside_of_a_container_there_is_nothing_to_set(machine: Machine) -> None:
@@ -34,7 +33,7 @@ def test_outside_of_a_container_there_is_nothing_to_set(machine: Machine) -> Non
 
 def test_a_container_in_which_all_works_is_well(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
-    odd = machine(environment={"NVIDIA_VISIBLE_DEVICES": "void"})
+    odd = machine(variables={"NVIDIA_VISIBLE_DEVICES": "void"})
 
     assert judged("CK016", odd).status is OK
 
@@ -73,13 +72,13 @@ def test_without_mps_there_is_nothing_to_reach(machine: Machine) -> None:
 
 def test_mps_whose_pipes_are_there_is_well(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/run/mps/control": ""})
-    served = machine(environment={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
+    served = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
     assert judged("CK019", served).summary == "MPS serves /run/mps"
 
 
 def test_a_directory_without_pipes_has_no_daemon(machine: Machine) -> None:
-    left = machine(environment={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
+    left = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
     assert judged("CK019", left).status is WARN
 
@@ -94,7 +93,7 @@ def test_cuda_that_cannot_reach_the_daemon_fails(machine: Machine) -> None:
 # --- CK036: WSL ------------------------------------------------------------------------------------
 
 
-def wsl(root: Path, *real: str, **changes: Any) -> Circumstances:
+def wsl(root: Path, *real: str, **changes: Any) -> RunContext:
     release = {"/proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2"}
     copies = tuple(Library("libcuda.so.1", path, path, "system") for path in real)
     return without_driver(root, release, **{"libraries": copies, **changes})

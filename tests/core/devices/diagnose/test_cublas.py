@@ -17,7 +17,7 @@ from core.devices.diagnose.machines import OK, WARN, Machine, judged
 def test_a_setting_that_costs_speed_or_precision_is_explained(
     machine: Machine, name: str, value: str, words: str
 ) -> None:
-    found = judged("CK023", machine(environment={name: value}))
+    found = judged("CK023", machine(variables={name: value}))
 
     assert found.status is WARN
     assert words in found.summary
@@ -33,7 +33,7 @@ def test_a_setting_that_costs_speed_or_precision_is_explained(
     ],
 )
 def test_settings_that_cost_nothing_are_shown(machine: Machine, name: str, value: str) -> None:
-    found = judged("CK023", machine(environment={name: value}))
+    found = judged("CK023", machine(variables={name: value}))
 
     assert found.status is OK
     assert found.evidence == {name: value}

@@ -13,7 +13,7 @@ from core.devices.diagnose.machines import (
     judged,
 )
 
-from cudakit.core.devices.circumstances.system import SHARED_MEMORY, Limits
+from cudakit.gpu.api.run_context import SHARED_MEMORY, Limits
 from cudakit.units import Unavailable
 
 
@@ -65,8 +65,8 @@ def test_strict_overcommit_keeps_cuda_from_reserving_addresses(tmp_path: Path) -
 
 
 def test_locked_memory_matters_with_infiniband_only(machine: Machine, tmp_path: Path) -> None:
-    little = machine(limits=Limits(None, 64 << 10))
+    little = Limits(None, 64 << 10)
 
-    assert judged("CK035", little).status is OK
+    assert judged("CK035", machine(limits=little)).status is OK
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert "InfiniBand (mlx5_0) needs more" in judged("CK035", little).summary
+    assert "InfiniBand (mlx5_0) needs more" in judged("CK035", machine(limits=little)).summary

@@ -18,7 +18,7 @@ from core.devices.diagnose.machines import OK, WARN, Machine, files, judged
 def test_a_setting_that_slows_or_does_nothing_is_explained(
     machine: Machine, name: str, value: str
 ) -> None:
-    assert judged("CK022", machine(environment={name: value})).status is WARN
+    assert judged("CK022", machine(variables={name: value})).status is WARN
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_setting_that_slows_or_does_nothing_is_explained(
 def test_settings_that_belong_to_the_machine_are_shown(
     machine: Machine, environment: dict[str, str]
 ) -> None:
-    found = judged("CK022", machine(environment=environment))
+    found = judged("CK022", machine(variables=environment))
 
     assert found.status is OK
     assert found.evidence == environment
@@ -42,14 +42,14 @@ def test_settings_that_belong_to_the_machine_are_shown(
 def test_what_a_machine_may_have_to_do_without_is_explained_and_not_judged(
     machine: Machine,
 ) -> None:
-    found = judged("CK022", machine(environment={"NCCL_NVLS_ENABLE": "0"}))
+    found = judged("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
 
     assert found.status is OK
     assert found.evidence == {"NCCL_NVLS_ENABLE": "0: NVSwitch does no reductions (NVLink SHARP)"}
 
 
 def test_the_version_that_images_name_is_no_setting(machine: Machine) -> None:
-    found = judged("CK022", machine(environment={"NCCL_VERSION": "2.28.3-1"}))
+    found = judged("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
 
     assert found.summary == "NCCL has its default settings"
 
@@ -60,4 +60,4 @@ def test_the_file_of_the_system_counts_unless_the_environment_says_otherwise(
     files(tmp_path, {"/etc/nccl.conf": "# for tests\n#NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n"})
 
     assert judged("CK022", machine()).evidence == {"NCCL_P2P_DISABLE": "1"}
-    assert judged("CK022", machine(environment={"NCCL_P2P_DISABLE": "0"})).status is OK
+    assert judged("CK022", machine(variables={"NCCL_P2P_DISABLE": "0"})).status is OK

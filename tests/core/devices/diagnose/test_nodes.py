@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
+    changed,
     cuda,
     files,
     gpu,
@@ -20,8 +20,8 @@ from core.devices.diagnose.machines import (
     without_driver,
 )
 
-from cudakit.core.devices.circumstances.system import DeviceNode
 from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.run_context import DeviceNode
 from cudakit.units import Unavailable
 
 SILENT = Unavailable("does not answer")
@@ -81,7 +81,7 @@ def test_wsl_reaches_the_driver_through_another_node(tmp_path: Path) -> None:
     wsl = without_driver(tmp_path, SYSTEM | release, device_nodes=nodes("dxg", error="EACCES"))
 
     assert judged("CK002", wsl).summary == "/dev/dxg cannot be opened (EACCES)"
-    assert judged("CK002", replace(wsl, device_nodes=nodes("dxg"))).status is OK
+    assert judged("CK002", changed(wsl, device_nodes=nodes("dxg"))).status is OK
 
 
 def test_nodes_of_a_simulated_gpu_are_not_judged(machine: Machine) -> None:

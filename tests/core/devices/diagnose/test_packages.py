@@ -16,7 +16,7 @@ from core.devices.diagnose.machines import (
     judged,
 )
 
-from cudakit.core.devices.circumstances.packages import Distribution
+from cudakit.gpu.api.run_context import Distribution
 from cudakit.units import Unavailable
 
 OLD = cuda(driver_version=(12, 4))

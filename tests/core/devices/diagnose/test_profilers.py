@@ -28,7 +28,7 @@ def test_where_no_tool_is_seen_cupti_is_free(machine: Machine) -> None:
 
 
 def test_a_tool_that_is_put_into_every_program_is_named(machine: Machine) -> None:
-    injected = machine(environment={"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"})
+    injected = machine(variables={"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"})
 
     found = judged("CK025", injected)
 

@@ -6,7 +6,7 @@ from core.devices.diagnose.machines import OK, WARN, Machine, judged
 
 @pytest.mark.parametrize("name", ["CK020", "CK021", "CK022", "CK023", "CK024"])
 def test_an_environment_without_settings_is_well(machine: Machine, name: str) -> None:
-    plain = machine(environment={"PATH": "/usr/bin", "CUDA_HOME": "/usr/local/cuda"})
+    plain = machine(variables={"PATH": "/usr/bin", "CUDA_HOME": "/usr/local/cuda"})
 
     assert judged(name, plain).status is OK
 
@@ -19,7 +19,7 @@ def test_an_environment_without_settings_is_well(machine: Machine, name: str) ->
     ["CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "NUMBA_ENABLE_CUDASIM"],
 )
 def test_a_variable_for_finding_errors_is_pointed_out(machine: Machine, variable: str) -> None:
-    found = judged("CK020", machine(environment={variable: "1"}))
+    found = judged("CK020", machine(variables={variable: "1"}))
 
     assert found.status is WARN
     assert found.fix == (f"unset {variable}",)
@@ -28,12 +28,12 @@ def test_a_variable_for_finding_errors_is_pointed_out(machine: Machine, variable
 def test_several_variables_are_all_named(machine: Machine) -> None:
     both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_CACHE_DISABLE": "1"}
 
-    assert judged("CK020", machine(environment=both)).evidence == both
+    assert judged("CK020", machine(variables=both)).evidence == both
 
 
 @pytest.mark.parametrize("off", ["", "0", "false"])
 def test_a_variable_that_is_off_slows_nothing(machine: Machine, off: str) -> None:
-    assert judged("CK020", machine(environment={"CUDA_LAUNCH_BLOCKING": off})).status is OK
+    assert judged("CK020", machine(variables={"CUDA_LAUNCH_BLOCKING": off})).status is OK
 
 
 # --- CK024: misspelt -------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_a_variable_that_is_off_slows_nothing(machine: Machine, off: str) -> Non
     ],
 )
 def test_a_name_one_letter_off_is_pointed_out(machine: Machine, name: str, meant: str) -> None:
-    found = judged("CK024", machine(environment={name: "1"}))
+    found = judged("CK024", machine(variables={name: "1"}))
 
     assert found.status is WARN
     assert found.summary == f"nothing reads {name}; {meant} is the variable"
@@ -74,4 +74,4 @@ def test_a_name_one_letter_off_is_pointed_out(machine: Machine, name: str, meant
     ],
 )
 def test_a_name_that_is_meant_is_left_alone(machine: Machine, name: str) -> None:
-    assert judged("CK024", machine(environment={name: "1"})).status is OK
+    assert judged("CK024", machine(variables={name: "1"})).status is OK

@@ -61,7 +61,7 @@ def test_a_value_that_hides_every_device_fails(machine: Machine, value: str) -> 
 
 
 def test_where_cuda_sees_nothing_at_all_the_variable_is_not_to_blame(machine: Machine) -> None:
-    nothing = machine(cuda=Unavailable("no libcuda"), environment={"CUDA_VISIBLE_DEVICES": "0"})
+    nothing = machine(cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"})
 
     assert judged("CK014", nothing).status is UNKNOWN
 
@@ -90,7 +90,7 @@ def test_an_order_that_somebody_asked_for_is_well(machine: Machine) -> None:
 
 
 def test_an_order_that_cuda_does_not_know_is_pointed_out(machine: Machine) -> None:
-    odd = machine(environment={"CUDA_DEVICE_ORDER": "PCI"})
+    odd = machine(variables={"CUDA_DEVICE_ORDER": "PCI"})
 
     assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI means nothing to CUDA"
 
