@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.sim import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 
 
-@twin("add")
+@host_kernel("add")
 def add(launch: Launch, data: Ptr, count: np.int32, amount: np.int32) -> None:
     launch.update(data, np.int32, count)[:] += amount
 
 
-@twin("store")
+@host_kernel("store")
 def store(launch: Launch, where: Ptr, value: np.int32) -> None:
     launch.write(where, np.int32)[:] = value
 
 
-@twin("move")
+@host_kernel("move")
 def move(launch: Launch, to: Ptr, from_: Ptr) -> None:
     launch.write(to, np.int32)[:] = launch.read(from_, np.int32)
 
 
-@twin("gather")
+@host_kernel("gather")
 def gather(launch: Launch, out: Ptr, *numbers: np.generic) -> None:
     launch.write(out, np.float64, len(numbers))[:] = numbers
 
 
-@twin("spin")
+@host_kernel("spin")
 def spin(launch: Launch, nanoseconds: np.uint64) -> None:
     launch.busy(int(nanoseconds))

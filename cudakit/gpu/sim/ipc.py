@@ -1,4 +1,4 @@
-"""Memory that several simulated processes of one machine use; each Sim is the device of one.
+"""Memory that simulated processes share.
 
 CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (shareable handles).
 """
@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from cudakit.errors import Unsupported
 from cudakit.gpu import file_descriptors
@@ -23,15 +22,14 @@ from cudakit.gpu.api.sharing import (
     ProcessId,
 )
 from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.memory import forget
-from cudakit.gpu.sim.space import Region
-from cudakit.gpu.sim.tasks import Outcome
-from cudakit.gpu.sim.virtual import Physical, VirtualMemory
+from cudakit.gpu.sim.context import Context, driver_call
+from cudakit.gpu.sim.memory import SimMemory
+from cudakit.gpu.sim.space import Heap, Region, forget
+from cudakit.gpu.sim.streams import SimStreams
+from cudakit.gpu.sim.virtual import Physical, SimVirtualMemory
 from cudakit.trace.events import Alloc, Free
 
 _FIRST_PID = 1000
-_ALIGNMENT_BYTES = 512
 
 
 @dataclass(slots=True, eq=False)
@@ -64,23 +62,28 @@ class Machine:
             return process
 
 
-class Sharing(VirtualMemory):
+class SimIpc:
     """What one simulated process lets others open, and what it has opened of theirs."""
 
     def __init__(
         self,
-        *args: Any,
-        beside: Sharing | None = None,
-        handle_kinds: tuple[HandleKind, ...] = ("descriptor",),
-        **kwargs: Any,
+        context: Context,
+        streams: SimStreams,
+        heap: Heap,
+        memory: SimMemory,
+        virtual: SimVirtualMemory,
+        machine: Machine,
+        handle_kinds: tuple[HandleKind, ...],
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self._machine: Machine = beside._machine if beside else Machine()
-        self._process = self._machine.start()
+        self.context = context
+        self.machine = machine
+        self.opened: dict[int, tuple[bytes, Region]] = {}
+        self._streams, self._heap, self._memory, self._virtual = streams, heap, memory, virtual
+        self._process = machine.start()
         self._handle_kinds = handle_kinds
         self._handles: dict[int, bytes] = {}  # the handles of own allocations
-        self._opened: dict[int, tuple[bytes, Region]] = {}
         self._times: Counter[int] = Counter()  # how often each is open
+        memory.on_free = self._disown
 
     @property
     def process(self) -> ProcessId:
@@ -89,28 +92,28 @@ class Sharing(VirtualMemory):
 
     @driver_call
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        self.refuse_in_capture()
-        region = self._allocated.get(ptr)
+        self._streams.refuse_in_capture()
+        region = self._memory.allocated.get(ptr)
         if region is None or not region.live:
-            seen = f"no allocation of {self.name} begins at {ptr:#x}"
+            seen = f"no allocation of {self.context.name} begins at {ptr:#x}"
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if ptr not in self._handles:
-            with self._machine.lock:
-                handle = _sixty_four_bytes("ipc", next(self._machine.numbers))
-                self._machine.handles[handle] = _Handle(self._process, self.ordinal, region)
+            with self.machine.lock:
+                handle = _sixty_four_bytes("ipc", next(self.machine.numbers))
+                self.machine.handles[handle] = _Handle(self._process, self.context.ordinal, region)
             self._handles[ptr] = handle
         return self._handles[ptr]
 
     @driver_call
     def ipc_open(self, handle: bytes) -> Ptr:
-        self.refuse_in_capture()
-        known = self._machine.handles.get(handle)
+        self._streams.refuse_in_capture()
+        known = self.machine.handles.get(handle)
         if known is None:
             seen = "memory of another process; it may have given it back, or ended"
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if known.process == self._process:
             raise cuda_error(Status.INVALID_CONTEXT, seen="the memory is of this process itself")
-        for begin, (opened, _) in self._opened.items():
+        for begin, (opened, _) in self.opened.items():
             if opened == handle:
                 self._times[begin] += 1
                 return Ptr(begin)
@@ -118,16 +121,16 @@ class Sharing(VirtualMemory):
 
     @driver_call
     def ipc_close(self, ptr: Ptr) -> None:
-        self.refuse_in_capture()
-        regions = {begin: region for begin, (_, region) in self._opened.items()}
+        self._streams.refuse_in_capture()
+        regions = {begin: region for begin, (_, region) in self.opened.items()}
         region = forget(regions, ptr, "nothing that is open")
-        self.wait_for_all()
+        self.context.wait_for_all()
         self._times[ptr] -= 1
         if not self._times[ptr]:
-            handle, _ = self._opened.pop(ptr)
+            handle, _ = self.opened.pop(ptr)
             self._forget_mirror(handle, region)
-            self.space.remove(region)
-            self.emit(Free(ptr, len(region.data)))
+            self._heap.space.remove(region)
+            self.context.emit(Free(ptr, len(region.data)))
 
     @driver_call
     def handle_kinds(self) -> tuple[HandleKind, ...]:
@@ -135,19 +138,19 @@ class Sharing(VirtualMemory):
 
     @driver_call
     def export(self, backing: Backing) -> Exported:
-        physical = self.physical(backing)
-        with self._machine.lock:
-            number = next(self._machine.numbers)
+        physical = self._virtual.physical(backing)
+        with self.machine.lock:
+            number = next(self.machine.numbers)
             if physical.handle == "fabric":
                 fabric = Fabric(_sixty_four_bytes("fabric", number))
-                self._machine.fabric[fabric.data] = physical
+                self.machine.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
                 raise Unsupported(
                     "this memory was created without a handle, and other processes cannot open it"
                 )
             exported = Descriptor(self._process, number, number)
-            self._machine.descriptors[exported] = physical
+            self.machine.descriptors[exported] = physical
         physical.hold()
         return exported
 
@@ -159,62 +162,55 @@ class Sharing(VirtualMemory):
     @driver_call
     def import_backing(self, exported: Exported) -> Backing:
         if isinstance(exported, Fabric):
-            there = self._machine.fabric.get(exported.data)
+            there = self.machine.fabric.get(exported.data)
             if there is None or not there.references:
                 raise cuda_error(Status.INVALID_VALUE, seen="memory that was given back")
-            return self.backing_of(there)
-        if exported.process not in self._machine.alive:
+            return self._virtual.backing_of(there)
+        if exported.process not in self.machine.alive:
             raise file_descriptors.ended(exported.process)
-        physical = self._machine.descriptors.get(exported)
+        physical = self.machine.descriptors.get(exported)
         if physical is None:
             raise file_descriptors.withdrawn(exported)
-        return self.backing_of(physical)
+        return self._virtual.backing_of(physical)
 
     def close(self) -> None:
-        super().close()
-        self._machine.alive.discard(self._process)
+        """End this process: other ones can no longer use its memory."""
+        self.machine.alive.discard(self._process)
         for ptr in [*self._handles]:
             self._disown(ptr)
-        for exported in [*self._machine.descriptors]:
+        for exported in [*self.machine.descriptors]:
             if exported.process == self._process:
                 self._withdraw(exported)
-        for handle, region in self._opened.values():
+        for handle, region in self.opened.values():
             self._forget_mirror(handle, region)
-        self._opened.clear()
-
-    def _end(self, region: Region) -> Outcome:
-        self._disown(region.begin)
-        return super()._end(region)
+        self.opened.clear()
 
     def _disown(self, ptr: int) -> None:
         """Let nobody use an allocation that is no more, also not where it is open."""
         handle = self._handles.pop(ptr, None)
         if handle is not None:
-            known = self._machine.handles.pop(handle)
+            known = self.machine.handles.pop(handle)
             for mirror in known.mirrors:
                 mirror.live = False
 
     def _open(self, handle: bytes, known: _Handle) -> Ptr:
-        size_bytes = len(known.region.data)
-        begin = self.space.take(size_bytes, _ALIGNMENT_BYTES)
-        peer = None if known.ordinal == self.ordinal else known.ordinal
-        region = Region(begin, known.region.data, peer=peer)
+        peer = None if known.ordinal == self.context.ordinal else known.ordinal
+        region = self._heap.add(known.region.data, peer=peer)
         known.mirrors.append(region)
-        self.space.add(region)
-        self._opened[begin] = handle, region
-        self._times[begin] = 1
-        self.emit(Alloc(begin, size_bytes))
-        return Ptr(begin)
+        self.opened[region.begin] = handle, region
+        self._times[region.begin] = 1
+        self.context.emit(Alloc(region.begin, len(region.data)))
+        return Ptr(region.begin)
 
     def _forget_mirror(self, handle: bytes, region: Region) -> None:
-        known = self._machine.handles.get(handle)
+        known = self.machine.handles.get(handle)
         if known is not None:
             known.mirrors.remove(region)
 
     def _withdraw(self, exported: Descriptor) -> None:
-        physical = self._machine.descriptors.pop(exported, None)
+        physical = self.machine.descriptors.pop(exported, None)
         if physical is not None:
-            self._let_go(physical)
+            physical.let_go()
 
 
 def _sixty_four_bytes(kind: str, number: int) -> bytes:

@@ -1,10 +1,10 @@
-"""Twins: functions of Python that do to simulated memory what kernels do to a device's.
+"""Host kernels: Python functions that do to simulated memory what kernels do to a device's.
 
-    @twin("saxpy")
+    @host_kernel("saxpy")
     def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
         launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
 
-A twin does at once what all threads of the launch would do together.
+A host kernel does at once what all threads of the launch do together.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ import numpy.typing as npt
 
 from cudakit.gpu.api import Dim3
 from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.sim.schedule import Hold
 from cudakit.gpu.sim.space import Bytes, Span
-from cudakit.gpu.sim.tasks import Hold
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Mode
 
-Twin: TypeAlias = Callable[..., None]
-_F = TypeVar("_F", bound=Twin)
+HostKernel: TypeAlias = Callable[..., None]
+_F = TypeVar("_F", bound=HostKernel)
 
-# A kernel's twin is code, as the kernel is: it is there as long as the module that has it.
-_TWINS: dict[str, Twin] = {}
+# Filled by the decorator when a module with host kernels is imported.
+_REGISTERED: dict[str, HostKernel] = {}
 
 
-def twin(name: str) -> Callable[[_F], _F]:
-    """Let a function stand in for the kernels of that name, on every simulated device.
+def host_kernel(name: str) -> Callable[[_F], _F]:
+    """Run a function in place of the kernels of that name, on every simulated device.
 
     It is called with a Launch and the arguments of the kernel: pointers as addresses, numbers as scalars
     of numpy.
     """
 
     def register(function: _F) -> _F:
-        _TWINS[name] = function
+        _REGISTERED[name] = function
         return function
 
     return register
 
 
-def registered() -> Mapping[str, Twin]:
-    """Return every twin that was registered, by the name of its kernel."""
-    return MappingProxyType(_TWINS)
+def registered() -> Mapping[str, HostKernel]:
+    """Return every registered host kernel by the name of its kernel."""
+    return MappingProxyType(_REGISTERED)
 
 
 @dataclass(slots=True)
