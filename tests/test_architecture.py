@@ -16,7 +16,16 @@ import cudakit
 ANYTHING = frozenset({""})
 
 # What any feature may import; never another feature, never a renderer.
-FEATURE = {"torch_rules", "gpu.api", "kernels", "trace", "document", "units", "errors"}
+FEATURE = {
+    "torch_rules",
+    "gpu.api",
+    "kernels",
+    "trace",
+    "document",
+    "serialize",
+    "units",
+    "errors",
+}
 
 # A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
 ROOMS = {
@@ -25,7 +34,8 @@ ROOMS = {
     "torch_rules": {"units", "errors"},
     "document": {"units", "errors"},
     "trace": {"units", "errors"},
-    "gpu": {"trace", "units", "errors"},
+    "serialize": {"units"},
+    "gpu": {"trace", "serialize", "units", "errors"},
     "kernels": {"gpu", "errors"},
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
@@ -36,7 +46,7 @@ ROOMS = {
     "core.profile": FEATURE,
     "run": {"gpu.capture", "trace", "errors"},
     "run.agent": frozenset(),
-    "render": {"document", "units", "errors"},
+    "render": {"document", "serialize", "units", "errors"},
     "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "pytest_plugin": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "cli": ANYTHING,
@@ -52,7 +62,18 @@ THIRD_PARTY = {
     "backports": {"core.memory"},  # zstd before Python 3.14
     "click": {"cli"},
     "compression": {"core.memory"},  # the same, of the standard library since then
-    "numpy": {"document", "trace", "gpu", "kernels", "core", "run", "render", "api", "cli"},
+    "numpy": {
+        "document",
+        "serialize",
+        "trace",
+        "gpu",
+        "kernels",
+        "core",
+        "run",
+        "render",
+        "api",
+        "cli",
+    },
     "pytest": {"pytest_plugin"},
     "rich": {"render"},
     # The seam to the hardware.
