@@ -29,7 +29,7 @@ from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.run.launcher import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
-from cudakit.document import Unavailable
+from cudakit.units import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"

@@ -37,8 +37,8 @@ from typing import TypeGuard
 import judge_races
 import race_logs
 
-from cudakit.core.sanitize.late import NEVER_READ, in_turn
-from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, in_turn
+from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import race_logs
 
-from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.report import findings
 from cudakit.gpu.capture.exact import Accesses, with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.render import json

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from cudakit.units import Unavailable as Unavailable
+from cudakit.units import Unavailable
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # slow to import, and most documents hold no array

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import Element, Floats, decode
-from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import Kernels
 
 _WORD_BYTES = 4
@@ -122,13 +122,13 @@ class _Scratch:
         self._gpu.host_free(self.host)
 
 
-@twin("cudakit_differ")
+@host_kernel("cudakit_differ")
 def _differ(launch: Launch, wrong: Ptr, one: Ptr, other: Ptr, count: np.uint64) -> None:
     found = launch.read(one, np.uint32, int(count)) != launch.read(other, np.uint32, int(count))
     _add(launch, wrong, int(np.count_nonzero(found)))
 
 
-@twin("cudakit_differ_from_word")
+@host_kernel("cudakit_differ_from_word")
 def _differ_from_word(
     launch: Launch, wrong: Ptr, words: Ptr, word: np.uint32, count: np.uint64
 ) -> None:
@@ -136,7 +136,7 @@ def _differ_from_word(
     _add(launch, wrong, int(np.count_nonzero(found)))
 
 
-@twin("cudakit_gather")
+@host_kernel("cudakit_gather")
 def _gather(
     launch: Launch, to: Ptr, from_: Ptr, places: Ptr, count: np.uint64, size: np.int32
 ) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
-from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels import elements, philox
 from cudakit.kernels.loaded import Kernels
 
@@ -237,7 +237,7 @@ def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArra
     return philox.philox(0, blocks, sequence, seed).reshape(-1)
 
 
-@twin("cudakit_fill_bits")
+@host_kernel("cudakit_fill_bits")
 def _bits(
     launch: Launch,
     out: Ptr,
@@ -250,7 +250,7 @@ def _bits(
     launch.write(out, np.uint32, words.size)[:] = words.reshape(-1)
 
 
-@twin("cudakit_fill_uniform")
+@host_kernel("cudakit_fill_uniform")
 def _uniform(
     launch: Launch,
     out: Ptr,
@@ -266,7 +266,7 @@ def _uniform(
     )
 
 
-@twin("cudakit_fill_normal")
+@host_kernel("cudakit_fill_normal")
 def _normal(
     launch: Launch,
     out: Ptr,
@@ -282,7 +282,7 @@ def _normal(
     )
 
 
-@twin("cudakit_fill_integers")
+@host_kernel("cudakit_fill_integers")
 def _integers(
     launch: Launch,
     out: Ptr,
@@ -298,7 +298,7 @@ def _integers(
     _write(launch, out, _BY_CODE[int(type_)], least + chosen)
 
 
-@twin("cudakit_fill_constant")
+@host_kernel("cudakit_fill_constant")
 def _constant(
     launch: Launch, out: Ptr, count: np.uint64, type_: np.int32, value: np.float64
 ) -> None:

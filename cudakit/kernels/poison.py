@@ -14,7 +14,7 @@ import numpy as np
 from cudakit.gpu.api import Argument, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Matrix
-from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import Kernels
 
 _NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
@@ -104,7 +104,7 @@ def poison_byte(element: Element) -> int:
     return _FAR_BELOW if element.is_integer else _NO_NUMBER
 
 
-@twin("cudakit_count_poison")
+@host_kernel("cudakit_count_poison")
 def _count(
     launch: Launch,
     found: Ptr,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Gpu, Ptr, Stream
-from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import Kernels
 
 SOURCE = r"""
@@ -65,7 +65,7 @@ class Spin:
         self._kernels.close()
 
 
-@twin("cudakit_spin_until")
+@host_kernel("cudakit_spin_until")
 def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
     word = launch.read(go, np.uint32)
 
@@ -75,11 +75,11 @@ def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
     launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
 
 
-@twin("cudakit_spin_for")
+@host_kernel("cudakit_spin_for")
 def _for(launch: Launch, duration_ns: np.uint64) -> None:
     launch.busy(int(duration_ns))
 
 
-@twin("cudakit_spin_not")
+@host_kernel("cudakit_spin_not")
 def _not(launch: Launch) -> None:
     pass

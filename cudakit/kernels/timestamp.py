@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Gpu, Ptr, Stream
-from cudakit.gpu.sim.twins import Launch, twin
+from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import Kernels
 
 # Two words an SM: its cycles since some time, and nanoseconds since some other; 0 where none was written.
@@ -57,7 +57,7 @@ def clock_hz(first: memoryview, last: memoryview) -> float | None:
     return None
 
 
-@twin("cudakit_timestamp")
+@host_kernel("cudakit_timestamp")
 def _timestamp(launch: Launch, stamps: Ptr, count: np.uint32) -> None:
     words = launch.write(stamps, np.uint64, _WORDS * min(int(count), launch.threads))
     words[::_WORDS] = launch.begin_cycles

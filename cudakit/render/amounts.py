@@ -15,10 +15,16 @@ from cudakit.document import (
     Seconds,
     Stack,
     Text,
-    Unavailable,
     Value,
 )
-from cudakit.units import format_bytes, format_count, format_rate, format_ratio, format_seconds
+from cudakit.units import (
+    Unavailable,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
 
 NOT_AVAILABLE = "n/a"
 NO_STACK = "no stack recorded"

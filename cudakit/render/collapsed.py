@@ -18,11 +18,11 @@ from cudakit.document import (
     Seconds,
     Section,
     Tree,
-    Unavailable,
     Value,
     View,
 )
 from cudakit.errors import UsageError
+from cudakit.units import Unavailable
 
 _CHUNK_CHARACTERS = 64 * 1024
 _NANOSECONDS = 1_000_000_000

@@ -71,15 +71,15 @@ def test_what_is_written_down_is_read_again(record: Record) -> None:
     ("text", "reason"),
     [
         ("", "Expecting value"),
-        ("[]", "is not a Record"),
-        ("{}", "missing 2 required"),
-        ('{"nvml": 3, "cuda": {"unavailable": "x"}}', "3 is not a NvmlView"),
+        ("[]", "the file should be an object"),
+        ("{}", "nvml is missing"),
+        ('{"nvml": 3, "cuda": {"unavailable": "x"}}', "nvml should be an object, not 3"),
         ('{"nvml": {"unavailable": "x"}, "cuda": {"devices": []}}', "missing"),
-        ('{"nvml": {"unavailable": "x"}, "cuda": {"unavailable": "x"}, "odd": 1}', "no 'odd'"),
-        ('{"nvml": {"unavailable": 3}, "cuda": {"unavailable": "x"}}', "3 is not a str"),
+        ('{"nvml": {"unavailable": "x"}, "cuda": {"unavailable": "x"}, "odd": 1}', "key 'odd'"),
+        ('{"nvml": {"unavailable": 3}, "cuda": {"unavailable": "x"}}', "nvml should be a text"),
         (
             '{"nvml": {"unavailable": "x"}, "cuda": {"unavailable": "x"}, "telemetry": [7]}',
-            "7 is not a Telemetry",
+            r"telemetry\[0\] should be an object, not 7",
         ),
     ],
 )

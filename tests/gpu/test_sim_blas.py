@@ -6,7 +6,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-import contract.twins  # noqa: F401 gives the simulated device its kernels
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import pytest
 from contract.kernels import SOURCE
 from contract.products import Places, Problem, put, result, run

@@ -38,11 +38,11 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.document import Node as DocumentNode
 from cudakit.render.html import render
+from cudakit.units import Unavailable
 
 MIB = 2**20
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.document import Frame, Unavailable
+from cudakit.document import Frame
 from cudakit.errors import MissingDependency, SnapshotError
 from cudakit.render.json import render, render_error
+from cudakit.units import Unavailable
 
 
 class Pool(Enum):

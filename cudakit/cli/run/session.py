@@ -14,8 +14,8 @@ from cudakit.cli.named_files import Files
 from cudakit.cli.run import outputs, voice
 from cudakit.cli.run.launcher import before_the_start
 from cudakit.cli.run.watching import Watching
-from cudakit.core.sanitize.message import findings
 from cudakit.core.sanitize.races import Confidence
+from cudakit.core.sanitize.report import findings
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.exact import with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight

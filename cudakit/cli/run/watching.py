@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.monitor import Watch
 from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.suppress import suppressions
-from cudakit.core.sanitize.watch import Watch
+from cudakit.core.sanitize.report import Report, findings
+from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
 from cudakit.run.notices import About, Notice
 

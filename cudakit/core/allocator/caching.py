@@ -14,7 +14,7 @@ from cudakit.core.allocator.front_cache import FrontCache
 from cudakit.core.allocator.hot_path import Alloc, Free, HotPath
 from cudakit.core.allocator.invalid import InvalidPointer
 from cudakit.core.allocator.mempool import HeldPool
-from cudakit.core.allocator.oom_report import OomReport, report_of
+from cudakit.core.allocator.oom_report import report_of
 from cudakit.core.allocator.peers import WithPeers
 from cudakit.core.allocator.pooled import id_of
 from cudakit.core.allocator.pools import Pool, PoolId
@@ -24,6 +24,7 @@ from cudakit.core.allocator.trimmed import Trimmed
 from cudakit.core.allocator.upstream import Upstream, stream_number
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.settings import Recorded, Settings
 from cudakit.torch_rules.sizes import (
     UNLIMITED,

@@ -6,11 +6,11 @@ import os
 
 from cudakit.core.allocator.monitors import Callback, Direction, Held, Monitor, Monitors
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.oom_report import OomReport
 from cudakit.core.allocator.recorded import Recorded
 from cudakit.core.allocator.saving import Saver
 from cudakit.core.allocator.upstream import Upstream
 from cudakit.core.allocator.witnesses import Asker, Observer, Witnesses
+from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.settings import Settings
 
 

@@ -9,11 +9,10 @@ from cudakit.core.allocator import release
 from cudakit.core.allocator.block import Block
 from cudakit.core.allocator.cache import OUT_OF_MEMORY, Cache, Request
 from cudakit.core.allocator.events import Uses
-from cudakit.core.allocator.oom_details import details
-from cudakit.core.allocator.oom_remedies import hint_of
-from cudakit.core.allocator.oom_report import OomReport
-from cudakit.core.allocator.oom_words import message_of
 from cudakit.errors import CudaError
+from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.torch_rules.oom_message import details, message_of
+from cudakit.torch_rules.oom_remedies import hint_of
 
 _NAME = "CUDA_ERROR_OUT_OF_MEMORY"
 

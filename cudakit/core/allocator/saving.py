@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cudakit.core.allocator.oom_report import OomReport
 from cudakit.errors import UsageError
+from cudakit.torch_rules.oom_facts import OomReport
 
 
 class Saver:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from cudakit.core.allocator.oom import OutOfMemory, out_of_memory
-from cudakit.core.allocator.oom_report import OomReport
 from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.units import Unavailable
 
 Observer: TypeAlias = Callable[[OomReport], object]

@@ -16,10 +16,10 @@ from cudakit.document import (
     Seconds,
     Table,
     Text,
-    Unavailable,
     Value,
 )
 from cudakit.render.console.words import words
+from cudakit.units import Unavailable
 
 _MOST_ROWS = 16
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from cudakit.document import Change, Unavailable, Value
+from cudakit.document import (
+    Change,
+    Value,
+)
 from cudakit.render import amounts
 from cudakit.render.console import theme
 from cudakit.render.console.escape import escaped
+from cudakit.units import Unavailable
 
 
 def words(value: Value) -> str:

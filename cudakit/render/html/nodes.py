@@ -18,7 +18,6 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     Value,
     View,
 )
@@ -30,6 +29,7 @@ from cudakit.render.svg.chart import chart
 from cudakit.render.svg.figure import figure
 from cudakit.render.svg.flame import flame
 from cudakit.render.svg.plot import plot
+from cudakit.units import Unavailable
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from cudakit.document import Bytes, Column, Count, Frame, Ratio, Stack, Table, Text, Unavailable
+from cudakit.document import (
+    Bytes,
+    Column,
+    Count,
+    Frame,
+    Ratio,
+    Stack,
+    Table,
+    Text,
+)
 from cudakit.render.console.table import table_lines
+from cudakit.units import Unavailable
 
 SITE = Stack(
     (
