@@ -104,7 +104,7 @@ def _simulated(name: str) -> Gpu:
 
 def _real(device: int | None) -> tuple[Gpu, int, bool]:
     from cudakit.gpu.cuda.current import current_device
-    from cudakit.gpu.cuda.foreign import ForeignStreams
+    from cudakit.gpu.cuda.device import Cuda
 
     number = current_device() if device is None else device
-    return ForeignStreams(number), number, True
+    return Cuda(number, foreign_streams=True), number, True
