@@ -303,7 +303,7 @@ _SYSTEM_PATH = re.compile(r"/(?:(?:proc|sys)(?:/\S*)?|dev/(?:nvidia|nvhost|dxg|k
 PATH_EXCEPTIONS = {
     "run.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
     "core.devices.diagnose.driver": "names what is absent in the evidence of a report",
-    "core.devices.diagnose.nodes": "names device nodes in reports",
+    "core.devices.diagnose.kernel": "names device nodes in reports",
 }
 
 
