@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,7 @@ from cudakit.gpu.blas.refusals import (
 )
 from cudakit.gpu.blas.search import allowed_reductions, configurations, in_turn
 from cudakit.gpu.blas.trial import Trial
-from cudakit.gpu.blas.vendor import Nvmath
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
+from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 
 _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
 
@@ -44,7 +41,7 @@ class CublasLt:
 
     library: Library = "cublaslt"
 
-    def __init__(self, cuda: Cuda, vendor: Nvmath, capability: Capability) -> None:
+    def __init__(self, cuda: CudaDevice, vendor: Nvmath, capability: Capability) -> None:
         self.cuda, self.vendor = cuda, vendor
         self._capability = capability
         lt = vendor.lt
@@ -192,7 +189,7 @@ class CublasLt:
         yield from configurations(able, trial.accepts)
 
 
-def _one(cuda: Cuda) -> Ptr:
+def _one(cuda: CudaDevice) -> Ptr:
     """Put an fp32 of 1 on the device."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))

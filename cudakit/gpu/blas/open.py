@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.blas.refusals import Capability
-from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
-from cudakit.gpu.cuda.driver import check, cu
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
+from cudakit.gpu.blas.vendor import CudaDevice, load_cupy, load_nvmath, load_torch
 
 
-def open_blas(cuda: Cuda, library: Library) -> Blas:
+def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
     """Open a library; nothing of it is imported before.
 
     Raises MissingDependency with what to install, EnvironmentUnusable for a torch without CUDA.
@@ -34,17 +28,4 @@ def open_blas(cuda: Cuda, library: Library) -> Blas:
         case "cublaslt":
             from cudakit.gpu.blas.cublaslt import CublasLt
 
-            return CublasLt(cuda, load_nvmath(), _capability(cuda.ordinal))
-
-
-def _capability(ordinal: int) -> Capability:
-    kinds = cu.CUdevice_attribute
-    device = check(cu.cuDeviceGet(ordinal))
-    major, minor = (
-        check(cu.cuDeviceGetAttribute(kind, device))
-        for kind in (
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    return major, minor
+            return CublasLt(cuda, load_nvmath(), capability)

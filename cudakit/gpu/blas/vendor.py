@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency
+from cudakit.gpu.api import Memory, Stream, Streams
+
+_T = TypeVar("_T")
+
+
+class CudaDevice(Memory, Streams, Protocol):
+    """What the libraries need of a real device: its memory and streams, and calls in its context."""
+
+    @property
+    def ordinal(self) -> int:
+        """CUDA's number of the device."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the device was closed, and with it the memory that libraries had of it."""
+
+    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+        """Call a function with the device's context current in this thread."""
+
+    def stream_address(self, stream: Stream) -> int:
+        """Return the driver's handle of a stream as a number."""
 
 
 @dataclass(frozen=True, slots=True)

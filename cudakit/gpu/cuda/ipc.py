@@ -23,8 +23,10 @@ from cudakit.gpu.api.sharing import (
     HandleKind,
     ProcessId,
 )
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
-from cudakit.gpu.cuda.virtual import HANDLE_TYPES, VirtualMemory
+from cudakit.gpu.cuda.memory import CudaMemory
+from cudakit.gpu.cuda.virtual import HANDLE_TYPES, CudaVirtualMemory
 from cudakit.gpu.explain import Status, cuda_error
 
 _SUPPORTED = {
@@ -34,31 +36,34 @@ _SUPPORTED = {
 _LAZILY = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
-class Sharing(VirtualMemory):
+class CudaIpc:
     """What this process lets others open of one device's memory, and what it has opened of theirs."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
+        self._context, self._memory, self._virtual = context, memory, virtual
         self._opened: Counter[Ptr] = Counter()
         self._exported: set[Descriptor] = set()
         self._serials = count(1)
 
     @property
     def process(self) -> ProcessId:
-        """Return who this process is: after a fork, another one."""
+        """This process; after a fork, the child."""
         return file_descriptors.this_process()
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        if ptr not in self._allocated:
+        if ptr not in self._memory.allocated:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no allocation of {self.name} begins at {ptr:#x}"
+                Status.INVALID_VALUE,
+                seen=f"no allocation of {self._context.name} begins at {ptr:#x}",
             )
-        return _content(self.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}"))
+        return _content(self._context.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}"))
 
     def ipc_open(self, handle: bytes) -> Ptr:
         known = cu.CUipcMemHandle()
         ctypes.memmove(known.getPtr(), _checked(handle), HANDLE_BYTES)
-        ptr = Ptr(int(self.call(cu.cuIpcOpenMemHandle, known, _LAZILY, seen=lambda: _NOT_HERE)))
+        ptr = Ptr(
+            int(self._context.call(cu.cuIpcOpenMemHandle, known, _LAZILY, seen=lambda: _NOT_HERE))
+        )
         self._opened[ptr] += 1
         return ptr
 
@@ -67,22 +72,26 @@ class Sharing(VirtualMemory):
             raise cuda_error(
                 Status.INVALID_VALUE, seen=f"nothing is open at {ptr:#x}; it may have been closed"
             )
-        self.call(cu.cuIpcCloseMemHandle, ptr, seen=lambda: f"{ptr:#x}")
+        self._context.call(cu.cuIpcCloseMemHandle, ptr, seen=lambda: f"{ptr:#x}")
         self._opened[ptr] -= 1
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORTED[kind]))
 
     def export(self, backing: Backing) -> Exported:
-        handle = self.backings[backing]
-        kind = self.call(cu.cuMemGetAllocationPropertiesFromHandle, handle).requestedHandleTypes
+        handle = self._virtual.backings[backing]
+        kind = self._context.call(
+            cu.cuMemGetAllocationPropertiesFromHandle, handle
+        ).requestedHandleTypes
         if int(kind) == int(HANDLE_TYPES["fabric"]):
-            return Fabric(_content(self.call(cu.cuMemExportToShareableHandle, handle, kind, 0)))
+            return Fabric(
+                _content(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+            )
         if int(kind) != int(HANDLE_TYPES["descriptor"]):
             raise Unsupported(
                 "this memory was created without a handle, and other processes cannot open it"
             )
-        number = int(self.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+        number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
         os.set_inheritable(number, False)  # it would keep the memory in every child
         exported = Descriptor(self.process, number, next(self._serials))
         self._exported.add(exported)
@@ -104,12 +113,12 @@ class Sharing(VirtualMemory):
             os.close(taken)
 
     def close(self) -> None:
+        """Close what is open, and withdraw every export."""
         for ptr in self._opened.elements():
-            self.ask(cu.cuIpcCloseMemHandle, ptr)
+            self._context.ask(cu.cuIpcCloseMemHandle, ptr)
         self._opened.clear()
         for exported in [*self._exported]:
             self.withdraw(exported)
-        super().close()
 
     def _taken(self, exported: Descriptor) -> int:
         """Return a descriptor of this process, whosever it was."""
@@ -118,17 +127,17 @@ class Sharing(VirtualMemory):
         return os.dup(exported.number)
 
     def _imported(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
-        made = self.call(
+        made = self._context.call(
             cu.cuMemImportFromShareableHandle,
             system_handle,
             HANDLE_TYPES[kind],
             seen=lambda: _NOT_HERE,
         )
-        return Backing(self.backings.add(made))
+        return Backing(self._virtual.backings.add(made))
 
     def _supports(self, attribute: Any) -> bool:
         """Ask for an attribute that an older driver may not know."""
-        result = cu.cuDeviceGetAttribute(attribute, self._device)
+        result = cu.cuDeviceGetAttribute(attribute, self._context.device)
         if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return False
         return bool(check(result))
