@@ -63,6 +63,7 @@ THIRD_PARTY = {
     "click": {"cli"},
     "compression": {"core.memory"},  # the same, of the standard library since then
     "numpy": {
+        "torch_rules",
         "document",
         "serialize",
         "trace",

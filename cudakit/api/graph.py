@@ -60,6 +60,6 @@ def graph(
     >>> with graph(clear, buffer, device=sim) as cleared:
     ...     cleared.replay()
     """
-    from cudakit.gpu.graphed.make import make
+    from cudakit.gpu.graphed.callable import capture_function
 
-    return make(fn, buffers, device, warmup)
+    return capture_function(fn, buffers, device, warmup)

@@ -230,7 +230,7 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
 
 
 def _of_torch() -> Mapping[str, str]:
-    from cudakit.gpu.torch_tunable import torch_validators
+    from cudakit.gpu.blas.vendor import torch_validators
 
     try:
         return torch_validators()

@@ -20,10 +20,9 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never,
 )
+from cudakit.gpu.blas.frameworks import Switch, View, run_with, views
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
-from cudakit.gpu.blas.switches import Switch, run_with
 from cudakit.gpu.blas.vendor import CudaDevice
-from cudakit.gpu.blas.views import View, views
 from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable
 

@@ -10,10 +10,9 @@ from typing import Any
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.blas.frameworks import Switch, attribute, run_with
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
-from cudakit.gpu.blas.switches import Switch, attribute, run_with
-from cudakit.gpu.blas.torch_calls import Call, choose_call
-from cudakit.gpu.blas.torch_tensors import Tensors
+from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
 

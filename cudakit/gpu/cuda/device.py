@@ -108,7 +108,7 @@ class Cuda(Device):
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         """Open a library that multiplies matrices. Raises MissingDependency with what to install."""
-        from cudakit.gpu.blas.open import open_blas
+        from cudakit.gpu.blas import open_blas
 
         return open_blas(self, library, self.context.capability)
 

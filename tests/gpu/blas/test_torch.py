@@ -10,11 +10,9 @@ import pytest
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import LAYOUTS, Gemm, GemmSettings
-from cudakit.gpu.blas.switches import attribute, run_with
+from cudakit.gpu.blas.frameworks import View, attribute, run_with, views
 from cudakit.gpu.blas.torch import _switches
-from cudakit.gpu.blas.torch_calls import choose_call
-from cudakit.gpu.blas.torch_tensors import TensorSet
-from cudakit.gpu.blas.views import View, views
+from cudakit.gpu.blas.torch_calls import TensorSet, choose_call
 
 GEMM = Gemm(dtype="fp64", m=5, n=3, k=4)
 USUAL = GemmSettings()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Gemm
+from cudakit.gpu.blas.frameworks import View, views
 from cudakit.gpu.blas.types import numbered, type_names
-from cudakit.gpu.blas.views import View, views
 
 ALL = [
     Gemm(dtype=name, m=16, n=16, k=16, output=output.name, accumulate=accumulate)

@@ -1,17 +1,45 @@
+"""The loading of libraries: what a missing one is reported with, and what torch requires of a tuning file."""
+
 from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from cudakit.errors import MissingDependency
+from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
+
+
+@pytest.mark.parametrize(
+    ("package", "load", "commands"),
+    [
+        ("nvmath", load_nvmath, ("pip install 'nvmath-python>=1.0,<2'",)),
+        ("torch", load_torch, ("pip install 'torch'",)),
+        ("cupy", load_cupy, tuple(f"pip install 'cupy-cuda{release}x'" for release in (12, 13))),
+    ],
+)
+def test_missing_library_is_named_with_install_command(
+    package: str, load: Callable[[], object], commands: tuple[str, ...]
+) -> None:
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(MissingDependency, match="is not installed") as caught:
+        load()
+    assert package in caught.value.message
+    assert caught.value.hint in commands
+
+
+# --- torch.cuda.tunable
 ASK = """
 import json
 from cudakit.errors import CudakitError
-from cudakit.gpu.torch_tunable import torch_validators
+from cudakit.gpu.blas.vendor import torch_validators
 try:
     print(json.dumps(dict(torch_validators())))
 except CudakitError as error:
@@ -43,11 +71,11 @@ def ask(tmp_path: Path, tunable: str | None) -> object:
     return json.loads(done.stdout)
 
 
-def test_the_validators_of_torch_are_words(tmp_path: Path) -> None:
+def test_torch_validators_are_strings(tmp_path: Path) -> None:
     assert ask(tmp_path, WITH_CUDA) == {"PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130400"}
 
 
-def test_a_torch_without_cuda_has_none(tmp_path: Path) -> None:
+def test_torch_without_cuda_has_no_validators(tmp_path: Path) -> None:
     kind, message, hint = ask(tmp_path, WITHOUT_CUDA)  # type: ignore[misc]
 
     assert kind == "Unsupported"
@@ -55,7 +83,7 @@ def test_a_torch_without_cuda_has_none(tmp_path: Path) -> None:
     assert "for CUDA" in hint
 
 
-def test_without_torch_the_way_to_install_it_is_said(tmp_path: Path) -> None:
+def test_missing_torch_gives_install_command(tmp_path: Path) -> None:
     kind, message, hint = ask(tmp_path, None)  # type: ignore[misc]
 
     assert kind == "MissingDependency"
@@ -64,7 +92,7 @@ def test_without_torch_the_way_to_install_it_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_torch_names_what_a_file_for_it_needs() -> None:
+def test_installed_torch_lists_validators() -> None:
     pytest.importorskip("torch", minversion="2.15")
     done = subprocess.run([sys.executable, "-c", ASK], check=True, capture_output=True, text=True)
 

@@ -11,7 +11,8 @@ from core.memory.history import History
 from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import given
 
-from cudakit.core.memory.replay.mapped import mapped_at, mapped_ranges
+from cudakit.core.memory.replay.mapped_ranges import mapped_ranges
+from cudakit.core.memory.replay.segments import SegmentLives, segment_history
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 
@@ -30,6 +31,10 @@ def unmap(page: int, pages: int = 1, **more: int) -> Entry:
 def final(page: int, pages: int = 1, *blocks: Block, stream: int = 0, pool: int = 0) -> Segment:
     address = BASE + page * PAGE
     return Segment(address, pages * PAGE, blocks, stream=stream, pool=pool, expandable=True)
+
+
+def mapped_at(trace: DeviceTrace, moment: int) -> SegmentLives:
+    return segment_history(trace).runs_at(moment)
 
 
 def pages_at(trace: DeviceTrace, moment: int) -> list[tuple[int, int]]:

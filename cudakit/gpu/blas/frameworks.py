@@ -1,4 +1,4 @@
-"""A product of column-major matrices, as a library that thinks row by row sees the same memory.
+"""What calls of torch and CuPy have in common: operands in row-major order, and settings of the process.
 
 Read row by row, column-major memory holds the transpose. D = op(A) op(B) is therefore the product of
 op(B) transposed and op(A) transposed, in this order, which gives D transposed: the same call of cuBLAS in
@@ -7,7 +7,9 @@ the end, as those libraries swap the factors themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm, Matrix
@@ -51,3 +53,39 @@ def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
     return View(
         matrix.element, (matrix.batch, *shape), (matrix.stride, *strides), matrix.size_bytes
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One setting, and the value that it must have."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    value: Any
+
+
+def attribute(holder: Any, name: str, value: Any) -> Switch:
+    """Return the switch that is an attribute of an object."""
+
+    def read() -> Any:
+        return getattr(holder, name)
+
+    def write(other: Any) -> None:
+        setattr(holder, name, other)
+
+    return Switch(read, write, value)
+
+
+def run_with(switches: Sequence[Switch], work: Callable[[], object]) -> None:
+    """Run ``work`` with every switch at its value; those that were not are put back, whatever happens."""
+    changed: list[tuple[Switch, Any]] = []
+    try:
+        for switch in switches:
+            before = switch.read()
+            if before != switch.value:
+                changed.append((switch, before))
+                switch.write(switch.value)
+        work()
+    finally:
+        for switch, before in reversed(changed):
+            switch.write(before)
