@@ -24,8 +24,7 @@ from cudakit.gpu.cuda.streams import CudaStreams, HandleStreams
 from cudakit.gpu.cuda.virtual import CudaVirtualMemory
 from cudakit.gpu.device import Device
 from cudakit.gpu.nvml import Nvml, open_nvml
-from cudakit.gpu.probe import child
-from cudakit.gpu.probe.answer import cuda_view
+from cudakit.gpu.probe import child, cuda_view
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")

@@ -8,8 +8,7 @@ import pytest
 from core.devices.machines import MadeMachine, cuda, gpu, moving, nvml, seen
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.show import Writer, again_and_again
-from cudakit.cli.devices.watch import Redraw, ticks
+from cudakit.cli.devices.show import Redraw, Writer, again_and_again, ticks
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
 from cudakit.errors import EnvironmentUnusable
