@@ -14,14 +14,15 @@ from typing import Any
 
 from cudakit.errors import Unsupported
 from cudakit.gpu import file_descriptors
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import (
+from cudakit.gpu.api import (
     HANDLE_BYTES,
+    Backing,
     Descriptor,
     Exported,
     Fabric,
     HandleKind,
     ProcessId,
+    Ptr,
 )
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu

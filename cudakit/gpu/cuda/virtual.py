@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import HandleKind
+from cudakit.gpu.api import Backing, HandleKind, Ptr
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import CudaMemory
