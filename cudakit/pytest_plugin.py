@@ -119,13 +119,13 @@ class _Sanitizer:
     """Records this process, and charges each race to the test that was running."""
 
     def __init__(self, config: pytest.Config, *, everything: bool) -> None:
-        from cudakit.core.sanitize.monitor import Watch
+        from cudakit.core.sanitize.monitor import Monitor
         from cudakit.core.sanitize.suppressions import suppressions
         from cudakit.gpu.capture.inprocess import begin
 
         self._everything = everything
         self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))
-        self._watch = Watch()
+        self._watch = Monitor()
         self._outside = self._report = self._new_report()
         self._test = ""  # that is running, and is watched
         self._tests = 0

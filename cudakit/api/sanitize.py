@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from cudakit.errors import RaceError, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.sanitize.monitor import Watch
+    from cudakit.core.sanitize.monitor import Monitor
     from cudakit.core.sanitize.report import Report
     from cudakit.core.sanitize.result import FoundRace, SanitizeResult
     from cudakit.gpu.capture.inprocess import Recording
@@ -99,10 +99,10 @@ class _Session:
     """The recording of this process, and the block that it is in."""
 
     def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
-        from cudakit.core.sanitize.monitor import Watch
+        from cudakit.core.sanitize.monitor import Monitor
         from cudakit.gpu.capture.inprocess import begin
 
-        self._watch: Watch = Watch()
+        self._watch: Monitor = Monitor()
         self._outside = _nobodys()
         self._report: Report = self._outside
         self._recording: Recording = begin(self._take, gpu=gpu, accesses=accesses)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
@@ -38,7 +38,7 @@ class Watching:
         self._warn = warn
         self._report = Report(show=show, suppressions=suppressions(suppress), demangle=demangle)
         possible = show is Confidence.POSSIBLE
-        self._watch = Watch(strict_threads=strict_threads, report_possible=possible)
+        self._watch = Monitor(strict_threads=strict_threads, report_possible=possible)
 
     def consume(self, batch: Batch) -> bool:
         """Take what came; True stops the program."""
