@@ -7,8 +7,7 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.sharing import HANDLE_BYTES, Descriptor
+from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Gpu, Ptr
 from cudakit.gpu.explain import Status
 
 
