@@ -1,4 +1,4 @@
-"""Several processes at once: an engine for each, and one report of their races."""
+"""Race detection in several processes at once: an engine for each, and one report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 
 
-class Monitor:
+class RaceDetector:
     """Passes the records of each process to its engine, and the races to the given report."""
 
     def __init__(self, *, strict_threads: bool = False, report_possible: bool = False) -> None:
