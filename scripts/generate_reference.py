@@ -27,7 +27,7 @@ import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.run.launcher import Launcher
+from cudakit.cli.run import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.units import Unavailable
 

@@ -22,7 +22,7 @@ from cudakit.gpu.api import (
     ProcessId,
     Ptr,
 )
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.space import Heap, Region, forget

@@ -1,11 +1,12 @@
-"""The environment of the program: it makes each Python start the agent, and tells the agent what to do."""
+"""What the supervisor and the agents exchange: settings in the environment, lines in files of the spool."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ def child_environment(
     ours = _without_agent(environment)
     paths = [str(AGENT), *filter(None, [ours.get("PYTHONPATH")])]
     ours["PYTHONPATH"] = os.pathsep.join(paths)
-    ours["CUDAKIT_AGENT"] = json.dumps(_told(settings, spool))
+    ours["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
     if settings.sanitize:
         ours["CUDAKIT_SPOOL"] = str(spool)
     return ours
 
 
-def _told(settings: Settings, spool: Path) -> dict[str, Any]:
+def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
     return {
         "spool": str(spool),
         "sanitize": settings.sanitize,
@@ -60,3 +61,45 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
         entries = rest["PYTHONPATH"].split(os.pathsep)
         rest["PYTHONPATH"] = os.pathsep.join(path for path in entries if path != str(AGENT))
     return rest
+
+
+# --- from the agents
+
+
+class About(StrEnum):
+    """What a line is about, and the suffix of the files that hold such lines."""
+
+    FAILED = "failed"  # something that the agent was to do, and why it cannot
+    SNAPSHOTS = "snapshots"  # a snapshot of memory was saved: its path
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line of one process."""
+
+    process: int  # 0: the supervisor itself
+    about: About
+    text: str
+
+
+class Notices:
+    """Reads the lines that come."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[str, int] = {}
+
+    def new(self) -> Iterator[Notice]:
+        """Yield the lines since the last call."""
+        for name in sorted(os.listdir(self._directory)):
+            process, _, suffix = name.partition(".")
+            if process.isdecimal() and suffix in set(About):
+                for line in self._lines(name):
+                    yield Notice(int(process), About(suffix), line)
+
+    def _lines(self, name: str) -> Iterator[str]:
+        content = (self._directory / name).read_bytes()[self._read.get(name, 0) :]
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read[name] = self._read.get(name, 0) + len(whole)
+        for line in whole.splitlines():
+            yield line.decode("utf-8", "surrogateescape")

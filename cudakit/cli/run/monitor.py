@@ -11,14 +11,14 @@ from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.notices import About, Notice
+from cudakit.run.protocol import About, Notice
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
 
-class Watching:
+class Monitor:
     """Takes what the processes of a program record and say; ``warn`` is told at once what goes wrong."""
 
     def __init__(
