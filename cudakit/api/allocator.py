@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 _FRONT_CACHE = 64
 
 if TYPE_CHECKING:
-    from cudakit.core.allocator.mempool import GraphMemory as GraphMemory
-    from cudakit.core.allocator.mempool import MemPool as MemPool
+    from cudakit.core.allocator.device_allocator import DeviceAllocator
+    from cudakit.core.allocator.ipc import OpenedMemory as OpenedMemory
+    from cudakit.core.allocator.mem_pool import GraphMemory as GraphMemory
+    from cudakit.core.allocator.mem_pool import MemPool as MemPool
     from cudakit.core.allocator.oom import OutOfMemory as OutOfMemory
-    from cudakit.core.allocator.opened import OpenedAllocator
-    from cudakit.core.allocator.opened_memory import OpenedMemory as OpenedMemory
-    from cudakit.core.allocator.private import PoolError as PoolError
-    from cudakit.core.allocator.shared import SharedMemory as SharedMemory
+    from cudakit.core.allocator.private_pools import PoolError as PoolError
+    from cudakit.core.allocator.shared_memory import SharedMemory as SharedMemory
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.allocator import Allocator
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
     from cudakit.torch_rules.settings import Settings
 
-    class CachingAllocator(OpenedAllocator):
+    class CachingAllocator(DeviceAllocator):
         """Declared here for checkers of types; see ``_caching_allocator``."""
 
         def __init__(
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 def _caching_allocator() -> type:
-    from cudakit.core.allocator.opened import OpenedAllocator
+    from cudakit.core.allocator.device_allocator import DeviceAllocator
 
-    class CachingAllocator(OpenedAllocator):
+    class CachingAllocator(DeviceAllocator):
         """Memory of a device, cached and in the order of streams, as torch's allocator does, without torch.
 
         ``device`` is CUDA's number of one, the current one by default, or ``"sim"`` or ``"sim:MODEL"`` for
@@ -129,19 +129,19 @@ def _caching_memory_resource() -> type:
 
 
 def _graph_memory() -> type:
-    from cudakit.core.allocator.mempool import GraphMemory
+    from cudakit.core.allocator.mem_pool import GraphMemory
 
     return GraphMemory
 
 
 def _mem_pool() -> type:
-    from cudakit.core.allocator.mempool import MemPool
+    from cudakit.core.allocator.mem_pool import MemPool
 
     return MemPool
 
 
 def _opened_memory() -> type:
-    from cudakit.core.allocator.opened_memory import OpenedMemory
+    from cudakit.core.allocator.ipc import OpenedMemory
 
     return OpenedMemory
 
@@ -153,13 +153,13 @@ def _out_of_memory() -> type:
 
 
 def _pool_error() -> type:
-    from cudakit.core.allocator.private import PoolError
+    from cudakit.core.allocator.private_pools import PoolError
 
     return PoolError
 
 
 def _shared_memory() -> type:
-    from cudakit.core.allocator.shared import SharedMemory
+    from cudakit.core.allocator.shared_memory import SharedMemory
 
     return SharedMemory
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.pools import PoolId
+from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.whatif.program import AT_ONCE, Act, Program
 from cudakit.core.memory.whatif.replica import Replica
@@ -52,13 +52,6 @@ def play(
     return player.play()
 
 
-class _Allocator(CachingAllocator):
-    def look_at_streams(self) -> None:
-        """Complete what no stream uses any more, as the next request would."""
-        with self._inside():
-            self._uses.process()
-
-
 class _Ran(Exception):
     """The end of a replay for want of memory."""
 
@@ -74,7 +67,7 @@ class _Player:
     ) -> None:
         self._program = program
         self._device = device
-        self._allocator = _Allocator(device, settings, search_again=search_again)
+        self._allocator = CachingAllocator(device, settings, search_again=search_again)
         self._pool = 0  # of the request at hand
         self._pools: dict[int, PoolId] = {}
         self._let_gone: set[int] = set()
@@ -92,7 +85,7 @@ class _Player:
             shortage = ran.shortage
             if shortage.event < 0:
                 start = self._held("current")
-        self._allocator.look_at_streams()
+        self._allocator.process_events()
         known = self._allocator.statistics()
         return Played(
             start=start,
@@ -154,7 +147,7 @@ class _Player:
     def _complete(self, event: int, number: int) -> None:  # noqa: ARG002
         lane = _FIRST_LANE + self._program.lanes[number]
         self._device.come_so_far(lane, self._places.pop(number, 0))
-        self._allocator.look_at_streams()
+        self._allocator.process_events()
 
     def _ask(self, event: int, number: int) -> None:  # noqa: ARG002
         """Ask for what the record could not have; where it is there, nobody knows what became of it."""

@@ -6,7 +6,7 @@ from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
-from cudakit.core.allocator.cache import OUT_OF_MEMORY
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event, MemoryInfo
 from cudakit.torch_rules.sizes import SEGMENT_STEP
