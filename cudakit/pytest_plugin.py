@@ -119,8 +119,8 @@ class _Sanitizer:
     """Records this process, and charges each race to the test that was running."""
 
     def __init__(self, config: pytest.Config, *, everything: bool) -> None:
-        from cudakit.core.sanitize.suppress import suppressions
-        from cudakit.core.sanitize.watch import Watch
+        from cudakit.core.sanitize.monitor import Watch
+        from cudakit.core.sanitize.suppressions import suppressions
         from cudakit.gpu.capture.inprocess import begin
 
         self._everything = everything
@@ -161,7 +161,7 @@ class _Sanitizer:
 
     def summary(self) -> dict[str, int]:
         """Count what was seen, by the names of ``_COUNTED``."""
-        from cudakit.core.sanitize.message import findings
+        from cudakit.core.sanitize.report import findings
 
         with self._settled():
             result = self._watch.result(self._outside)
@@ -195,7 +195,7 @@ class _Sanitizer:
 
     def _found(self) -> str:
         """Return the message for the races since the last look, or nothing."""
-        from cudakit.core.sanitize.message import findings, message
+        from cudakit.core.sanitize.report import findings, message
 
         if self._report is self._outside:
             return ""

@@ -70,6 +70,15 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_rate(amount: float, unit: str) -> str:
+    """Write an amount per second with a decimal prefix, as vendors give bandwidths: ``3.35 TB/s``."""
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while abs(amount) >= 999.5 and len(prefixes) > 1:
+        amount /= 1000
+        del prefixes[0]
+    return f"{amount:.3g} {prefixes[0]}{unit}/s"
+
+
 def format_ratio(ratio: float) -> str:
     """Write a ratio as a percentage: ``12.3%``; what is not zero never reads as zero."""
     percent = ratio * 100

@@ -1,19 +1,20 @@
-"""Hold ``cudakit run --sanitize`` to what the examples and the test programs expect of it.
+"""Check that ``cudakit run --sanitize`` reports what is expected of the examples and the test programs.
 
     python scripts/judge_races.py                     # all that can run here, four at a time
     python scripts/judge_races.py sim_copies 'cupy_*' --all
+    python scripts/judge_races.py 'sanitize_corpus/*' # one folder: races, sanitize_programs, sanitize_corpus
     python scripts/judge_races.py --plain             # without cudakit: do the programs themselves work
     python scripts/judge_races.py --accesses arguments
-    python scripts/judge_races.py '*_race' '*_clean' --keep tests/sanitize_corpus/logs
+    python scripts/judge_races.py 'sanitize_corpus/*' --keep tests/sanitize_corpus/logs
 
-Each name of examples/races/expected.toml and tests/sanitize_programs/expected.toml is a pair: a program with
-a race, which must be found and show a line of the program, and its fixed twin, in which nothing may be found.
-Each name of tests/sanitize_corpus/expected.toml is one program, with either.
+Each name in the expected.toml of a folder is a pair: a race, which must be found with a line of the program
+in its stack, and the fixed variant, in which nothing may be found. A pair is two scripts, or one script that
+takes "race" or "fixed" as its argument.
 
-The programs of the corpus are held to what exact accesses show, and with --accesses arguments to what can be
-known without them. Prints a line for each program that was judged wrongly, with --all for every one, and
-exits with 1 for any; one that does not end in --seconds is ended, and wrong. --json FILE keeps what was said,
---keep DIR what was recorded (race_logs), from which it can be said again, where that is small.
+The corpus is held to what exact accesses show; with --accesses arguments, to what can be known without them.
+Prints a line for each wrong result, with --all for each program, and exits with 1 if there is any. A program
+that takes longer than --seconds is killed, which is wrong. --json FILE writes the reports, --keep DIR the
+recorded events (race_logs) where they are small, from which tests repeat the reports without a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -40,8 +41,9 @@ import race_logs
 from cudakit.gpu.cuda.current import device_count
 
 ROOT = Path(__file__).resolve().parent.parent
-PAIRS = (ROOT / "examples/races", ROOT / "tests/sanitize_programs")
 CORPUS = ROOT / "tests/sanitize_corpus"
+PROGRAMS = ROOT / "tests/sanitize_programs"
+FOLDERS = (ROOT / "examples/races", PROGRAMS, CORPUS)
 RECORD = ROOT / "scripts/record_races.py"
 RACES_FOUND = 1  # the exit code, where the program's own is 0
 TIMED_OUT = 124  # as of timeout(1)
@@ -54,7 +56,7 @@ class Case:
     """One program, and what is expected of it."""
 
     name: str
-    variant: str  # race, or what has none: fixed, clean
+    variant: str  # race or fixed
     script: Path
     arguments: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -74,6 +76,15 @@ class Case:
     @property
     def label(self) -> str:
         return "_".join((self.script.stem, *self.arguments))
+
+    @property
+    def path(self) -> str:
+        """The name with its folder: some names are in two folders."""
+        return f"{self.script.parent.name}/{self.name}"
+
+    def is_named(self, patterns: Sequence[str]) -> bool:
+        """Return whether one of the patterns matches the name, with or without its folder."""
+        return any(matches(name, each) for each in patterns for name in (self.name, self.path))
 
     def missing(self) -> str:
         """Say what this machine lacks for it."""
@@ -100,21 +111,20 @@ class Run:
 
 
 def cases(accesses: str = "exact") -> Iterator[Case]:
-    """Yield all cases, with what is expected where accesses are known like that."""
-    for folder in PAIRS:
+    """Yield all cases, with what is expected when accesses are known exactly, or from arguments."""
+    for folder in FOLDERS:
+        make = of_corpus if folder == CORPUS else of_example
         for name, fields in expected(folder).items():
-            if accesses == "exact" and fields["confidence"] == "possible":
-                fields["confidence"] = (
-                    "certain"  # it is only possible as long as both sides are assumed
-                )
             for variant in ("race", "fixed"):
-                yield case(folder, name, variant, fields)
-    for name, fields in expected(CORPUS).items():
-        yield of_corpus(name, accesses, **fields)
+                own = folder / f"{name}_{variant}.py"
+                script, arguments = (
+                    (own, ()) if own.exists() else (folder / f"{name}.py", (variant,))
+                )
+                yield make(partial(Case, name, variant, script, arguments), accesses, **fields)
 
 
 def expected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the list of a folder; what is a list there is a tuple here."""
+    """Read the list of a folder; lists in it become tuples."""
     listed = tomllib.loads((folder / "expected.toml").read_text(encoding="utf-8"))
     return {
         name: {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
@@ -122,20 +132,18 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def case(folder: Path, name: str, variant: str, fields: dict[str, Any]) -> Case:
-    """Make a case: a script of its own for each variant, or one that is told which."""
-    own = folder / f"{name}_{variant}.py"
-    script, arguments = (own, ()) if own.exists() else (folder / f"{name}.py", (variant,))
-    return Case(name, variant, script, arguments, **fields)
+def of_example(make: partial[Case], known: str, *, confidence: str, **fields: Any) -> Case:
+    """Make a case of the examples: a race is only possible as long as both sides are assumed."""
+    certain = known == "exact" and confidence == "possible"
+    return make(confidence="certain" if certain else confidence, **fields)
 
 
 def of_corpus(
-    name: str, known: str, *, verdict: str, accesses: str = "", sure: str = "certain", **fields: Any
+    make: partial[Case], known: str, *, accesses: str, sure: str = "certain", **fields: Any
 ) -> Case:
-    """Make a case of the corpus; ``accesses`` are those that its race takes, ``known`` those that are had."""
+    """Make a case of the corpus, whose race must be found with ``accesses``."""
     sure = sure if known == "exact" else "likely" if accesses == known else "possible"
-    made = Case(name, verdict, CORPUS / f"{name}.py", (), fields.pop("kinds", ()), sure)
-    return replace(made, exact=known == "exact", **fields)
+    return make(confidence=sure, exact=known == "exact", **fields)
 
 
 @cache
@@ -294,7 +302,7 @@ class Judgement:
     def __str__(self) -> str:
         mark = {True: "ok", False: "WRONG", None: "skipped"}[self.right]
         seconds = f"{self.run.seconds:5.1f} s" if self.run else " " * 7
-        return f"{mark:7} {seconds}  {self.case.name:35} {self.case.variant:5}  {self.words}"
+        return f"{mark:7} {seconds}  {self.case.path:45} {self.case.variant:5}  {self.words}"
 
 
 def judged(
@@ -323,8 +331,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--accesses", choices=["exact", "arguments"])
     parser.add_argument("--keep", type=Path, metavar="DIR")
     chosen = parser.parse_args()
-    names = {case.name for case in cases()}
-    if unknown := [each for each in chosen.names if not any(matches(n, each) for n in names)]:
+    known = list(cases())
+    if unknown := [
+        each for each in chosen.names if not any(case.is_named([each]) for case in known)
+    ]:
         parser.error(f"no such name: {', '.join(sorted(unknown))}")
     return chosen
 
@@ -334,7 +344,7 @@ def main() -> int:
     some = [
         case
         for case in cases(chosen.accesses or "exact")
-        if not chosen.names or any(matches(case.name, each) for each in chosen.names)
+        if not chosen.names or case.is_named(chosen.names)
     ]
     judge = partial(
         judged,
@@ -351,7 +361,7 @@ def main() -> int:
                 print(judgement, flush=True)
     if chosen.json:
         said = {
-            f"{each.case.name} {each.case.variant}": each.run.found | {"stderr": each.run.stderr}
+            f"{each.case.path} {each.case.variant}": each.run.found | {"stderr": each.run.stderr}
             for each in judgements
             if each.run
         }

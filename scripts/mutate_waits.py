@@ -4,7 +4,7 @@
     python scripts/mutate_waits.py --jobs 4           # all that can run here
     python scripts/mutate_waits.py 'sim_*' 'cupy_*'   # the mutants of these programs
 
-The programs are those of examples/races and tests/sanitize_corpus in which nothing may be found. A mutant
+The programs are the fixed variants in examples/races and tests/sanitize_corpus. A mutant
 lacks one statement that makes a stream or the host wait, or an allocator know. What ``cudakit run
 --sanitize`` would say of it is held to what brute force finds in the events of the same run:
 
@@ -32,12 +32,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 import judge_races
 import race_logs
 
-from cudakit.core.sanitize.late import NEVER_READ, in_turn
-from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, in_turn
+from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
 
@@ -82,6 +83,7 @@ class Mutant:
     """A program without one of its waits."""
 
     program: Path
+    arguments: tuple[str, ...]
     wait: Wait
 
     def __str__(self) -> str:
@@ -97,7 +99,7 @@ class Outcome:
 
 
 def waits(source: str) -> list[Wait]:
-    """List the waits of a program."""
+    """List the waits of the fixed variant of a program."""
     found: list[Wait] = []
     _collect(ast.parse(source), source, found)
     return sorted(found, key=lambda wait: (wait.line, wait.column))
@@ -110,7 +112,13 @@ def _collect(node: ast.AST, source: str, found: list[Wait]) -> None:
     if isinstance(node, ast.Call) and _name(node) in HANDING_ON:
         found.append(_wait(node, source, instead=_handed_on(node)))
     for child in ast.iter_child_nodes(node):
-        _collect(child, source, found)
+        if not (_is_racy_branch(node) and child in node.body):
+            _collect(child, source, found)
+
+
+def _is_racy_branch(node: ast.AST) -> TypeGuard[ast.If]:
+    """Return whether a statement's body runs in the race alone: ``if race:``."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "race"
 
 
 def is_wait(node: ast.stmt) -> bool:
@@ -153,14 +161,15 @@ def _wait(node: ast.stmt | ast.Call, source: str, **instead: str) -> Wait:
 
 
 def programs() -> Iterator[judge_races.Case]:
-    """Yield the correct programs that have a script of their own."""
+    """Yield the fixed variants of the examples and of the corpus."""
     for case in judge_races.cases():
-        if case.variant != "race" and not case.arguments:
+        if case.variant == "fixed" and case.script.parent != judge_races.PROGRAMS:
             yield case
 
 
 def mutants(case: judge_races.Case) -> list[Mutant]:
-    return [Mutant(case.script, wait) for wait in waits(case.script.read_text(encoding="utf-8"))]
+    source = case.script.read_text(encoding="utf-8")
+    return [Mutant(case.script, case.arguments, wait) for wait in waits(source)]
 
 
 def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome:
@@ -175,6 +184,7 @@ def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome
         log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.npz"
         command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
         command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
+        command += mutant.arguments
         done = judge_races.timed(command, MOST_SECONDS)
         if not output.exists() or json.loads(output.read_text(encoding="utf-8"))["exit_status"]:
             return Outcome("broken", judge_races.last_line(done.stderr))
@@ -219,7 +229,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    cases = [case for case in programs() if _is_named(case, chosen.names)]
+    cases = [case for case in programs() if not chosen.names or case.is_named(chosen.names)]
     if not chosen.list:
         cases = [case for case in cases if not case.missing()]
     some = [mutant for case in cases for mutant in mutants(case)]
@@ -239,10 +249,6 @@ def main() -> int:
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     print(f"{len(some)} mutants of {len(cases)} programs: {words}")
     return int(any(counts[verdict] for verdict in BAD))
-
-
-def _is_named(case: judge_races.Case, patterns: list[str]) -> bool:
-    return not patterns or any(judge_races.matches(case.script.stem, each) for each in patterns)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from cudakit.core.sanitize.monitor import Watch
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.core.sanitize.watch import Watch
 from cudakit.gpu.demangle import demangle
 from cudakit.trace.kinds import Kind
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, view

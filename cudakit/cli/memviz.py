@@ -227,13 +227,14 @@ def _try_settings(
     _refuse_all_but_html(exports, "a replay")
     with ExitStack() as stack:
         main, opened = _open(stack, options, exports)
-        from cudakit.core.memory.present.what_if import report
-        from cudakit.core.memory.whatif import WhatIfSpec, what_if
+        from cudakit.api.memory import replay_snapshots
+        from cudakit.core.whatif import WhatIfSpec
+        from cudakit.core.whatif.present import report
 
         asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
         snapshots = _load(files, quiet=options.quiet)
         with progress_line(quiet=options.quiet) as progress:
-            result = what_if(snapshots, asked, progress)
+            result = replay_snapshots(snapshots, asked, progress)
         main.answer(result, lambda: report(result), as_json=options.json)
         for target in opened.values():
             target.write(_page(report(result)))

@@ -7,6 +7,7 @@ import math
 from cudakit.document import (
     Bytes,
     Change,
+    Chart,
     Count,
     Frame,
     Rate,
@@ -14,10 +15,16 @@ from cudakit.document import (
     Seconds,
     Stack,
     Text,
-    Unavailable,
     Value,
 )
-from cudakit.units import format_bytes, format_count, format_ratio, format_seconds
+from cudakit.units import (
+    Unavailable,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
 
 NOT_AVAILABLE = "n/a"
 NO_STACK = "no stack recorded"
@@ -94,17 +101,44 @@ def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
         case Seconds(seconds):
             return format_seconds(seconds) if seconds else "0 s"
         case Rate(amount, unit):
-            return _rate(amount, unit)
+            return format_rate(amount, unit)
         case Ratio(ratio):
             return format_ratio(ratio)
         case Count(count):
             return format_count(count)
 
 
-def _rate(amount: float, unit: str) -> str:
-    """Write a rate with decimal prefixes, as vendors give bandwidths and FLOP/s: ``3.35 TB/s``."""
-    prefixes = ["", "k", "M", "G", "T", "P"]
-    while abs(amount) >= 999.5 and len(prefixes) > 1:
-        amount /= 1000
-        del prefixes[0]
-    return f"{amount:.3g} {prefixes[0]}{unit}/s"
+def x_value(chart: Chart, x: float) -> Value:
+    """Give a position on the x axis its unit."""
+    return _with_unit(chart.x_unit, x)
+
+
+def y_value(chart: Chart, y: float) -> Value:
+    """Give a height its unit."""
+    return _with_unit(chart.y_unit, y)
+
+
+def x_words(chart: Chart) -> list[str]:
+    """Write every item of the x axis: names as they are, numbers with their unit."""
+    if chart.x.dtype.kind in "OSU":
+        return [str(item) for item in chart.x.tolist()]
+    return [words(x_value(chart, item)) for item in chart.x.tolist()]
+
+
+def y_words(chart: Chart, y: float) -> str:
+    """Write a height with its unit."""
+    return words(y_value(chart, y))
+
+
+def _with_unit(unit: str, number: float) -> Value:
+    if not math.isfinite(number):
+        return Unavailable("not a number")
+    match unit:
+        case "bytes":
+            return Bytes(round(number))
+        case "seconds":
+            return Seconds(number)
+        case "ratio":
+            return Ratio(number)
+        case _:
+            return Count(round(number))

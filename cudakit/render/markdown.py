@@ -21,8 +21,7 @@ from cudakit.document import (
     Value,
     View,
 )
-from cudakit.render.amounts import NO_STACK, frame_words, words
-from cudakit.render.svg.words import x_words, y_words
+from cudakit.render.amounts import NO_STACK, frame_words, words, x_words, y_words
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}

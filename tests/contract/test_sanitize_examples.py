@@ -1,4 +1,4 @@
-"""Every example, and every program of tests/sanitize_programs, is judged rightly by the command itself."""
+"""Each example and each program of tests/sanitize_programs gets the expected report of the command itself."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def names() -> Iterator[Any]:
-    for name, fields in (expected(EXAMPLES) | expected(PROGRAMS)).items():
-        yield pytest.param(name, marks=[pytest.mark.gpu] if "needs" in fields else [], id=name)
+    for folder in (EXAMPLES, PROGRAMS):
+        for name, fields in expected(folder).items():
+            marks = [pytest.mark.gpu] if "needs" in fields else []
+            yield pytest.param(f"{folder.name}/{name}", marks=marks, id=name)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(names()))
-def test_the_race_is_found_and_its_fixed_twin_is_clean(name: str) -> None:
+def test_command_finds_the_race_and_reports_nothing_of_the_fixed_variant(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(JUDGE), name], capture_output=True, text=True, check=False
     )

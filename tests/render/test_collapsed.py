@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from document_views import no_picture
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +14,11 @@ from cudakit.document import (
     Seconds,
     Section,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.errors import UsageError
 from cudakit.render.collapsed import render
+from cudakit.units import Unavailable
 
 
 def lines_of(tree: Tree) -> list[str]:
@@ -67,7 +68,7 @@ def test_a_label_never_breaks_its_line(label: str, written: str) -> None:
 
 
 def test_the_first_tree_is_found_inside_sections_and_behind_views() -> None:
-    view = View("race", (), fallback=Tree("found", Bytes(1)))
+    view = View("picture", (), no_picture, fallback=Tree("found", Bytes(1)))
     document = Document("Nested", (Note("info", "a"), Section("s", (view,)), Tree("no", Bytes(1))))
     assert list(render(document)) == ["found 1\n"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from document_views import no_picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +34,10 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.render.console import render
+from cudakit.units import Unavailable
 
 MIB, GIB = 1 << 20, 1 << 30
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -154,7 +155,7 @@ ALL_NODES = Document(
                     )
                 ),
                 Columns("events", {"size": np.arange(3)}),
-                View("memory-timeline", ("events",), MEMORY),
+                View("picture", ("events",), no_picture, MEMORY),
             ),
         ),
         Section("Holders", (HOLDERS, Section("Changes", (CHANGES, EMPTY)))),
@@ -289,7 +290,7 @@ NODES = st.recursive(
     LEAVES,
     lambda inner: (
         st.builds(Section, TEXTS, st.lists(inner, max_size=3).map(tuple))
-        | st.builds(View, st.just("race"), st.just(()), inner)
+        | st.builds(View, st.just("picture"), st.just(()), st.just(no_picture), inner)
     ),
     max_leaves=3,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from document_views import no_picture
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,7 +71,7 @@ def test_a_lone_surrogate_becomes_valid_utf8() -> None:
 
 def test_columns_are_found_inside_sections_and_behind_views() -> None:
     columns = Columns("found", {"n": np.arange(1)})
-    view = View("race", ("found",), fallback=columns)
+    view = View("picture", ("found",), no_picture, fallback=columns)
     document = Document("Nested", (Note("info", "first"), Section("a", (view,))))
     assert "".join(render(document)) == "n\r\n0\r\n"
 

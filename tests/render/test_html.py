@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup_tree import Node, read
 
+from cudakit.core.memory.present.layout import memory_layout
 from cudakit.document import (
     Bytes,
     Chart,
@@ -37,11 +38,11 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.document import Node as DocumentNode
 from cudakit.render.html import render
+from cudakit.units import Unavailable
 
 MIB = 2**20
 
@@ -136,8 +137,9 @@ def layout_columns(text: str = "default") -> tuple[Columns, Columns]:
     return segments, blocks
 
 
-def layout_view(*, kind: str = "memory-layout") -> View:
-    return View(kind, ("segments", "blocks"), Note("info", "no picture here"))  # type: ignore[arg-type]
+def layout_view() -> View:
+    names = ("segments", "blocks")
+    return View("memory-layout", names, memory_layout, Note("info", "no picture here"))
 
 
 def body(*nodes: DocumentNode) -> Node:
@@ -288,8 +290,11 @@ def test_an_empty_table_says_so() -> None:
     assert body(Table((Column("a"),), ())).all("p")[0].words == "nothing to list"
 
 
-def test_a_view_of_an_unknown_kind_shows_its_fallback() -> None:
-    assert "no picture here" in body(layout_view(kind="memory-timeline")).words
+def test_a_faint_row_of_a_table_is_muted() -> None:
+    rows = ((Text("shown"),), (Text("hidden"),))
+    table_ = body(Table((Column("device"),), rows, faint=frozenset({1}))).one("tbody")
+
+    assert [row.words for row in table_.all("tr", "muted")] == ["hidden"]
 
 
 def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:

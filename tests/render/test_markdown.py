@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from document_views import no_picture
 
 from cudakit.document import (
     Bytes,
@@ -22,10 +23,10 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.render.markdown import render
+from cudakit.units import Unavailable
 
 
 def text_of(*nodes: Node) -> str:
@@ -57,7 +58,9 @@ def test_a_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
 
 def test_sections_facts_notes_trees_and_views() -> None:
     tree = Tree("root", Count(3), (Tree("leaf", Count(2)),))
-    section = Section("Inside", (Facts((("time", Seconds(0.5)),)), View("bench", (), tree)))
+    section = Section(
+        "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, tree))
+    )
     note = Note("warn", "Look.", ("do this",))
     assert text_of(section, note) == (
         "## Inside\n\n* **time**: 500 ms\n\n* root: 3\n  * leaf: 2\n\n> **Warning**: Look.\n> * do this"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from document_views import no_picture
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -216,7 +217,7 @@ def test_characters_beyond_the_first_plane_are_not_escaped() -> None:
 
 
 def test_nodes_are_found_inside_sections_and_behind_views() -> None:
-    view = View("memory-timeline", (), fallback=chart([0.0], [1]))
+    view = View("picture", (), no_picture, fallback=chart([0.0], [1]))
     events = events_of(Note("info", "first"), Section("a", (view, spans([0], [1]))))
     assert len(of_phase(events, "C")) == len(of_phase(events, "X")) == 1
 

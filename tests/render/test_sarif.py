@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import pytest
+from document_views import no_picture
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,7 +180,7 @@ def test_a_line_that_is_not_known_has_no_region() -> None:
 def test_other_notes_are_notifications_and_other_nodes_are_not_read() -> None:
     nodes = (
         Facts((("a", Text("b")),)),
-        View("race", (), fallback=Note("info", "in a view")),
+        View("picture", (), no_picture, fallback=Note("info", "in a view")),
         Section("s", (Note("warn", "a gap", ("do",)),)),
     )
     (invocation,) = run(*nodes)["invocations"]

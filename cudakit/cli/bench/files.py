@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from cudakit.cli.named_files import Files, open_by_name
+from cudakit.cli.output import Files, open_by_name
 
 if TYPE_CHECKING:
     from cudakit.core.bench.health import SuiteResult
@@ -29,7 +29,8 @@ def write(files: Files, result: BenchResult | SuiteResult) -> None:
 
 
 def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
-    from cudakit.render import csv, html, json, markdown, nvbench
+    from cudakit.core.bench.present.nvbench import nvbench
+    from cudakit.render import csv, html, json, markdown
 
     match form:
         case "json":
@@ -40,7 +41,7 @@ def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[st
             return markdown.render(document(result))
         case "csv":
             return csv.render(document(result))
-    return nvbench.render(document(result))
+    return nvbench(document(result))
 
 
 def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:

@@ -16,8 +16,7 @@ from typing import Any, Self, TypeAlias, cast
 
 from cudakit.core.allocator.shared_memory import Handle, SharedMemory
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.sharing import Exported, Fabric, ProcessId
+from cudakit.gpu.api import Exported, Fabric, Gpu, ProcessId, Ptr
 
 # The driver's answers if nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 from cudakit.core.allocator import snapshot
 from cudakit.core.allocator.blocks import Block, RawStack
 from cudakit.core.allocator.history import OOM
-from cudakit.core.allocator.oom_details import details
-from cudakit.core.allocator.oom_remedies import hint_of
-from cudakit.core.allocator.oom_report import OomReport, report_of
-from cudakit.core.allocator.oom_words import message_of
+from cudakit.core.allocator.oom_report import report_of
 from cudakit.core.allocator.pools import BlockPool, Request
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
 from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.torch_rules.oom_message import details, message_of
+from cudakit.torch_rules.oom_remedies import hint_of
 from cudakit.torch_rules.sizes import segment_size
 from cudakit.units import Unavailable
 

@@ -12,8 +12,7 @@ from cudakit.core.allocator.shared_memory import Handle, SharedMemory
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
 from cudakit.core.allocator.upstream import Reachable, Shareable
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Ptr
-from cudakit.gpu.api.sharing import IpcHandle
+from cudakit.gpu.api import IpcHandle, Ptr
 
 
 class Sharing:

@@ -19,13 +19,14 @@ from cudakit.gpu.api import (
     PER_THREAD,
     Backing,
     Event,
+    Exported,
     Gpu,
     GraphNode,
+    HandleKind,
     MemoryInfo,
     Ptr,
     Stream,
 )
-from cudakit.gpu.api.sharing import Exported, HandleKind
 
 DEFAULT_STREAM = 0
 # CUresult values (CUDA Driver API): OUT_OF_MEMORY and INVALID_HANDLE, and NOT_PERMITTED and NOT_SUPPORTED,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import median
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.contenders import OURSELVES, Contender
 from cudakit.core.bench.environment import Environment, environment
 from cudakit.core.bench.limits import Limit, limit
@@ -18,6 +17,7 @@ from cudakit.core.bench.verification import NOTHING_TO_VERIFY, Verification
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import Telemetry
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _NO_VALUES = Unavailable("it computes no values")
@@ -26,10 +26,10 @@ _NO_VALUES = Unavailable("it computes no values")
 class Conclusions:
     """Makes the results of one device."""
 
-    def __init__(self, gpu: Gpu, circumstances: Circumstances) -> None:
+    def __init__(self, gpu: Gpu, run_context: RunContext) -> None:
         self._simulated, self._facts = gpu.simulated, gpu.facts()
-        self._circumstances = circumstances
-        managed = circumstances.management
+        self._run_context = run_context
+        managed = run_context.nvml_device
         self._fields = {**(managed.fields if managed else {}), **self._facts.fields}
 
     def measured(self, case: Case, contender: Contender, measured: Measured) -> CaseResult:
@@ -78,18 +78,12 @@ class Conclusions:
     def _environment(
         self, before: Telemetry | None = None, after: Telemetry | None = None
     ) -> Environment:
-        around = self._circumstances
         return environment(
             self._facts,
+            self._run_context,
             simulated=self._simulated,
-            versions=around.versions,
-            management=around.management,
             before=before,
             after=after,
-            other_processes=around.other_processes,
-            host=around.host,
-            variables=around.variables,
-            command=around.command,
         )
 
     def _limit(self, case: Case, samples: Samples) -> Limit | Unavailable:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudakit.gpu.api.facts import DeviceFacts, Field, Scalar, Telemetry
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _NOT_ASKED = Unavailable("nobody was there to ask")
@@ -98,22 +99,18 @@ class Environment:
 
 def environment(
     facts: DeviceFacts,
+    run_context: RunContext,
     *,
     simulated: bool,
-    versions: Mapping[str, str],
-    management: DeviceFacts | None = None,
     before: Telemetry | None = None,
     after: Telemetry | None = None,
-    other_processes: int | Unavailable = _NOT_ASKED,
-    host: Mapping[str, str] | None = None,
-    variables: Mapping[str, str] | None = None,
-    command: tuple[str, ...] = (),
 ) -> Environment:
-    """Record a machine. ``facts`` are CUDA's, ``management`` are NVML's of the same device.
+    """Return what a result records of its machine; ``facts`` are CUDA's of the measured device.
 
-    Of ``variables``, which may be the whole process environment, only those that matter are kept.
+    Of the environment variables only those that change how CUDA behaves are kept.
     """
-    known: dict[str, Field] = {**(management.fields if management else {}), **facts.fields}
+    device = run_context.nvml_device
+    known: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
     moving = after or before
     limits = moving.fields if moving else {}
     return Environment(
@@ -132,11 +129,11 @@ def environment(
         power_limit_w=_number(limits, "power_limit_enforced_w"),
         power_limit_default_w=_number(known, "power_limit_default_w"),
         modes={name: _mode(known[name]) for name in _MODES if name in known},
-        versions=dict(sorted(versions.items())),
-        other_processes=other_processes,
-        host=dict(host or {}),
-        variables=relevant_variables(variables or {}),
-        command=command,
+        versions=dict(sorted(run_context.versions.items())),
+        other_processes=run_context.other_processes,
+        host=run_context.host.summary(),
+        variables=relevant_variables(run_context.variables),
+        command=run_context.command,
         before=moment(before) if before else None,
         after=moment(after) if after else None,
     )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from cudakit.core.bench.blocker import hindrance
 from cudakit.core.bench.budget import within
 from cudakit.core.bench.case import Case, check_fit
-from cudakit.core.bench.circumstances import Circumstances as Circumstances
 from cudakit.core.bench.concerns import concerns_of, environments
 from cudakit.core.bench.conclusions import Conclusions
 from cudakit.core.bench.contenders import contend, contenders_of
@@ -23,6 +22,7 @@ from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.workloads import WORKLOADS
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.run_context import RunContext
 
 # Bits that do not change cost no energy: the clock stays higher than with data of any use.
 _TAME = ("zeros", "ones")
@@ -34,7 +34,7 @@ def run(
     gpu: Gpu,
     progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
     *,
-    circumstances: Circumstances | None = None,
+    run_context: RunContext | None = None,
     cases: Sequence[Case] | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> BenchResult:
@@ -47,9 +47,9 @@ def run(
     """
     begin_ns = now_ns()
     cases = WORKLOADS[spec.bench](spec, gpu) if cases is None else cases
-    circumstances = circumstances or Circumstances()
-    check_fit(cases, gpu.memory_info().free_bytes, circumstances.host_free_bytes)
-    session = _Session(spec, gpu, circumstances)
+    run_context = run_context or RunContext()
+    check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
+    session = _Session(spec, gpu, run_context)
     complete = session.measure(cases, progress)
     return BenchResult(
         simulated=gpu.simulated,
@@ -65,10 +65,10 @@ def run(
 class _Session:
     """What has been measured so far."""
 
-    def __init__(self, spec: Spec, gpu: Gpu, circumstances: Circumstances) -> None:
+    def __init__(self, spec: Spec, gpu: Gpu, run_context: RunContext) -> None:
         self.results: list[CaseResult] = []
-        self._spec, self._gpu, self._circumstances = spec, gpu, circumstances
-        self._conclusions = Conclusions(gpu, circumstances)
+        self._spec, self._gpu, self._run_context = spec, gpu, run_context
+        self._conclusions = Conclusions(gpu, run_context)
         self._notes: dict[str, list[str]] = {}
         self._refusals: list[Unsupported] = []
 
@@ -124,7 +124,7 @@ class _Session:
 
     def _method(self, method: Method) -> Method:
         """Do without the blocker, where it would only wait for its watchdog."""
-        hindered = hindrance(self._circumstances.variables)
+        hindered = hindrance(self._run_context.variables)
         return replace(method, blocker=False) if hindered else method
 
     def _share_s(self, elapsed_s: float, cases: int) -> float | None:

@@ -1,9 +1,9 @@
-"""Vector clocks: what comes after what.
+"""Vector clocks, and what they order: calls and the accesses of calls.
 
-Whatever acts one step after the other is a timeline with a slot of its own: a stream, the host. It counts
-its releases in ticks. An operation has the tick of its timeline, and comes before another one exactly if
-that one's timeline knows of the tick: ``operation.tick <= past[operation.slot]``. Clocks are never changed
-in place, so that to keep one is to keep a reference.
+Each sequence of operations (a stream, the host) is a timeline with a slot of its own, and counts its releases
+in ticks. An operation has the tick of its timeline, and comes before another one exactly if that one's
+timeline has acquired the tick: ``operation.tick <= past[operation.slot]``. Clocks are never changed in place,
+so keeping a clock is keeping a reference.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import Final, TypeAlias
 
 from cudakit.core.sanitize.races import Sync
+from cudakit.trace.kinds import Known, Mode
 
 Clock: TypeAlias = list[int]  # by slot: the last tick that is known of
 Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronisation by which it is known
@@ -74,3 +75,60 @@ class Timeline:
         more = width - len(self.past)
         self.past = self.past + [0] * more
         self.reasons = self.reasons + [None] * more
+
+
+# Plain numbers: these are compared for every record of a trace.
+READ: Final = int(Mode.READ)
+WRITE: Final = int(Mode.WRITE)
+ATOMIC: Final = int(Mode.ATOMIC)
+EXACT: Final = int(Known.EXACT)
+ASSUMED: Final = int(Known.ASSUMED)
+UNCERTAIN: Final = int(Known.UNCERTAIN)
+
+
+# These two are not frozen: that would make them four times as slow to make, and one is made per launch.
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call that enqueued work. Numbers are the trace's, ``name`` is the number of a string."""
+
+    seq: int
+    kind: int
+    name: int
+    stream: int  # 0: the host itself
+    context: int
+    device: int
+    thread: int
+    site: int
+    graph: int = 0
+    node: int = 0
+    release: Release | None = (
+        None  # of a stream-ordered free: who gets the memory next comes after it
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Touch:
+    """What a call does to the bytes from ``lo`` up to ``hi``, and when: at a tick of its timeline."""
+
+    slot: int
+    tick: int
+    call: Call
+    lo: int
+    hi: int
+    mode: int
+    known: int
+
+
+def are_alike(one: Touch | None, other: Touch | None) -> bool:
+    """Say whether two touches are ordered alike and would be reported alike."""
+    if one is other:
+        return True
+    if one is None or other is None:
+        return False
+    mine, theirs = one.call, other.call
+    return (
+        (one.slot, one.tick, one.mode, one.known)
+        == (other.slot, other.tick, other.mode, other.known)
+        and (mine.kind, mine.name, mine.site) == (theirs.kind, theirs.name, theirs.site)
+        and mine.node == theirs.node
+    )

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cudakit.core.sanitize.calls import ASSUMED, EXACT, UNCERTAIN, Touch
-from cudakit.core.sanitize.cells import Pardon
-from cudakit.core.sanitize.clocks import Clock
+from cudakit.core.sanitize.access_state import Pardon
+from cudakit.core.sanitize.clocks import ASSUMED, EXACT, UNCERTAIN, Clock, Touch
 from cudakit.core.sanitize.races import Confidence
 
 _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}

@@ -1,7 +1,7 @@
-"""The engine: a trace goes in, batch by batch, and races come out.
+"""The race detection engine: a trace goes in, batch by batch, and races come out.
 
 Pure and incremental: it knows no device, no clock and no file. The order of work is fixed when it is
-enqueued, so that a trace can be looked at at any time later.
+enqueued, so a trace can be analysed at any later time.
 """
 
 from __future__ import annotations
@@ -13,20 +13,93 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.core.sanitize.calls import Call
-from cudakit.core.sanitize.columns import AccessRow, Batch, in_order
+from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, Touch
 from cudakit.core.sanitize.conflicts import Conflict, Judge
-from cudakit.core.sanitize.memory import Memory
-from cudakit.core.sanitize.pruning import MOST_SEGMENTS, coarsen, prune
-from cudakit.core.sanitize.races import Confidence, Coverage, Grade, Race
-from cudakit.core.sanitize.replays import Replays
-from cudakit.core.sanitize.shadow import Shadow
-from cudakit.core.sanitize.streams import Order
-from cudakit.core.sanitize.verdicts import Verdicts
-from cudakit.core.sanitize.waits import Waits
-from cudakit.core.sanitize.work import Work
-from cudakit.trace.kinds import Kind, Known
+from cudakit.core.sanitize.graphs import Replays
+from cudakit.core.sanitize.operations import Allocations, Memory, Work
+from cudakit.core.sanitize.ordering import Order, Waits
+from cudakit.core.sanitize.races import (
+    Allocation,
+    Confidence,
+    Coverage,
+    Grade,
+    Operation,
+    Race,
+    RaceKind,
+)
+from cudakit.core.sanitize.record_batch import AccessRow, Batch, in_order
+from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS, Shadow, coarsen, prune
+from cudakit.trace.kinds import Kind, Known, Mode
 from cudakit.trace.layout import Records
+
+
+class Verdicts:
+    """Makes races of conflicts."""
+
+    def __init__(self, order: Order, memory: Allocations, pools: Allocations) -> None:
+        self._order = order
+        self._memory = memory
+        self._pools = pools
+
+    def race(self, conflict: Conflict, strings: Sequence[str]) -> Race:
+        """Describe a conflict, as things are when its later side has just been enqueued."""
+        previous, current = conflict.previous, conflict.current
+        pooled = self._pools.at(conflict.lo)
+        return Race(
+            kind=_kind(previous, current, pooled),
+            confidence=conflict.confidence,
+            lo=conflict.lo,
+            hi=conflict.hi,
+            current=_operation(current, strings),
+            previous=_operation(previous, strings),
+            allocation=pooled or self._memory.at(conflict.lo),
+            last_sync=self._order.last_sync(
+                current.call.stream, previous.call.stream, previous.slot
+            ),
+            approximate=conflict.approximate,
+        )
+
+
+def _kind(previous: Touch, current: Touch, pooled: Allocation | None) -> RaceKind:
+    if Kind.FREE in (previous.call.kind, current.call.kind):
+        return RaceKind.USE_AFTER_FREE
+    if previous.call.kind == Kind.ALLOC:
+        return RaceKind.USE_BEFORE_ALLOCATION
+    if 0 in (previous.call.stream, current.call.stream):
+        return RaceKind.HOST
+    if pooled is not None and previous.call.seq < pooled.seq:
+        return RaceKind.REUSE
+    if not _writes(previous, current):
+        return RaceKind.WRITE_AFTER_READ
+    return RaceKind.WRITE_AFTER_WRITE if _writes(current, previous) else RaceKind.READ_AFTER_WRITE
+
+
+def _writes(one: Touch, other: Touch) -> bool:
+    """Say whether a side counts as a write; of what is only assumed, what the other side does not do."""
+    if one.known >= ASSUMED > other.known:
+        return not other.mode & WRITE
+    return bool(one.mode & ~Mode.READ)
+
+
+def _operation(touch: Touch, strings: Sequence[str]) -> Operation:
+    call = touch.call
+    return Operation(
+        seq=call.seq,
+        kind=Kind(call.kind),
+        name=strings[call.name] if call.name < len(strings) else "",
+        stream=call.stream,
+        context=call.context,
+        device=call.device,
+        thread=call.thread,
+        site=call.site,
+        mode=Mode(touch.mode),
+        known=Known(touch.known),
+        lo=touch.lo,
+        hi=touch.hi,
+        graph=call.graph,
+        node=call.node,
+    )
+
 
 _LAUNCH: Final = int(Kind.LAUNCH)
 _ACCESSED: Final = int(Kind.ACCESSED)

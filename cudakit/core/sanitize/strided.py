@@ -1,14 +1,84 @@
-"""Accesses in many rows, each set of rows with a cell of its own.
+"""Accesses to rows of bytes at equal distances, and which bytes two of them share.
 
-A bounding box would make interleaved columns race; a segment for each row would be too many.
+A bounding box would make interleaved columns race; a range for each row would be too many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import TypeAlias
 
-from cudakit.core.sanitize.cells import Cell
-from cudakit.core.sanitize.rows import Range, Rows
+import numpy as np
+
+from cudakit.core.sanitize.access_state import Cell
+
+Range: TypeAlias = tuple[int, int]  # from, up to
+
+# More rows than this are not compared one by one with rows at another distance.
+_MOST_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """``count`` rows of ``width`` bytes, of which the first begins at ``lo``, one every ``stride`` bytes."""
+
+    lo: int
+    width: int
+    stride: int
+    count: int
+
+    @property
+    def hi(self) -> int:
+        """The end of the last row."""
+        return self.lo + (self.count - 1) * self.stride + self.width
+
+    def ranges(self) -> Iterator[Range]:
+        """Yield each row."""
+        for lo in range(self.lo, self.lo + self.count * self.stride, self.stride):
+            yield lo, lo + self.width
+
+    def shared_with_range(self, lo: int, hi: int) -> Range | None:
+        """Return the first bytes that a row shares with a range."""
+        index = max(0, (lo - self.lo - self.width) // self.stride + 1)
+        row = self.lo + index * self.stride
+        if index >= self.count or row >= hi:
+            return None
+        return max(row, lo), min(row + self.width, hi)
+
+    def shared_with(self, other: Rows) -> Range | None:
+        """Return the first bytes that a row shares with one of other rows."""
+        if self.hi <= other.lo or other.hi <= self.lo or self._never_meet(other):
+            return None
+        few, many = sorted((self, other), key=lambda rows: rows.count)
+        row = few._first_row_in(many)
+        return None if row is None else many.shared_with_range(row, row + few.width)
+
+    def _never_meet(self, other: Rows) -> bool:
+        """Say whether the distances alone keep the rows apart."""
+        step = gcd(self.stride, other.stride)
+        ahead = (other.lo - self.lo) % step
+        return self.width <= ahead and other.width <= step - ahead
+
+    def _first_row_in(self, other: Rows) -> int | None:
+        """Return where the first row begins that shares bytes with other rows."""
+        if self.count > _MOST_ROWS:
+            return None
+        rows = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        index = np.maximum(0, (rows - other.lo - other.width) // other.stride + 1)
+        shared = (index < other.count) & (other.lo + index * other.stride < rows + self.width)
+        return int(rows[np.argmax(shared)]) if shared.any() else None
+
+
+def rows_of(lo: int, hi: int, stride: int, count: int) -> Rows:
+    """Make rows of an access: ``count`` elements, of which the last one ends at ``hi``."""
+    stride = abs(stride)
+    width = hi - lo - (count - 1) * stride
+    if count <= 1 or width >= stride or width <= 0:
+        return Rows(lo, hi - lo, hi - lo, 1)
+    return Rows(lo, width, stride, count)
+
 
 # So many sets of rows are remembered; the oldest one makes room, and races with it are missed.
 MOST_SETS = 256

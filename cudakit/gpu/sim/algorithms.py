@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cudakit.gpu.api.elements import ELEMENTS
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
-from cudakit.gpu.sim.rates import Rates
+from cudakit.gpu.sim.costs import Rates
 from cudakit.units import format_bytes
 
 # cublasLtReductionScheme_t: parts are added in D itself as they come, or all of them in the workspace.

@@ -1,17 +1,110 @@
-"""What runs when: tasks, what each waits for, and a policy that picks among those that can run.
+"""The work of a simulated device in virtual time: tasks, what each waits for, and which one runs next.
 
-All that CUDA's rules of order come to is known when work is enqueued: which tasks a new one waits for.
-From there any order that respects this is one that a real device may show, and the policy chooses one.
+The rules of order of CUDA are applied when work is enqueued: they decide which tasks a new one waits for.
+Any order of execution that respects these dependencies may occur on a real device; the policy chooses one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
 
 from cudakit.errors import CudaError
-from cudakit.gpu.sim.clock import Clock
-from cudakit.gpu.sim.policy import InTime, Policy, Shuffled
-from cudakit.gpu.sim.tasks import Engine, Hold, Job, Outcome, Task
+from cudakit.trace.events import Access
+from cudakit.trace.kinds import Work
+
+# The probability that a device runs one more task before the next call; never 0, so that polling ends.
+_PACES = (0.02, 0.2, 0.5, 0.9)
+
+
+class Clock:
+    """Integer nanoseconds since the device was opened. They only move on, and never by themselves."""
+
+    __slots__ = ("_now_ns",)
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    @property
+    def now_ns(self) -> int:
+        """The time at the host."""
+        return self._now_ns
+
+    def advance(self, nanoseconds: int) -> None:
+        """Let time pass."""
+        self._now_ns += max(nanoseconds, 0)
+
+    def reach(self, time_ns: int) -> None:
+        """Wait for a time; one that is past takes none."""
+        self._now_ns = max(self._now_ns, time_ns)
+
+
+class Engine(Enum):
+    """What does one thing at a time. Kernels, and copies within the device, run side by side."""
+
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    TO_PEER = 3
+    FROM_PEER = 4
+
+
+class Hold(NamedTuple):
+    """What a job that runs waits for, something that the host does; and how it ends where that comes late."""
+
+    is_over: Callable[[], bool]
+    limit_ns: int
+    give_up: Callable[[], None]
+
+
+class Outcome(NamedTuple):
+    """How long a job took, and what of memory it turned out to touch."""
+
+    cost_ns: int = 0
+    accesses: tuple[Access, ...] = ()
+    hold: Hold | None = None  # it goes on until then, and took no less than its cost
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something for the device to do, now or each time that a graph is launched."""
+
+    work: Work
+    run: Callable[[], Outcome] = Outcome
+    name: str = ""
+    engine: Engine | None = None
+    accesses: tuple[Access, ...] = ()  # that are known beforehand
+
+
+class Task:
+    """A job that was enqueued."""
+
+    __slots__ = (
+        "accesses",
+        "begin_ns",
+        "done",
+        "earliest_ns",
+        "end_ns",
+        "followers",
+        "job",
+        "number",
+        "priority",
+        "waiting",
+    )
+
+    def __init__(self, number: int, job: Job, earliest_ns: int, priority: int) -> None:
+        self.number = number
+        self.job = job
+        self.earliest_ns = earliest_ns
+        self.priority = priority
+        self.waiting = 0
+        self.followers: list[Task] = []
+        self.accesses: tuple[Access, ...] = ()
+        self.begin_ns = self.end_ns = 0
+        self.done = False
 
 
 class Schedule:
@@ -138,3 +231,54 @@ class Schedule:
             if not follower.waiting:
                 self._ready.push(follower)
         task.followers.clear()
+
+
+class Policy(Protocol):
+    """The tasks that wait for nothing, and which of them is next."""
+
+    def __len__(self) -> int: ...
+    def push(self, task: Task) -> None: ...
+    def pop(self) -> Task: ...
+    def is_due(self, now_ns: int) -> bool: ...
+
+
+class InTime:
+    """The one that can begin first; of several, the one of the highest priority."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, Task]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, task: Task) -> None:
+        heappush(self._heap, (task.earliest_ns, task.priority, task.number, task))
+
+    def pop(self) -> Task:
+        return heappop(self._heap)[-1]
+
+    def is_due(self, now_ns: int) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= now_ns
+
+
+class Shuffled:
+    """Any one, at any time, on a device that is as quick or as slow as the seed wants it."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 chance that can be repeated, not a secret
+        self._pace = self._random.choice(_PACES)
+        self._tasks: list[Task] = []
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def push(self, task: Task) -> None:
+        self._tasks.append(task)
+
+    def pop(self) -> Task:
+        at = self._random.randrange(len(self._tasks))
+        self._tasks[at], self._tasks[-1] = self._tasks[-1], self._tasks[at]
+        return self._tasks.pop()
+
+    def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 a device may lag, or be quick
+        return bool(self._tasks) and self._random.random() < self._pace

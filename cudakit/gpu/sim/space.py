@@ -1,16 +1,20 @@
-"""The address space of a simulated device: which bytes there are, and what stands in them."""
+"""The memory of a simulated device: its address space, the bytes behind it, and how much is in use."""
 
 from __future__ import annotations
 
 import mmap
 from bisect import bisect_right, insort
+from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context
 from cudakit.trace.kinds import HostMemory
+from cudakit.units import format_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -21,6 +25,10 @@ _GAP_BYTES = 512
 _LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; a device has more memory than the host may have
 _FRESH = 0xC5  # what small memory holds before anything is written there
+# What sizes are rounded up to, and addresses are multiples of.
+_ALIGNMENT_BYTES = 512
+# Of a device whose model does not say.
+DEFAULT_CAPACITY_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
@@ -127,3 +135,124 @@ def memory(size_bytes: int) -> Bytes:
 def round_up(value: int, multiple: int) -> int:
     """Round up to a multiple."""
     return -(-value // multiple) * multiple
+
+
+class Heap:
+    """All memory that a device knows, of any kind, and how much of its own is in use."""
+
+    def __init__(self, context: Context, capacity_bytes: int | None) -> None:
+        self.space = Space()
+        self.capacity_bytes = (
+            context.limit("usable_memory_bytes", DEFAULT_CAPACITY_BYTES)
+            if capacity_bytes is None
+            else capacity_bytes
+        )
+        self.released: deque[int] = deque()  # sizes of physical memory that other processes let go
+        self._context = context
+        self._used_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes of the device that are not in use."""
+        while self.released:
+            self.credit(self.released.popleft())
+        return self.capacity_bytes - self._used_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Take memory of the device into use. Raises CUDA_ERROR_OUT_OF_MEMORY."""
+        if rounded(size_bytes) > self.free_bytes:
+            self._context.wait_for_all()  # stream-ordered frees may give enough back
+        if rounded(size_bytes) > self.free_bytes:
+            raise cuda_error(Status.OUT_OF_MEMORY, seen=self._shortage(size_bytes))
+        self._used_bytes += rounded(size_bytes)
+
+    def credit(self, size_bytes: int) -> None:
+        """Return memory of the device from use."""
+        self._used_bytes -= rounded(size_bytes)
+
+    def allocate(
+        self,
+        size_bytes: int,
+        *,
+        live: bool = True,
+        host: HostMemory = HostMemory.NONE,
+        peer: int | None = None,
+    ) -> Region:
+        """Create memory of any kind at new addresses."""
+        return self.add(memory(size_bytes), live=live, host=host, peer=peer)
+
+    def add(
+        self,
+        data: Bytes,
+        *,
+        live: bool = True,
+        host: HostMemory = HostMemory.NONE,
+        peer: int | None = None,
+    ) -> Region:
+        """Give existing memory new addresses."""
+        region = Region(self.space.take(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
+        self.space.add(region)
+        return region
+
+    def span(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        regions = self._live(ptr, size_bytes, what)
+        if not all(map(self._is_reached, regions)):
+            whose = "pageable memory of the host, or of a device that is out of reach"
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
+            )
+        return span(regions, ptr, size_bytes)
+
+    def copied(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return a range for a copy or fill that runs now. Raises as ``span``."""
+        return span(self._live(ptr, size_bytes, what), ptr, size_bytes)
+
+    def known(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
+        """Return the regions of a range given to a call, live or not. Raises CUDA_ERROR_INVALID_VALUE."""
+        regions = self.space.within(ptr, max(size_bytes, 1))
+        if size_bytes < 0 or regions is None:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{seen} is not all allocated memory")
+        return regions
+
+    def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
+        regions = self.space.within(ptr, size_bytes)
+        if regions is None or not all(region.live for region in regions):
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS,
+                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+            )
+        return regions
+
+    def _is_reached(self, region: Region) -> bool:
+        """Return whether kernels can use a region."""
+        context = self._context
+        if region.peer is not None:
+            return (context.ordinal, region.peer) in context.view.peer_access
+        pageable = region.host is HostMemory.PAGEABLE
+        return not pageable or context.facts.fields.get("pageable_memory_access") is True
+
+    def _shortage(self, size_bytes: int) -> str:
+        free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
+        return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
+
+
+def rounded(size_bytes: int) -> int:
+    """Return the bytes that an allocation takes up."""
+    return round_up(size_bytes, _ALIGNMENT_BYTES)
+
+
+def check_size(size_bytes: int) -> None:
+    """Refuse an allocation of nothing."""
+    if size_bytes <= 0:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
+
+
+def forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
+    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+    try:
+        return regions.pop(ptr)
+    except KeyError:
+        raise cuda_error(
+            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
+        ) from None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Facts, Stack, Unavailable, Value
+from cudakit.document import (
+    Facts,
+    Stack,
+    Value,
+)
 from cudakit.render.amounts import NOT_AVAILABLE
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
 from cudakit.render.console.frames import callers, stack_line
-from cudakit.render.console.grid import beside
-from cudakit.render.console.words import style_of, words
-from cudakit.render.console.wrap import cut, wrapped
+from cudakit.render.console.text import beside, cut, escaped, style_of, words, wrapped
+from cudakit.units import Unavailable
 
 _SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120
 _SIDE_BY_SIDE_ROWS = 4

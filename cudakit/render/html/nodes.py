@@ -18,16 +18,19 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     Value,
     View,
+    walk,
 )
+from cudakit.document.picture import Figure, NoData, Picture, Plot
 from cudakit.render.html.table import table
 from cudakit.render.html.values import fact
-from cudakit.render.html.views import VIEWS
-from cudakit.render.markup import Markup, element, join
+from cudakit.render.markup import Markup, element
 from cudakit.render.svg.chart import chart
+from cudakit.render.svg.figure import figure
 from cudakit.render.svg.flame import flame
+from cudakit.render.svg.plot import plot
+from cudakit.units import Unavailable
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
@@ -57,7 +60,7 @@ def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
 
 def columns_of(document: Document) -> dict[str, Columns]:
     """Find all Columns of a document, by name."""
-    return {columns.name: columns for columns in _columns(document.nodes)}
+    return {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
 
 
 def is_empty(node: Node) -> bool:
@@ -134,23 +137,17 @@ def _is_long(value: Value) -> bool:
 
 
 def _view(view: View, place: Place) -> Markup:
-    draw = VIEWS.get(view.kind)
-    if draw is None:
-        return join(drawn((view.fallback,), place))
     missing = [name for name in view.columns if name not in place.columns]
     if missing:
         raise ValueError(f"the view {view.kind!r} names Columns {missing}, which are not there")
-    return draw([place.columns[name] for name in view.columns])
+    return _picture(view.draw([place.columns[name] for name in view.columns]))
 
 
-def _columns(nodes: Sequence[Node]) -> Iterator[Columns]:
-    for node in nodes:
-        match node:
-            case Columns():
-                yield node
-            case Section():
-                yield from _columns(node.nodes)
-            case View():
-                yield from _columns((node.fallback,))
-            case _:
-                pass
+def _picture(picture: Picture) -> Markup:
+    match picture:
+        case Figure():
+            return figure(picture)
+        case Plot():
+            return plot(picture)
+        case NoData(text):
+            return element("p", text, class_="muted")

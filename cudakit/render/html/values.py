@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from cudakit.document import Frame, Stack, Text, Unavailable, Value
+from cudakit.document import (
+    Frame,
+    Stack,
+    Text,
+    Value,
+)
 from cudakit.render.amounts import NO_STACK, leaf, place_words, site, words
 from cudakit.render.markup import Markup, element, join
+from cudakit.units import Unavailable
 
 # A recursion that went wrong may have thousands of frames.
 _FRAMES = 100

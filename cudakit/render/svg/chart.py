@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from cudakit.document import Array, Chart, Series
+from cudakit.document.axis import Axis, Tick, rounded_axis, tight_axis
+from cudakit.document.picture import Plot, PlotKey, Shape, percent, series_class, shape, stretched
+from cudakit.render.amounts import x_words, y_words
 from cudakit.render.markup import Markup, element
-from cudakit.render.svg.bars import bars
 from cudakit.render.svg.matrix import matrix
-from cudakit.render.svg.plot import LegendItem, figure, series_class, stretched
-from cudakit.render.svg.scale import Axis, rounded_axis, tight_axis
+from cudakit.render.svg.plot import plot
 from cudakit.render.svg.thin import Points, finite, thinned
-from cudakit.render.svg.words import y_words
 
 # Columns in which a curve keeps its extremes: pixels of a wide page, in units of half a pixel.
 _COLUMNS = 1200
@@ -24,6 +24,12 @@ _HEIGHT = 1000
 
 # More dots than this hide one another.
 _DOTS = 4000
+
+# Groups of bars that are drawn, and that are labelled.
+_GROUPS = 200
+_LABELS = 12
+# The share of a group's width that its bars fill.
+_FILLED = 0.72
 
 
 def chart(node: Chart) -> Markup:
@@ -38,26 +44,35 @@ def chart(node: Chart) -> Markup:
 def _plotted(node: Chart, draw: Callable[[Series, Chart, Axis, Axis], str]) -> Markup:
     """Draw series as paths over a common axis."""
     heights = [finite(series.y) for series in node.series]
-    x_range, y_range = (
-        _range(finite(node.x)),
-        _range(np.concatenate(heights) if heights else node.x),
-    )
+    x_range = _range(finite(node.x))
+    y_range = _range(np.concatenate(heights) if heights else node.x)
     if x_range is None or y_range is None:
-        return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
+        return _no_data(node)
     x, y = tight_axis(*x_range, node.x_unit), rounded_axis(*y_range, node.y_unit)
     paths = [
-        element("path", class_=f"{node.kind} {series_class(i)}", d=draw(series, node, x, y))
+        shape("path", class_=f"{node.kind} {series_class(i)}", d=draw(series, node, x, y))
         for i, series in enumerate(node.series)
     ]
-    legend = [_legend_item(s, node) for s in node.series] if len(node.series) > 1 else []
-    return figure(
-        node,
-        stretched(paths, width=_WIDTH, height=_HEIGHT),
-        x=x,
-        y=y,
-        legend=legend,
-        description=_description(node),
+    legend = [_key(series, node) for series in node.series] if len(node.series) > 1 else []
+    drawing = stretched(paths, width=_WIDTH, height=_HEIGHT)
+    return plot(_framed(node, (drawing,), x, y, legend, _description(node)), node.markers)
+
+
+def _framed(
+    node: Chart,
+    shapes: Iterable[Shape],
+    x: Axis,
+    y: Axis,
+    legend: Sequence[PlotKey],
+    description: str,
+) -> Plot:
+    return Plot(
+        node.kind, node.title, x, y, tuple(shapes), tuple(legend), description, node.x_label
     )
+
+
+def _no_data(node: Chart) -> Markup:
+    return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
 
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
@@ -128,20 +143,65 @@ def _range(values: Array) -> tuple[float, float] | None:
     return (float(known.min()), float(known.max())) if known.size else None
 
 
-def _legend_item(series: Series, node: Chart) -> LegendItem:
+def _key(series: Series, node: Chart) -> PlotKey:
     y_range = _range(finite(series.y))
-    return LegendItem(series.name, f"peak {y_words(node, y_range[1])}" if y_range else "no data")
+    return PlotKey(series.name, f"peak {y_words(node, y_range[1])}" if y_range else "no data")
 
 
 def _description(node: Chart) -> str:
-    items = (_legend_item(series, node) for series in node.series[:8])
+    items = (_key(series, node) for series in node.series[:8])
     return f"{node.kind} chart: " + ", ".join(f"{item.name} ({item.remark})" for item in items)
+
+
+def _bars(node: Chart) -> Markup:
+    """Draw groups of bars; of more than 200 groups the first ones."""
+    groups = min(len(node.x), _GROUPS)
+    if not groups or not node.series:
+        return _no_data(node)
+    heights = np.nan_to_num(np.stack([finite(series.y)[:groups] for series in node.series]))
+    y = rounded_axis(float(heights.min()), float(heights.max()), node.y_unit)
+    names = x_words(node)
+    drawing = (
+        _bar(node, row, i, heights, y, f"{names[i]}, {series.name}")
+        for row, series in enumerate(node.series)
+        for i in range(groups)
+    )
+    legend = [PlotKey(series.name) for series in node.series] if len(node.series) > 1 else []
+    left_out = len(node.x) - groups
+    description = f"bar chart of {groups} groups" + (f", {left_out:,} left out" if left_out else "")
+    x = _names_axis(names[:groups])
+    # An instant has no place among names: markers are left out.
+    return plot(_framed(node, drawing, x, y, legend, description))
+
+
+def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) -> Shape:
+    rows, groups = heights.shape
+    height = float(heights[row, group])
+    top, bottom = 1 - y.share(max(height, 0)), 1 - y.share(min(height, 0))
+    width = _FILLED / groups / rows
+    left = (group + (1 - _FILLED) / 2) / groups + width * row
+    return shape(
+        "rect",
+        title=f"{name}: {y_words(node, height)}",
+        class_=f"bar {series_class(row)}",
+        x=percent(left),
+        y=percent(top),
+        width=percent(width),
+        height=percent(bottom - top),
+    )
+
+
+def _names_axis(names: Sequence[str]) -> Axis:
+    """Label the middle of each group, or of as many as have room."""
+    every = -(-len(names) // _LABELS)
+    ticks = (Tick(i + 0.5, names[i]) for i in range(0, len(names), every))
+    return Axis(0, len(names), tuple(ticks))
 
 
 _KINDS: Final[Mapping[str, Callable[[Chart], Markup]]] = {
     "line": lambda node: _plotted(node, _curve),
     "area": lambda node: _plotted(node, _area),
     "scatter": lambda node: _plotted(node, _dots),
-    "bar": bars,
+    "bar": _bars,
     "matrix": matrix,
 }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from cudakit.document import Ratio, Tree
+from cudakit.document.picture import percent
 from cudakit.render.amounts import magnitude, words
 from cudakit.render.markup import Markup, element
-from cudakit.render.svg.plot import percent
 
 _ROW = 20
 _LEVELS = 40

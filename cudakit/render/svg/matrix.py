@@ -7,10 +7,12 @@ import math
 import numpy as np
 
 from cudakit.document import Array, Chart
+from cudakit.document.picture import name_beside, percent
+from cudakit.render.amounts import x_words, y_words
 from cudakit.render.markup import Markup, element, join
-from cudakit.render.svg.plot import name_around, name_beside, percent
+from cudakit.render.svg.figure import drawn
+from cudakit.render.svg.plot import name_around
 from cudakit.render.svg.thin import finite
-from cudakit.render.svg.words import x_words, y_words
 
 _CELL_HEIGHT = 26
 _SIDE = 64
@@ -32,7 +34,10 @@ def matrix(node: Chart) -> Markup:
         element("title", node.title),
         element("desc", f"matrix of {len(rows)} rows and {len(names)} columns"),
         _column_names(names),
-        *(name_beside(series.name, y=(i + 1.5) * _CELL_HEIGHT) for i, series in enumerate(rows)),
+        *(
+            drawn(name_beside(series.name, y=(i + 1.5) * _CELL_HEIGHT))
+            for i, series in enumerate(rows)
+        ),
         cells,
         class_="chart",
         role="img",

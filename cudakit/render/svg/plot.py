@@ -1,24 +1,21 @@
-"""What every chart has: axes, grid, legend, markers; the drawing itself is handed in."""
+"""Plots: axes, grid, legend and markers around shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from cudakit.document import Chart, Marker
+from cudakit.document import Marker
+from cudakit.document.axis import Axis
+from cudakit.document.picture import Plot, name_beside, percent, series_class
 from cudakit.render.markup import Markup, element, escaped, join
-from cudakit.render.svg.scale import Axis
+from cudakit.render.svg.figure import drawn
 
-# Pixels. The drawing is as wide as the page allows.
-HEIGHT = 240
+# Pixels. A plot is as wide as the page.
 _TICKS = 26
 _X_LABEL = 18
 _MARKER_LINE = 18
-
-# How many curve colours the stylesheet has; after them dashes begin.
-_COLOURS = 7
-_DASHES = 3
 
 _MARKERS = 200
 _MARKER_LINES = 4
@@ -31,16 +28,6 @@ _LETTER = 0.008
 _LINE, _BOX, _DOT = "M0 5h24", "M0 0h24v10H0z", "M12 5h0"
 _KEYS = {"line": _LINE, "area": _BOX, "bar": _BOX, "scatter": _DOT}
 _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
-
-
-@dataclass(frozen=True, slots=True)
-class LegendItem:
-    """A name beside the key of its series, and a remark on it."""
-
-    name: str
-    remark: str = ""
-    classes: str = ""  # where they are not those of its number
-    hollow: bool = False  # whether its key is a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,73 +52,31 @@ class _Flag:
         return mine[0] < others[1] and others[0] < mine[1]
 
 
-def percent(share: float) -> str:
-    """Write a share as an SVG length."""
-    return f"{share * 100:.4g}%"
-
-
-def name_beside(name: str, *, y: float) -> Markup:
-    """Write a name left of a picture, where there is room for 14 letters."""
-    short = escaped(name, limit=_NAME)
-    return element("text", element("title", name), short, class_="tick end", x=-8, y=y, dy="0.32em")
-
-
 def name_around(name: str, *, x: str, y: float) -> Markup:
     """Write a name above or below a picture, centred at ``x``."""
     return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
-def series_class(index: int, dash: int | None = None) -> str:
-    """Return the classes that give the series of this number its colour and dashes.
-
-    Dashes begin where the colours end, unless they tell something else apart.
-    """
-    dash = index // _COLOURS if dash is None else dash
-    return f"s{index % _COLOURS} dash{dash % _DASHES}"
-
-
-def figure(
-    chart: Chart,
-    drawing: Markup,
-    *,
-    x: Axis,
-    y: Axis,
-    legend: Sequence[LegendItem],
-    description: str,
-    height: int = HEIGHT,
-) -> Markup:
-    """Frame a drawing, which fills an SVG of ``height`` pixels, with axes, legend and markers."""
-    flags = _flags(chart.markers, x)
+def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
+    """Draw shapes between axes, with legend and markers."""
+    flags = _flags(markers, node.x)
     above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
+    shapes = map(drawn, node.shapes)
     picture = element(
         "svg",
-        element("title", chart.title),
-        element("desc", description),
-        _y_grid(y, above, height),
-        element("svg", drawing, y=above, width="100%", height=height, class_="plot"),
-        _x_labels(x, above + height, chart.x_label),
-        *(_flag(flag, above, above + height) for flag in flags),
+        element("title", node.title),
+        element("desc", node.description),
+        _y_grid(node.y, above, node.height),
+        element("svg", *shapes, y=above, width="100%", height=node.height, class_="plot"),
+        _x_labels(node.x, above + node.height, node.x_label),
+        *(_flag(flag, above, above + node.height) for flag in flags),
         class_="chart",
         role="img",
         width="100%",
-        height=above + height + _TICKS + (_X_LABEL if chart.x_label else 0),
+        height=above + node.height + _TICKS + (_X_LABEL if node.x_label else 0),
     )
-    caption = element("figcaption", chart.title) if chart.title else None
-    return element(
-        "figure", caption, _legend(legend, chart.kind), picture, _left_out(chart), class_="plotted"
-    )
-
-
-def stretched(drawing: Iterable[Markup], *, width: int, height: int) -> Markup:
-    """Let a drawing in ``width`` by ``height`` units of its own fill the plot, however wide that is."""
-    return element(
-        "svg",
-        *drawing,
-        width="100%",
-        height="100%",
-        viewBox=f"0 0 {width} {height}",
-        preserveAspectRatio="none",
-    )
+    caption = element("figcaption", node.title) if node.title else None
+    return element("figure", caption, _legend(node), picture, _left_out(markers), class_="plotted")
 
 
 def _y_grid(axis: Axis, above: int, height: int) -> Markup:
@@ -147,7 +92,7 @@ def _y_grid(axis: Axis, above: int, height: int) -> Markup:
                 y1=at,
                 y2=at,
             ),
-            name_beside(tick.label, y=at),
+            drawn(name_beside(tick.label, y=at)),
         )
     )
 
@@ -171,9 +116,10 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
     return join((*ticks, name))
 
 
-def _legend(items: Sequence[LegendItem], kind: str) -> Markup | None:
-    if not items:
+def _legend(node: Plot) -> Markup | None:
+    if not node.legend:
         return None
+    kind = node.kind
     keys = (
         element(
             "li",
@@ -189,7 +135,7 @@ def _legend(items: Sequence[LegendItem], kind: str) -> Markup | None:
             element("span", item.name),
             element("span", item.remark, class_="muted") if item.remark else None,
         )
-        for i, item in enumerate(items)
+        for i, item in enumerate(node.legend)
     )
     return element("ul", *keys, class_="legend")
 
@@ -238,8 +184,8 @@ def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     )
 
 
-def _left_out(chart: Chart) -> Markup | None:
-    beyond = len(chart.markers) - _MARKERS
+def _left_out(markers: Sequence[Marker]) -> Markup | None:
+    beyond = len(markers) - _MARKERS
     if beyond <= 0:
         return None
     return element("p", f"{beyond:,} more markers are not drawn.", class_="caption")

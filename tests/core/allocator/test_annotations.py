@@ -14,7 +14,8 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.memory.load import load
-from cudakit.core.memory.snapshot import HOST, Action, BlockState, Snapshot
+from cudakit.core.memory.snapshot import HOST, BlockState, Snapshot
+from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings
 
 

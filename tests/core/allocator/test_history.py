@@ -16,9 +16,11 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
-from cudakit.core.memory.replay import Inconsistencies, replay
-from cudakit.core.memory.snapshot import Action, BlockState, Snapshot
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.lifetimes import Inconsistencies
+from cudakit.core.memory.snapshot import BlockState, Snapshot
 from cudakit.errors import UsageError
+from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings
 
 SIZE = 311 * 411 * 4

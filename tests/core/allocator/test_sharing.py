@@ -17,8 +17,7 @@ from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
-from cudakit.gpu.api import LEGACY
-from cudakit.gpu.api.sharing import Descriptor, Fabric
+from cudakit.gpu.api import LEGACY, Descriptor, Fabric
 from cudakit.gpu.sim import Sim
 
 PAGE = 20 * MIB
@@ -95,7 +94,7 @@ def test_what_is_shared_twice_is_open_once_until_the_last_is_closed(pair: Pair) 
     with pytest.raises(UsageError, match="was closed"):
         _ = one.ptr
     other.close()
-    assert pair.second.space.at(where) is None
+    assert pair.second.heap.space.at(where) is None
     assert pair.taker.open_shared(pair.giver.share(block)).size_bytes == MIB
 
 
@@ -106,7 +105,7 @@ def test_the_last_who_has_it_closes_it(pair: Pair) -> None:
     del memory
     gc.collect()
 
-    assert pair.second.space.at(where) is None
+    assert pair.second.heap.space.at(where) is None
 
 
 def test_arrays_are_made_of_its_bytes(pair: Pair) -> None:
@@ -349,5 +348,5 @@ def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
     pair.taker._state.upstream.ipc.close_unused()  # type: ignore[attr-defined]
 
     assert failures == []
-    assert pair.second._opened == {}
-    assert pair.second._mapped == {}
+    assert pair.second.ipc.opened == {}
+    assert pair.second.virtual.mapped == {}

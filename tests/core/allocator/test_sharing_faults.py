@@ -64,10 +64,10 @@ class Two:
 
     def left_over(self) -> list[object]:
         """Return all that either process still has of the other, or of the device."""
-        machine = self.giving._machine
+        machine = self.giving.ipc.machine
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
-            lists += [gpu.reserved, gpu._opened, gpu._mapped, gpu._backings._things]
+            lists += [gpu.reserved, gpu.ipc.opened, gpu.virtual.mapped, gpu.virtual.backings]
         return [each for each in lists if each]
 
     def alloc(self, size_bytes: int) -> int:
@@ -150,8 +150,8 @@ def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.taker.open_shared(shared)
-    assert two.taking._opened == {}
-    assert two.taking._mapped == {}
+    assert two.taking.ipc.opened == {}
+    assert two.taking.virtual.mapped == {}
     assert two.taking.reserved == set()
     assert two.taker.open_shared(shared).size_bytes == 30 * MIB
 
@@ -168,10 +168,10 @@ def test_what_could_not_be_closed_is_told_and_closed_at_the_next_call(settings: 
 
     with pytest.raises(CudaError, match="as the test wants it"):
         memory.close()
-    assert gpu._opened or gpu._mapped
+    assert gpu.ipc.opened or gpu.virtual.mapped
     taker.open_shared(shared).close()
-    assert gpu._opened == {}
-    assert gpu._mapped == {}
+    assert gpu.ipc.opened == {}
+    assert gpu.virtual.mapped == {}
 
 
 def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
@@ -181,5 +181,5 @@ def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.giver.share(block)
-    assert two.giving._machine.descriptors == {}
+    assert two.giving.ipc.machine.descriptors == {}
     assert len(two.giver.share(block).handles) == 2

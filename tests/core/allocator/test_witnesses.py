@@ -9,9 +9,9 @@ from core.allocator.device import GIB, MIB, Device
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.oom_report import OomReport
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.units import Unavailable
 
 

@@ -26,7 +26,7 @@ class Work:
     """A simulated GPU, an allocator on it, and work for its streams."""
 
     def __init__(self, capacity_bytes: int = 1 << 30, **options: Any) -> None:
-        self.gpu = Sim(capacity_bytes=capacity_bytes, twins={"spin": _spin})
+        self.gpu = Sim(capacity_bytes=capacity_bytes, host_kernels={"spin": _spin})
         self._spin = self.gpu.kernel(self.gpu.load(self.gpu.compile(_SOURCE)), "spin")
         self.allocator = CachingAllocator(GpuUpstream(self.gpu), **options)
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from cudakit.core.memory.snapshot import (
     HOST,
-    Action,
     Annotation,
     Blocks,
     BlockState,
@@ -21,6 +20,7 @@ from cudakit.core.memory.snapshot import (
     Snapshot,
 )
 from cudakit.document import Frame
+from cudakit.torch_rules.actions import Action
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 START_US = 1_700_000_000_000_000  # the time of event 0; each event is one microsecond later

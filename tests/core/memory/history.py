@@ -11,7 +11,8 @@ from core.memory.builders import Entry
 
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.lifetimes import BEFORE
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.torch_rules.actions import Action
 
 
 @dataclass(frozen=True, slots=True)

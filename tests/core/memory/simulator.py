@@ -15,7 +15,7 @@ from core.memory.areas import LARGE_SEGMENT, SMALL_SEGMENT, Area, Piece, Use, tr
 from core.memory.builders import MIB, Entry
 from core.memory.history import History, Life
 
-from cudakit.core.memory.snapshot import Action
+from cudakit.torch_rules.actions import Action
 
 SMALLEST_BLOCK = 512
 MOST_SMALL = MIB  # larger requests come from the large pool

@@ -13,7 +13,8 @@ from core.memory.simulator import BASE, Allocator
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from cudakit.core.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
+from cudakit.core.memory.snapshot import BlockState, DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
 
 # For laws: enough programs, and no limit on the time of one.
 LAW = settings(max_examples=40, deadline=None)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from gpu.happens_before import Operation, Order
 
-from cudakit.core.sanitize.rows import rows_of
-from cudakit.core.sanitize.transfers import fill_is_waited_for, host_side
+from cudakit.core.sanitize.operations import fill_is_waited_for, host_side
+from cudakit.core.sanitize.strided import rows_of
 from cudakit.trace.events import (
     Access,
     Accessed,

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "sanitizer_api.h"
+#include "hooks/sanitizer_api.h"
 
 /* ``count`` accesses, the first at ``address``; of flags 0, one load of a tensor by the map that is there. */
 typedef struct {
@@ -21,8 +21,7 @@ typedef struct {
 } fake_launch;
 
 /* Put a kernel into a stream. One of a patched module that has no user data ends the process. */
-void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches,
-                   uint32_t count);
+void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches, uint32_t count);
 
 /* Have a stream, NULL: each of them, do what it holds. */
 void device_drain(Sanitizer_StreamHandle stream);

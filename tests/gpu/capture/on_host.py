@@ -12,7 +12,10 @@ import pytest
 
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
-SOURCES = ("ranges.c", "page_set.c", "boxes.c", "tensor_maps.c", "machine_code.c")
+SOURCES = (
+    "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/tensor_maps.c",
+    "exact/machine_code.c",
+)  # fmt: skip
 BITMAP_BYTES = 4096
 PAGE_SHIFTS = 17, 15  # of what pages cover in bytes, by their level
 MAP_KEYS, NO_MAP = 8192, 0xFFFF
@@ -20,7 +23,7 @@ MAX_MAPS, MAX_BOXES = 4096, 1 << 17
 
 
 class Range(ctypes.Structure):
-    """access_range of ranges.h."""
+    """access_range of pages.h."""
 
     _fields_ = (
         ("lo", ctypes.c_uint64),
@@ -70,7 +73,7 @@ class Box(ctypes.Structure):
 
 
 class PageSet(ctypes.Structure):
-    """page_set of page_set.h."""
+    """page_set of pages.h."""
 
     _fields_ = (
         ("pages", ctypes.POINTER(Page)),
@@ -88,7 +91,7 @@ def build_patch(directory: Path) -> ctypes.CDLL:
     library = directory / "libpatch_on_host.so"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-         "-Wno-unknown-pragmas", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
+         "-Wno-unknown-pragmas", f"-I{CAPTURE}", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
          str(HERE / "patch_on_host.c"), *(str(CAPTURE / "recorder" / name) for name in SOURCES),
          "-lpthread", "-o", str(library)],
         check=True,

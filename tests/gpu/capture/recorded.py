@@ -18,7 +18,8 @@ from cudakit.trace.spool import Spool
 
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
-SOURCES = ("ranges.c", "page_set.c", "boxes.c", "tensor_maps.c")  # that the patch on the host needs
+# What the device patch on the host needs.
+SOURCES = ("decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/tensor_maps.c")
 
 Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # by compute capability
 
@@ -98,7 +99,7 @@ def build_library(directory: Path) -> Path:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
          "-Wno-unknown-pragmas", "-Wl,-soname,libcuda.so.1",
-         f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}",
+         f"-I{CAPTURE}", f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}",
          *(str(HERE / name) for name in ("fake_cuda.c", "fake_device.c", "patch_on_host.c")),
          *(str(CAPTURE / "recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],
         check=True,

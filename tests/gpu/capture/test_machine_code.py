@@ -46,7 +46,7 @@ def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
 
     # Of its own allocation, so that a read behind its end is a read behind an allocation.
     held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
-    count = library.machine_code_unseen(held, ctypes.c_size_t(len(cubin)), tell, None)
+    count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
     assert count == (len(found) if count >= 0 else -1)
     return found if count >= 0 else None
 

@@ -131,7 +131,7 @@ class Expansion:
         lose = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
             lambda _, launch: self.lost.add(launch)
         )
-        assert self.library.boxes_expand(
+        assert self.library.tma_boxes_expand(
             (TensorMap * len(maps))(*maps),
             ctypes.c_size_t(len(maps)),
             (Box * len(boxes))(*boxes),

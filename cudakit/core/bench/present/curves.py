@@ -9,6 +9,7 @@ import numpy as np
 
 from cudakit.core.bench.costs import GraphCosts
 from cudakit.core.bench.present.axes import SIZES, axis_names, axis_title, is_cube, short_labels
+from cudakit.core.bench.present.sweep import sweep
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
@@ -106,7 +107,7 @@ def _picture(
 ) -> tuple[Node, ...]:
     lines = _lines(name, groups)
     columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
-    return columns, View("bench", (columns.name,), fallback=_chart(name, lines))
+    return columns, View("sweep", (columns.name,), sweep, _chart(name, lines))
 
 
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudakit.core.bench.present.axes import short_labels
+from cudakit.core.bench.present.spread import spread
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Column, Count, Seconds, Table, Text, Value, View
@@ -14,7 +15,7 @@ _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape"
 
 def distribution(cases: Sequence[CaseResult]) -> View:
     """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
-    return View("bench", ("samples", "results"), fallback=distribution_table(cases))
+    return View("sample-spread", ("samples", "results"), spread, distribution_table(cases))
 
 
 def distribution_table(cases: Sequence[CaseResult]) -> Table:

@@ -8,8 +8,10 @@ import numpy as np
 
 from cudakit.core.bench.limits import Limit
 from cudakit.core.bench.present.axes import short_labels
+from cudakit.core.bench.present.beside import beside
 from cudakit.core.bench.present.cases import rate
 from cudakit.core.bench.present.peers import OURSELVES, Share, compared, peers, ratio_to
+from cudakit.core.bench.present.roofline import roofline as roofline_plot
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.units import Unavailable
@@ -29,7 +31,7 @@ def roofline(cases: Sequence[CaseResult]) -> Iterator[Node]:
     ]
     if placed:
         columns = _roofline_columns(placed)
-        picture = View("bench", (columns.name,), fallback=_roofline_table(placed))
+        picture = View("roofline", (columns.name,), roofline_plot, _roofline_table(placed))
         yield Section("Roofline", (columns, picture))
 
 
@@ -45,7 +47,7 @@ def besides(cases: Sequence[CaseResult]) -> Iterator[Node]:
         ]
         if found:
             columns = _beside_columns(peer, found)
-            picture = View("bench", (columns.name,), fallback=_beside_table(peer, found))
+            picture = View("beside", (columns.name,), beside, _beside_table(peer, found))
             yield Section(f"Beside {peer}", (columns, picture))
 
 

@@ -13,7 +13,6 @@ from cudakit.core.bench.blocker import hindrance
 from cudakit.core.bench.case import Case, check_fit
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.runner import collector_off
-from cudakit.core.bench.session import Circumstances
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.tuning.candidates import candidates
@@ -33,6 +32,7 @@ from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.api.run_context import RunContext
 
 # Long enough that events resolve 0.1 % of it, short enough for thousands of candidates.
 _SAMPLE_S = 2e-3
@@ -42,10 +42,10 @@ _LISTED_BY, _WARM_BY = 0.15, 0.3
 Progress: TypeAlias = Callable[[str, float], None]
 
 
-def tuning_machine(gpu: Gpu, circumstances: Circumstances) -> TunedMachine:
+def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
     """Describe the machine that algorithms are tuned on, or are to be used on."""
     with closing(gpu.blas("cublaslt")) as blas:
-        return machine_of(gpu.facts(), blas.library, blas.version, circumstances.versions)
+        return machine_of(gpu.facts(), blas.library, blas.version, run_context.versions)
 
 
 def tune(
@@ -55,7 +55,7 @@ def tune(
     progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
     *,
     known: Tuned | None = None,
-    circumstances: Circumstances | None = None,
+    run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
     """Search for the fastest algorithm of each product; what is ``known`` to the end is kept as it is.
@@ -70,9 +70,9 @@ def tune(
             hint="leave out --library and --vs",
         )
     begin_ns = now_ns()
-    around = circumstances or Circumstances()
-    machine = tuning_machine(gpu, around)
-    session = _Session(spec, gpu, limits, hindered=bool(hindrance(around.variables)))
+    run_context = run_context or RunContext()
+    machine = tuning_machine(gpu, run_context)
+    session = _Session(spec, gpu, limits, hindered=bool(hindrance(run_context.variables)))
     cases = dict(zip(spec.gemms, WORKLOADS[spec.bench](spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     kept = known.products_on(machine) if known else {}

@@ -7,10 +7,11 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.replay import Inconsistencies, Replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.lifetimes import BEFORE, Inconsistencies
 from cudakit.core.memory.result import Contradictions, Health
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.torch_rules.actions import Action
 
 # Ring buffers are given round sizes; a trace of exactly such a length has most likely overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.annotations import step_bounds
-from cudakit.core.memory.snapshot import Action, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.torch_rules.actions import Action
 
 _Ints = npt.NDArray[np.int64]
 

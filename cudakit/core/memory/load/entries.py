@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
-from cudakit.core.memory.snapshot import Action, Events
+from cudakit.core.memory.snapshot import Events
 from cudakit.errors import SnapshotError
+from cudakit.torch_rules.actions import Action
 
 # The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
 MOST_BYTES = 1 << 49

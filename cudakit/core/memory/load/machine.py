@@ -1,6 +1,6 @@
 """The pickle machine in Python: a pickle of plain data becomes lists, dictionaries and scalars.
 
-It accepts and refuses exactly what ``_pickled.c`` does, at the same byte for the same reason, and
+It accepts and refuses exactly what ``reader/machine.c`` does, at the same byte for the same reason, and
 serves where that was not built. Tuples become lists, and a key that is not text is dropped with its
 value, so that nothing but text is ever hashed. What each opcode does is written in the standard
 library's ``pickletools``.

@@ -1,4 +1,4 @@
-"""The Tree over the native machine: what ``_pickled.c`` answers, in numpy arrays.
+"""The Tree over the native machine: what ``reader/*.c`` answers, in numpy arrays.
 
 Importing this fails where the native machine was not built.
 """

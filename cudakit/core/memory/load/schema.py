@@ -15,11 +15,12 @@ import numpy as np
 from cudakit.core.memory.load.entries import read_events
 from cudakit.core.memory.load.host import host_entries, read_host_pieces
 from cudakit.core.memory.load.pieces import read_pieces, segment_devices
-from cudakit.core.memory.load.settings import flag_of_device, plain_settings
+from cudakit.core.memory.load.settings import plain_settings
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import HOST, Annotation, DeviceTrace, Snapshot
 from cudakit.errors import SnapshotError
+from cudakit.torch_rules.recorded_settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MOST_DEVICES = 128

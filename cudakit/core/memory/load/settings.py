@@ -35,12 +35,3 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int):
         return -(1 << 63) <= value < 1 << 64
     return isinstance(value, float)
-
-
-def flag_of_device(flag: object, ordinal: int) -> bool | None:
-    """Read a flag that holds for all devices, or for each in a list or by its number; else None."""
-    if isinstance(flag, list):
-        flag = flag[ordinal] if 0 <= ordinal < len(flag) else None
-    elif isinstance(flag, dict):
-        flag = flag.get(str(ordinal))
-    return flag if isinstance(flag, bool) else None

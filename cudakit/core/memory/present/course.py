@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import limited, stack_value
 from cudakit.core.memory.result import DeviceMemory
-from cudakit.document import Bytes, Column, Count, Node, Note, Ratio, Seconds, Table, Unavailable
+from cudakit.document import (
+    Bytes,
+    Column,
+    Count,
+    Node,
+    Note,
+    Ratio,
+    Seconds,
+    Table,
+)
+from cudakit.units import Unavailable
 
 
 def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cudakit.core.memory.present.layout import memory_layout
 from cudakit.core.memory.present.rows import pool_name
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.core.memory.snapshot import SegmentKind
@@ -65,7 +66,8 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 def layout(device: DeviceMemory) -> View:
     """Draw each segment with its blocks; in words, the segments with most free memory."""
-    return View("memory-layout", ("segments", "blocks"), fallback=_emptiest_segments(device))
+    fallback = _emptiest_segments(device)
+    return View("memory-layout", ("segments", "blocks"), memory_layout, fallback)
 
 
 def _emptiest_segments(device: DeviceMemory) -> Table:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.sanitize.names import short_kernel
+from cudakit.core.sanitize.names import place, short_kernel
+from cudakit.core.sanitize.present.race_diagram import race_diagram
 from cudakit.core.sanitize.races import SyncKind
 from cudakit.core.sanitize.result import FoundRace, Side, Synchronisation
-from cudakit.core.sanitize.stacks import place
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 
 _SHORT = 32  # letters of a kernel's name in the picture
@@ -38,7 +38,7 @@ def nodes(found: FoundRace, number: int) -> tuple[Node, ...]:
     name = f"race-{number}"
     return (
         _columns(name, drawn, lanes),
-        View("race", (name,), fallback=_table(drawn, lanes)),
+        View("race", (name,), race_diagram, fallback=_table(drawn, lanes)),
     )
 
 

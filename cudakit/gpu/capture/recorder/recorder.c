@@ -1,4 +1,4 @@
-/* The recorder's state, and the small things that every part of it does. */
+/* Global state of the recorder, and the functions that begin and append records. */
 #define _GNU_SOURCE
 #include "recorder.h"
 
@@ -8,8 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "sites.h"
-#include "spool.h"
+#include "model/ids.h"
+#include "write/call_sites.h"
+#include "write/spool.h"
 
 __thread thread_state this_thread;
 pthread_mutex_t recorder_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -19,17 +20,17 @@ sanitizer_api sanitizer;
 #define MAX_DETAIL 256
 
 static uint64_t last_seq;
-static int16_t devices[MAX_CONTEXTS]; /* by the number of the context */
+static int16_t devices[MAX_CONTEXTS]; /* by context id */
 
-void record_device(uint32_t context, CUdevice device)
+void set_context_device(uint32_t context, CUdevice device)
 {
     if (context < MAX_CONTEXTS)
         devices[context] = (int16_t)device;
 }
 
-int device_of_context(CUcontext context)
+int context_device(CUcontext context)
 {
-    uint32_t number = number_of_context(context);
+    uint32_t number = context_id(context);
     return number < MAX_CONTEXTS ? devices[number] : -1;
 }
 
@@ -77,16 +78,16 @@ void record_gap_with(const char *what, const char *detail)
     record_gaps(text, 1);
 }
 
-record record_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
+record record_begin_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
 {
-    site here;
-    sites_here(&here);
+    call_site here;
+    call_site_here(&here);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t number = number_of_context(context), of_stream = number_of_stream(stream, context);
-    return record_begin(kind, number, of_stream, sites_number(&here));
+    uint32_t number = context_id(context), of_stream = stream_id(stream, context);
+    return record_begin(kind, number, of_stream, call_site_id(&here));
 }
 
-void record_unlocked(const record *made)
+void record_end_unlock(const record *made)
 {
     record_one(made);
     pthread_mutex_unlock(&recorder_lock);

@@ -1,8 +1,8 @@
-/* What the parts of the recorder share: its lock, its numbers, and what a thread is doing.
+/* State that all parts of the recorder share: the lock, per-thread call state, and how records begin.
  *
- * Callbacks come on any thread, while frameworks and the driver hold locks of their own. So nothing here
- * waits for Python, and nothing calls CUDA while the recorder's lock is held: the lock is held for short,
- * bounded work only.
+ * Callbacks arrive on any thread, while frameworks and the driver hold locks of their own. Therefore nothing in
+ * the recorder waits for the GIL, and no CUDA function is called while the recorder's lock is held: the lock
+ * only protects short, bounded work.
  */
 #ifndef CK_RECORDER_H
 #define CK_RECORDER_H
@@ -12,101 +12,71 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "driver_api.h"
-#include "record.h"
-#include "sanitizer_api.h"
+#include "hooks/driver_api.h"
+#include "hooks/sanitizer_api.h"
+#include "write/record.h"
 
 struct kernel_layout;
 struct arena;
 
-/* The launch of a graph whose nodes leave their accesses in an arena. */
+/* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
-    record like;
-    uint32_t executable, kernels, left; /* kernels that have not come yet */
-    uint32_t base, room;                /* indices of launches; room 0: none yet */
-    uint64_t first_grid;                /* %gridid of the first index */
+    record launch_record;
+    uint32_t executable, kernels, kernels_left; /* kernels_left: expected kernels that have not launched yet */
+    uint32_t first_index, capacity;             /* launch indices; capacity 0: not reserved yet */
+    uint64_t first_grid;                        /* %gridid that maps to first_index */
     bool refused;
-} graph_entry;
+} graph_launch;
 
 typedef struct {
-    uint64_t id;    /* of the operating system */
-    bool own_query; /* inside a call that the recorder itself makes */
-    bool patching;  /* and one that patches a module */
-    bool in_graph;  /* inside the launch of a graph, whose nodes are known */
-    uint32_t function; /* the driver's function that is being called, 0: another one */
+    uint64_t id;       /* kernel thread id (gettid) */
+    bool in_own_call;  /* inside a CUDA call that the recorder itself makes */
+    bool is_patching;  /* and that call patches a module */
+    bool in_graph;     /* inside a graph launch, whose nodes are already recorded */
+    uint32_t function; /* cbid of the current driver call; 0: one that is not subscribed */
 
-    /* of a launch */
+    /* Kernel launch */
     void **parameters, **extra;
     const struct kernel_layout *layout;
-    uint64_t user_data; /* of its accesses */
-    /* of the creation of a stream */
+    uint64_t user_data; /* passed to the device patch */
+    /* Stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
-    /* of a copy of a box: rows from one slice to the next */
+    /* 3D copy: rows from one slice to the next */
     uint64_t source_height, destination_height;
-    /* of an instantiation: the number of the graph, and how many kernels it has */
+    /* Graph instantiation: graph id and its number of kernel nodes */
     uint32_t graph, graph_kernels;
-    /* of the launch of a graph */
+    /* Graph launch */
     uint32_t expected_kernels, seen_kernels, launched_graph;
-    graph_entry entry;
-    /* of a launch that has a place in an arena and is not in its stream yet */
-    struct arena *entered;
-    Sanitizer_StreamHandle entered_stream;
+    graph_launch pending_graph;
+    /* Launch that has a slot in an arena but may not be in its stream yet */
+    struct arena *pending_arena;
+    Sanitizer_StreamHandle pending_stream;
 } thread_state;
 
 extern __thread thread_state this_thread;
 extern pthread_mutex_t recorder_lock;
 extern sanitizer_api sanitizer;
 
-/* Number what the driver calls by handles; numbers are never given again. The lock is held. */
-uint32_t number_of_context(CUcontext context);
-uint32_t number_of_stream(Sanitizer_StreamHandle stream, CUcontext context);
-uint32_t number_of_event(CUevent event);
-
-/* Begin a record: its common part is filled in, with a new ``seq`` and the site given. */
+/* Begin a record: fill in its common part, with a new ``seq`` and the given call site. The lock is held. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
-/* Remember which device the records of a context are of. */
-void record_device(uint32_t context, CUdevice device);
+/* Set the device that records of a context carry. The lock is held. */
+void set_context_device(uint32_t context, CUdevice device);
 
-/* The device of a context, -1 where it is not known. */
-int device_of_context(CUcontext context);
+/* Return the device of a context, or -1 if unknown. The lock is held. */
+int context_device(CUcontext context);
 
-/* Append one record. */
+/* Append one record. The lock is held. */
 void record_one(const record *one);
 
-/* Take the lock, and begin a record of what this thread is doing; append it, and release the lock. */
-record record_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
-void record_unlocked(const record *made);
+/* Take the lock and begin a record of this thread's current call; append it and release the lock. */
+record record_begin_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
+void record_end_unlock(const record *made);
 
-/* Append a GAP: something that could not be understood. */
+/* Append a GAP record: ``what`` could not be recorded, ``count`` times. The lock is held. */
 void record_gap(const char *what);
 void record_gaps(const char *what, uint64_t count);
 void record_gap_with(const char *what, const char *detail);
-
-/* The callback of the Sanitizer API. */
-void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
-
-/* Its parts: a call of the driver API, before and after; what comes and goes. */
-void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
-void on_resource(uint32_t cbid, const void *data);
-
-/* Handles and their numbers, and the live allocations, of which a fork keeps none. */
-void numbers_clear(void);
-
-/* --- numbers of handles (numbers.c) -------------------------------------------------------------- */
-
-void context_created(CUcontext context, CUdevice device);
-bool context_is_created(CUcontext context);
-void context_forget(CUcontext context);
-uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
-                        uint32_t site);
-uint32_t stream_forget(Sanitizer_StreamHandle stream);
-void event_created(CUevent event);
-void event_forget(CUevent event);
-uint32_t new_graph(void);
-void executable_made(CUgraphExec executable, uint32_t graph, uint32_t kernels);
-void executable_forget(CUgraphExec executable);
-uint32_t graph_of_executable(CUgraphExec executable, uint32_t *number, uint32_t *kernels);
 
 #endif

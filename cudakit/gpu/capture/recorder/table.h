@@ -1,4 +1,4 @@
-/* A map of 64-bit keys to 32-bit numbers: open addressing, linear probing. Key 0 is never put in. */
+/* A hash map of 64-bit keys to 32-bit numbers: open addressing, linear probing. Key 0 is not allowed. */
 #ifndef CK_TABLE_H
 #define CK_TABLE_H
 
@@ -8,19 +8,19 @@
 typedef struct {
     uint64_t *keys;
     uint32_t *values;
-    size_t slots, used; /* a power of two; taken, also by what was removed */
+    size_t slots, used; /* slots: a power of two; used includes slots of removed keys */
 } table;
 
-/* Return the number of a key, 0 where there is none. */
+/* Return the number of a key, or 0 if the key is absent. */
 uint32_t table_get(const table *map, uint64_t key);
 
-/* Give a key its number; -1 where memory is out. */
+/* Set the number of a key; return -1 if out of memory. */
 int table_put(table *map, uint64_t key, uint32_t value);
 
-/* Forget a key, and return the number that it had. */
+/* Remove a key and return the number that it had. */
 uint32_t table_remove(table *map, uint64_t key);
 
-/* Forget every key. */
+/* Remove all keys. */
 void table_clear(table *map);
 
 #endif

@@ -10,15 +10,17 @@ import pytest
 from core.bench.made import gemm, launch, machine, result, times
 
 from cudakit.core.bench.present import present
+from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.present.peers import share_of
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.session import Circumstances, run
+from cudakit.core.bench.session import run
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.document import Document, Note, Table, Text, Value
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
-from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
@@ -40,9 +42,9 @@ def simulated() -> BenchResult:
         cache="hot",
         settings=GemmSettings(deterministic=True),
     )
-    around = Circumstances(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
+    run_context = RunContext(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
     with closing(Sim()) as gpu:
-        return run(spec, gpu, circumstances=around, now_ns=lambda: 0)
+        return run(spec, gpu, run_context=run_context, now_ns=lambda: 0)
 
 
 def refused(case: CaseResult) -> CaseResult:
@@ -89,7 +91,7 @@ def test_what_was_refused_can_be_written_in_every_form() -> None:
     assert "n/a" in markdown.render(document)
     assert "Roofline" in "".join(html.render(document))
     assert "".join(csv.render(document)).count("\n") == 9
-    assert '"is_skipped": true' in nvbench.render(document)
+    assert '"is_skipped": true' in nvbench(document)
 
 
 def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:

@@ -7,9 +7,10 @@ from core.bench.made import WRONG, gemm, launch, machine, result
 
 from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
 from cudakit.core.bench.present import present_health
+from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Note
-from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
@@ -89,5 +90,5 @@ def test_every_format_takes_it() -> None:
     assert "Distribution of the samples" in html.render(found)
     assert "gemm bf16" in markdown.render(found)
     assert "median_s" in "".join(csv.render(found))
-    assert "gemm" in nvbench.render(found)
+    assert "gemm" in nvbench(found)
     assert present_health(suite()).nodes

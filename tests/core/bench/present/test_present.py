@@ -8,10 +8,11 @@ from core.bench.made import WRONG, gemm, launch, machine, result, times
 
 from cudakit.core.bench.compare import compare
 from cudakit.core.bench.present import present, present_comparison
+from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.samples import Samples
 from cudakit.document import Columns, Document, Note, Section, Table, View
-from cudakit.render import console, csv, html, markdown, nvbench
+from cudakit.render import console, csv, html, markdown
 
 Golden = Callable[[str, str], None]
 
@@ -57,7 +58,7 @@ def test_the_figures_as_csv(golden: Golden) -> None:
 
 
 def test_the_figures_for_nvbench(golden: Golden) -> None:
-    golden("bench-gemm-nvbench.json", nvbench.render(present(AGAINST_TORCH)))
+    golden("bench-gemm-nvbench.json", nvbench(present(AGAINST_TORCH)))
 
 
 def test_a_page_can_be_made_of_every_detail() -> None:

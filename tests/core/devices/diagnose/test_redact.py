@@ -68,7 +68,7 @@ def test_no_name_survives_in_any_part_of_a_path_or_sentence(
 
 def test_a_whole_result_tells_neither_who_nor_which(machine: Machine) -> None:
     told = machine(
-        environment={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
+        variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
         **seen(gpu(0)),
     )
     result = redacted(diagnose(told), WHO)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.memory.analyze.annotations import active_annotation, steady
-from cudakit.core.memory.snapshot import Action, Annotation
+from cudakit.core.memory.snapshot import Annotation
+from cudakit.torch_rules.actions import Action
 
 EVENTS = 10
 

@@ -11,7 +11,8 @@ from hypothesis import given
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
 from cudakit.core.memory.result import Churn
-from cudakit.core.memory.snapshot import Action, Snapshot
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.memory.analyze.steps import step_moments
-from cudakit.core.memory.snapshot import Action, Annotation
+from cudakit.core.memory.snapshot import Annotation
+from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 

@@ -7,8 +7,8 @@ from core.memory.load import files
 from core.memory.load.files import GIB, LARGE, MIB, event
 from core.memory.load.reading import TOP, Loader, only, said, stack, untraced
 
-from cudakit.core.memory.snapshot import Action
 from cudakit.document import Frame
+from cudakit.torch_rules.actions import Action
 
 
 def test_every_column_of_a_trace_is_what_the_file_says(loaded: Loader) -> None:

@@ -6,7 +6,8 @@ import pytest
 from core.memory.load.files import LARGE, MIB, STEP, event
 from core.memory.load.reading import Loader, stack
 
-from cudakit.core.memory.snapshot import HOST, Action, BlockState
+from cudakit.core.memory.snapshot import HOST, BlockState
+from cudakit.torch_rules.actions import Action
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Lanes: a row for each case, its name on the left, and on the right what is drawn of it on a common axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cudakit.document.axis import Axis
+from cudakit.document.picture import Caption, Drawing, Shape, percent, shape
+
+# Units of a strip, which is as wide as the page allows.
+WIDTH = 2400
+# What a picture can hold.
+MOST_LANES = 40
+
+# Of the width of the page; and how many letters have room in it.
+_NAMES = 0.3
+_LETTERS = 34
+# Pixels.
+_TICKS = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A case: its name, a remark below it, and what is drawn."""
+
+    name: str
+    remark: str
+    drawing: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A value of the axis that all lanes are seen against, and what it is called."""
+
+    value: float
+    label: str
+
+
+def lanes(shown: Sequence[Lane], axis: Axis, mark: Mark, *, height: int, title: str) -> Drawing:
+    """Stack lanes of ``height`` pixels over the ticks of their axis."""
+    bottom = len(shown) * height
+    strips = shape(
+        "svg",
+        *_grid(axis, mark, bottom),
+        *(_strip(lane, i * height, height) for i, lane in enumerate(shown)),
+        x=percent(_NAMES),
+        width=percent(1 - _NAMES),
+        height=bottom + _TICKS,
+        class_="strips",
+    )
+    names = (_name(lane, i * height, height) for i, lane in enumerate(shown))
+    return Drawing(title, (strips, *names), height=bottom + _TICKS)
+
+
+def left_out(count: int) -> tuple[Caption, ...]:
+    """Report how many cases have no lane, if any."""
+    return (Caption(f"{count:,} more cases are not drawn."),) if count else ()
+
+
+def _grid(axis: Axis, mark: Mark, bottom: int) -> Iterator[Shape]:
+    for tick in axis.ticks:
+        at = percent(axis.share(tick.value))
+        is_mark = abs(tick.value - mark.value) < 1e-9
+        kind = "zero" if is_mark else "grid"
+        label = mark.label if is_mark else tick.label
+        yield shape("line", class_=kind, x1=at, x2=at, y1=0, y2=bottom)
+        yield shape("text", label, class_="tick middle", x=at, y=bottom + 19)
+
+
+def _strip(lane: Lane, top: int, height: int) -> Shape:
+    strip = shape("svg", lane.drawing, y=top + 4, width="100%", height=height - 8)
+    return shape("g", strip, title=f"{lane.name}: {lane.remark}")
+
+
+def _name(lane: Lane, top: int, height: int) -> Shape:
+    middle = top + height / 2
+    return shape(
+        "g",
+        shape("text", lane.name, longest=_LETTERS, class_="name", x=0, y=middle - 3),
+        shape("text", lane.remark, longest=2 * _LETTERS, class_="remark", x=0, y=middle + 12),
+        title=f"{lane.name}: {lane.remark}",
+    )

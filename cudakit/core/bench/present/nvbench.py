@@ -1,0 +1,182 @@
+"""The figures of a bench in the JSON of nvbench, so that its tools can read and compare them.
+
+Reads the Columns ``results`` (a row for each case: ``name``, then the axes, then figures from ``median_s``
+on) and ``device`` (one row). Version 1.0.0 of nvbench's file format: nvbench/json_printer.cu; the tags are
+those of nvbench/detail/measure_cold.cu, which the comparing scripts look for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from cudakit.document import Columns, Document, walk
+from cudakit.errors import UsageError
+
+_VERSION = {"major": 1, "minor": 0, "patch": 0, "string": "1.0.0"}
+_FIRST_FIGURE = "median_s"
+
+_Json: TypeAlias = dict[str, Any]
+_Row: TypeAlias = Mapping[str, Any]
+
+# Tag, name, hint and column of the summaries that are a figure as it is.
+_SUMMARIES = (
+    ("nv/cold/sample_size", "Samples", "sample_size", "samples"),
+    ("nv/cold/time/gpu/min", "Min GPU Time", "duration", "minimum_s"),
+    ("nv/cold/time/gpu/max", "Max GPU Time", "duration", "maximum_s"),
+    ("nv/cold/time/gpu/mean", "GPU Time", "duration", "mean_s"),
+    ("nv/cold/time/gpu/stdev/absolute", "Noise", "duration", "stdev_s"),
+    ("nv/cold/time/gpu/q1", "Q1 GPU Time", "duration", "q1_s"),
+    ("nv/cold/time/gpu/median", "Median GPU Time", "duration", "median_s"),
+    ("nv/cold/time/gpu/q3", "Q3 GPU Time", "duration", "q3_s"),
+    ("nv/cold/sm_clock_rate/mean", "Clock Rate", "frequency", "sm_clock_hz"),
+    ("nv/cold/bw/item_rate", "Elem/s", "item_rate", "operations_per_s"),
+    ("nv/cold/bw/global/bytes_per_second", "GlobalMem BW", "byte_rate", "bytes_per_s"),
+)
+# And of those that are a share: the first column over the second, of the difference of two where named.
+_SHARES = (
+    ("nv/cold/time/gpu/stdev/relative", "Noise", ("stdev_s",), "mean_s"),
+    ("nv/cold/time/gpu/iqr/relative", "Rel IQR", ("q3_s", "q1_s"), "median_s"),
+)
+
+
+def nvbench(document: Document) -> str:
+    """Write the cases as nvbench's benchmarks and states, which have axis values as words.
+
+    A case without figures is a skipped state. Raises UsageError if the document has no such Columns.
+    """
+    found = {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
+    if _FIRST_FIGURE not in (found["results"].arrays if "results" in found else ()):
+        raise UsageError(
+            f"{document.title!r} has no figures to write for nvbench",
+            hint="choose another output format, such as json",
+        )
+    rows = _rows(found["results"])
+    device = next(iter(_rows(found["device"])), {}) if "device" in found else {}
+    plain = {
+        "meta": {"argv": [document.title], "version": {"json": _VERSION}},
+        "devices": [_device(device)],
+        "benchmarks": _benchmarks(rows),
+    }
+    return json.dumps(plain, indent=2) + "\n"
+
+
+def _rows(columns: Columns) -> list[_Row]:
+    """Give each row by name of column; words for their numbers, None for what is not there."""
+    cells = {
+        name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
+        for name, array in columns.arrays.items()
+    }
+    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+
+
+def _cell(item: Any, words: tuple[str, ...] | None) -> Any:
+    if words is not None:
+        return words[item] if 0 <= item < len(words) else None
+    return None if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def _device(row: _Row) -> _Json:
+    capability = str(row.get("compute_capability") or "0.0").split(".")
+    sm_version = int("".join(capability)) * 10 if all(map(str.isdigit, capability)) else 0
+    clock, width = _whole(row, "memory_clock_hz"), _whole(row, "memory_bus_bits")
+    return {
+        "id": 0,
+        "name": row.get("gpu") or "unknown",
+        "sm_version": sm_version,
+        "ptx_version": sm_version,
+        "sm_default_clock_rate": _whole(row, "sm_clock_max_hz"),
+        "number_of_sms": _whole(row, "multiprocessors"),
+        "global_memory_size": _whole(row, "memory_bytes"),
+        "global_memory_bus_peak_clock_rate": clock,
+        "global_memory_bus_width": width,
+        "global_memory_bus_bandwidth": 2 * clock * width // 8,
+        "l2_cache_size": _whole(row, "l2_bytes"),
+    }
+
+
+def _whole(row: _Row, name: str) -> int:
+    return round(row.get(name) or 0)
+
+
+def _benchmarks(rows: list[_Row]) -> list[_Json]:
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    return [
+        _benchmark(str(name), index, [row for row in rows if row["name"] == name])
+        for index, name in enumerate(names)
+    ]
+
+
+def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
+    columns = list(rows[0])
+    between = columns[columns.index("name") + 1 : columns.index(_FIRST_FIGURE)]
+    axes = [axis for axis in between if any(row[axis] is not None for row in rows)]
+    return {
+        "name": name,
+        "index": index,
+        "devices": [0],
+        "axes": [_axis(axis, [row[axis] for row in rows]) for axis in axes],
+        "states": [_state(row, axes) for row in rows],
+    }
+
+
+def _axis(name: str, values: list[Any]) -> _Json:
+    kind = _kind(values)
+    distinct = list(dict.fromkeys(value for value in values if value is not None))
+    return {
+        "name": name,
+        "type": kind,
+        "flags": "",
+        "values": [
+            {
+                "input_string": str(value),
+                "description": "",
+                "value": str(value) if kind == "string" else value,
+            }
+            for value in distinct
+        ],
+    }
+
+
+def _kind(values: list[Any]) -> str:
+    kinds = {type(value) for value in values if value is not None}
+    return "int64" if kinds == {int} else "float64" if kinds == {float} else "string"
+
+
+def _state(row: _Row, axes: list[str]) -> _Json:
+    given = [axis for axis in axes if row[axis] is not None]
+    skipped = row[_FIRST_FIGURE] is None
+    state: _Json = {
+        "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in given)]),
+        "device": 0,
+        "type_config_index": 0,
+        "axis_values": [_value(axis, row[axis]) for axis in given],
+        "summaries": [] if skipped else list(_summaries(row)),
+        "is_skipped": skipped,
+    }
+    return {**state, "skip_reason": "its figures are withheld"} if skipped else state
+
+
+def _summaries(row: _Row) -> Iterator[_Json]:
+    for tag, name, hint, column in _SUMMARIES:
+        if row.get(column) is not None:
+            yield _summary(tag, name, hint, row[column])
+    for tag, name, parts, whole in _SHARES:
+        amounts = [row.get(part) for part in parts]
+        if None not in amounts and row.get(whole):
+            amount = float(amounts[0] or 0) - sum(float(part or 0) for part in amounts[1:])
+            yield _summary(tag, name, "percentage", amount / row[whole])
+    if row.get("q1_s") is not None and row.get("q3_s") is not None:
+        tag = "nv/cold/time/gpu/iqr/absolute"
+        yield _summary(tag, "IQR", "duration", row["q3_s"] - row["q1_s"])
+
+
+def _summary(tag: str, name: str, hint: str, value: float) -> _Json:
+    return {"tag": tag, "name": name, "hint": hint, "data": [_value("value", value)]}
+
+
+def _value(name: str, value: Any) -> _Json:
+    # Numbers as words too: JSON's are doubles, which do not hold every int64.
+    return {"name": name, "type": _kind([value]), "value": str(value)}

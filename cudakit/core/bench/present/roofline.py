@@ -1,0 +1,233 @@
+"""The roofline: operations per byte against operations per second, under what bounds both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, log_axis
+from cudakit.document.picture import (
+    Plot,
+    PlotKey,
+    Shape,
+    dots,
+    percent,
+    polyline,
+    series_class,
+    shape,
+    stretched,
+    to_units,
+)
+from cudakit.units import format_rate
+
+_WIDTH, _HEIGHT = 2400, 1000
+_PIXELS = 360
+# The picture reaches so much beyond cases and ridges, to the sides, and above and below.
+_BESIDE, _AROUND = 2.0, 1.6
+# Letters: as a share of a narrow plot, and in pixels.
+_LETTER, _LINE = 0.011, 13
+_LONGEST = 40
+# Between a place and its label, in pixels; half of a dot and that, as a share.
+_GAP, _DOT = 9, 0.009
+# Between a roof and the middle of its label, in pixels.
+_ABOVE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Where something stands: shares of the width, pixels of the height."""
+
+    left: float
+    right: float
+    middle: float
+
+    @property
+    def is_inside(self) -> bool:
+        return self.left >= 0 and self.right <= 1
+
+    def touches(self, other: _Box) -> bool:
+        beside = self.right <= other.left or other.right <= self.left
+        return not beside and abs(self.middle - other.middle) < _LINE
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A label beside a place: a share of the width, and pixels below the top of the plot."""
+
+    words: str
+    share: float
+    down: float
+    leftwards: bool = False
+    gap: int = _GAP  # in pixels, from the place
+
+    @property
+    def box(self) -> _Box:
+        wide = min(len(self.words), _LONGEST) * _LETTER
+        near = _DOT if self.gap else 0.0
+        if self.leftwards:
+            return _Box(self.share - near - wide, self.share - near, self.down)
+        return _Box(self.share + near, self.share + near + wide, self.down)
+
+    def drawn(self) -> Shape:
+        return shape(
+            "text",
+            self.words,
+            longest=_LONGEST,
+            class_="tick end outlined" if self.leftwards else "tick outlined",
+            x=percent(self.share),
+            dx=-self.gap if self.leftwards else self.gap,
+            y=self.down,
+            dy="0.32em",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """The Columns, and the axes they are drawn on."""
+
+    columns: Columns
+    x: Axis
+    y: Axis
+
+    @property
+    def unit(self) -> str:
+        return self.columns.text["unit"][0]
+
+    @property
+    def peaks(self) -> Array:
+        arrays = self.columns.arrays
+        return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
+
+    def down(self, rate: float) -> float:
+        """Return how many pixels below the top of the plot a rate is."""
+        return _PIXELS * (1 - self.y.share(rate))
+
+
+def roofline(columns: Sequence[Columns]) -> Plot:
+    """Draw a dot for each case of ``roofline``, and the roof that it stays under (Williams et al., 2009).
+
+    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (what stands beside the dot), decoded
+    by ``text``, the ``contender`` who ran it (0 is we), ``operations_per_byte``, ``operations_per_s``,
+    ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
+    """
+    (placed,) = columns
+    picture = _picture(placed)
+    title = "Rate under the roof of arithmetic and memory"
+    roofs, cases = (
+        stretched(parts, width=_WIDTH, height=_HEIGHT)
+        for parts in (_roofs(picture), _cases(picture))
+    )
+    return Plot(
+        "scatter",
+        title,
+        picture.x,
+        picture.y,
+        shapes=(shape("g", roofs, *_labels(picture), cases),),
+        legend=tuple(_legend(picture)),
+        description=f"{title}: {', '.join(placed.text['case'][:8])}",
+        x_label=f"{picture.unit} for each byte moved",
+        height=_PIXELS,
+    )
+
+
+def _picture(columns: Columns) -> _Picture:
+    arrays = columns.arrays
+    at, reached = arrays["operations_per_byte"], arrays["operations_per_s"]
+    peak, bandwidth = arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]
+    x = _axis(np.concatenate((at, peak / bandwidth)), "count", _BESIDE)
+    y = _axis(np.concatenate((reached, peak)), "rate", _AROUND, of=columns.text["unit"][0])
+    return _Picture(columns, x, y)
+
+
+def _legend(picture: _Picture) -> list[PlotKey]:
+    kinds = picture.columns.text["kind"]
+    ours = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
+    peers = ", ".join(picture.columns.text["contender"][1:])
+    return [*ours, PlotKey(peers, classes="ring shared", hollow=True)] if peers else ours
+
+
+def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
+    return log_axis(float(values.min()) / margin, float(values.max()) * margin, unit, of=of)
+
+
+def _roofs(picture: _Picture) -> Iterator[Shape]:
+    """Draw bandwidth times operations per byte, and from where they meet on peak arithmetic."""
+    x, y = picture.x, picture.y
+    for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
+        # What lies below the picture is left out.
+        start = max(x.low, y.low / bytes_per_s)
+        corners = np.array([start, per_s / bytes_per_s, x.high])
+        heights = np.minimum(corners * bytes_per_s, per_s)
+        path = polyline(
+            to_units(x.shares(corners), _WIDTH), to_units(1 - y.shares(heights), _HEIGHT)
+        )
+        yield shape("path", class_="line roof", d=path)
+
+
+def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
+    """Name each flat roof at its right end, or at its left where dots are in the way, and the slope."""
+    kinds, peaks = picture.columns.arrays["kind"], picture.peaks
+    bytes_per_s = float(peaks[:, 1].max())
+    for per_s in np.unique(peaks[:, 0]).tolist():
+        under = np.unique(kinds[peaks[:, 0] == per_s]).tolist()
+        names = ", ".join(picture.columns.text["kind"][kind] for kind in under)
+        label = f"{names}: {format_rate(per_s, picture.unit)}"
+        height, ridge = picture.down(per_s) - _ABOVE, picture.x.share(per_s / bytes_per_s)
+        right, left = (
+            _Words(label, 1.0, height, leftwards=True, gap=0),
+            _Words(label, ridge, height),
+        )
+        yield left if any(map(right.box.touches, taken)) and left.box.is_inside else right
+    ridge = float(peaks[:, 0].max()) / bytes_per_s
+    middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
+    label = f"memory: {format_rate(bytes_per_s, 'B')}"
+    height = picture.down(middle * bytes_per_s) - _ABOVE
+    yield _Words(label, picture.x.share(middle), height, leftwards=True)
+
+
+def _cases(picture: _Picture) -> Iterator[Shape]:
+    """Draw those of peers as rings, below ours: where both are at one place, both are seen."""
+    arrays, names = picture.columns.arrays, picture.columns.text["case"]
+    across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
+    down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
+    for i in np.argsort(arrays["contender"] == 0, kind="stable").tolist():
+        name = names[int(arrays["case"][i])]
+        rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
+        place, colour = dots([across[i]], [down[i]]), series_class(int(arrays["kind"][i]), 0)
+        is_peer = bool(arrays["contender"][i])
+        yield shape(
+            "path",
+            title=f"{name}: {rate}",
+            class_=f"scatter {'ring' if is_peer else 'case'} {colour}",
+            d=place,
+        )
+        if is_peer:
+            yield shape("path", class_="scatter hole", d=place)
+
+
+def _labels(picture: _Picture) -> Iterator[Shape]:
+    """Name the roofs, and our dots where there is room beside them: right of them, else left."""
+    arrays, near = picture.columns.arrays, picture.columns.text["near"]
+    shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
+    heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
+    found = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
+    roofs = list(_roof_words(picture, found))
+    taken = [*found, *(roof.box for roof in roofs)]
+    named: list[_Box] = []
+    yield from (roof.drawn() for roof in roofs)
+    for i in np.flatnonzero(arrays["contender"] == 0).tolist():
+        # Of dots that lie on one another one name is enough.
+        if any(map(found[i].touches, named)):
+            continue
+        name = near[int(arrays["near"][i])]
+        for leftwards in (False, True):
+            label = _Words(name, shares[i], heights[i], leftwards=leftwards)
+            if label.box.is_inside and not any(map(label.box.touches, taken)):
+                taken.append(label.box)
+                named.append(found[i])
+                yield label.drawn()
+                break

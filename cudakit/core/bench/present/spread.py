@@ -1,0 +1,138 @@
+"""How samples are spread: a lane for each case, a dot for each sample, around the median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, tight_axis
+from cudakit.document.picture import (
+    Caption,
+    Figure,
+    NoData,
+    Shape,
+    dots,
+    shape,
+    stretched,
+    to_units,
+)
+from cudakit.units import format_seconds
+
+# Pixels of a lane, and units of what is drawn in it.
+_LANE = 44
+_HEIGHT = 400
+
+_MOST_DOTS = 1000
+# Shares of the samples: what lies beyond the outer ones is counted, not drawn.
+_OUTER = (0.005, 0.995)
+_QUARTERS = (0.25, 0.75)
+# So is what lies so many times the middle half beyond it: one sample would squeeze all others.
+_FENCE = 6.0
+_LEAST_REACH = 0.005
+_CAPTION = (
+    "A dot is a sample, the first of its case at the top, the last at the bottom; rounds are apart, with a "
+    "line at the median of each. Shaded: the middle half; darker: the 95 % interval of the median."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The samples of a case relative to their median, which is 0."""
+
+    name: str
+    median_s: float
+    deviations: Array
+    rounds: Array
+    interval: tuple[float, float]
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        # The extremes of a few samples are drawn.
+        low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
+        high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
+        below, above = np.quantile(self.deviations, _QUARTERS)
+        fence = max(_FENCE * float(above - below), _LEAST_REACH)
+        return max(low, float(below) - fence), min(high, float(above) + fence)
+
+
+def spread(columns: Sequence[Columns]) -> Figure | NoData:
+    """Draw the samples of each case by their distance from its median, in the order taken.
+
+    The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
+    ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
+    """
+    samples, figures = columns
+    cases = list(_cases(samples, figures))
+    if not cases:
+        return NoData("No samples.")
+    shown = cases[:MOST_LANES]
+    axis = _axis(shown)
+    title = "Samples around the median of their case"
+    rows = [_lane(case, axis) for case in shown]
+    drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
+    beyond = left_out(len(cases) - len(shown))
+    return Figure("lanes spread", (drawing, Caption(_CAPTION), *beyond))
+
+
+def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
+    arrays = columns.arrays
+    for i, name in enumerate(columns.text["case"]):
+        which = arrays["case"] == i
+        times = arrays["time_s"][which]
+        median = float(np.median(times)) if len(times) else 0.0
+        if median > 0:
+            low, high = (float(figures.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
+            interval = (low / median - 1, high / median - 1)
+            yield _Case(name, median, times / median - 1, arrays["round"][which], interval)
+
+
+def _axis(cases: list[_Case]) -> Axis:
+    lows, highs = zip(*(case.outer for case in cases), strict=True)
+    axis = tight_axis(min(*lows, -_LEAST_REACH), max(*highs, _LEAST_REACH), "ratio")
+    ticks = (replace(t, label=f"+{t.label}") if t.value > 0 else t for t in axis.ticks)
+    return replace(axis, ticks=tuple(ticks))
+
+
+def _lane(case: _Case, axis: Axis) -> Lane:
+    inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
+    beyond = len(inside) - int(inside.sum())
+    remark = f"{format_seconds(case.median_s)}, {len(inside):,} samples" + (
+        f", {beyond:,} beyond" if beyond else ""
+    )
+    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_medians(case, axis))
+    return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
+
+
+def _boxes(case: _Case, axis: Axis) -> Iterator[Shape]:
+    quarters = np.quantile(case.deviations, _QUARTERS)
+    for kind, ends in (("half", quarters), ("interval", np.array(case.interval))):
+        if np.isfinite(ends).all():
+            low, high = to_units(np.clip(axis.shares(ends), 0, 1), WIDTH)
+            yield shape("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
+
+
+def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
+    heights = (np.arange(len(inside)) + 0.5) / len(inside)
+    every = max(-(-int(inside.sum()) // _MOST_DOTS), 1)
+    across = axis.shares(case.deviations[inside][::every])
+    return shape(
+        "path",
+        class_="scatter s0",
+        d=dots(to_units(across, WIDTH), to_units(heights[inside][::every], _HEIGHT)),
+    )
+
+
+def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
+    """Draw the median of each round as high as its samples are."""
+    starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
+    ends = [*starts[1:].tolist(), len(case.rounds)]
+    for start, end in zip(starts.tolist(), ends, strict=True):
+        middle = np.median(case.deviations[start:end])
+        (at,) = to_units(np.clip(axis.shares(np.array([middle])), 0, 1), WIDTH)
+        top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
+        gap = 12 if len(ends) > 1 else 0
+        yield shape("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")

@@ -1,0 +1,188 @@
+"""Figures along one axis: how a bench depends on the size of its problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cudakit.document import Array, Columns
+from cudakit.document.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
+from cudakit.document.picture import (
+    Plot,
+    PlotKey,
+    Shape,
+    dots,
+    polyline,
+    series_class,
+    shape,
+    stretched,
+    to_units,
+)
+
+_WIDTH, _HEIGHT = 2400, 1000
+_PIXELS = 300
+# An axis that spans at least this is drawn by its logarithm.
+_WIDE = 8
+# So is one of rates where the highest point of a line is less than such a part of it.
+_UNLIKE = 5
+# So is one of times that spans more than this.
+_LONG = 32
+# Between the least value and the lower end of such an axis.
+_MARGIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Curves:
+    """Points in order of their lines, each with what it may be at least and at most, and its limit."""
+
+    line: Array
+    x: Array
+    y: Array
+    low: Array
+    high: Array
+    limit: Array
+    fit: Array
+    classes: tuple[str, ...]  # of each line
+
+
+def sweep(columns: Sequence[Columns]) -> Plot:
+    """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, else the time.
+
+    The arrays are ``line`` (decoded by ``text``), ``colour`` and ``contender`` of the line, AXIS,
+    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` that is done in
+    that time, with its ``unit``. Bars span the confidence intervals; a line goes through the points, or as it
+    was fitted to them. What follows a colon in the name is the title.
+    """
+    (points,) = columns
+    name, _, panel = points.name.removeprefix("sweep ").partition(": ")
+    by_rate = bool(np.isfinite(points.arrays["amount"]).all())
+    curves = _curves(points, name, by_rate=by_rate)
+    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if by_rate else "")
+    names = points.text["line"]
+    limits = list(_limits(curves, x, y)) if by_rate else []
+    paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
+    fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed time + time per node"
+    title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
+    return Plot(
+        "line",
+        title,
+        x,
+        y,
+        shapes=(stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
+        legend=tuple(_legend(curves, names, limited=bool(limits))),
+        description=f"{title} along {_title(name)}: {', '.join(names[:8])}",
+        x_label=_title(name),
+        height=_PIXELS,
+    )
+
+
+def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
+    arrays = columns.arrays
+    low, middle, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
+    line, across, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
+    fit = arrays["fit_s"]
+    firsts = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
+    classes = tuple(
+        series_class(int(arrays["colour"][at]), int(arrays["contender"][at]) or None)
+        for at in firsts
+    )
+    if not by_rate:
+        return _Curves(line, across, middle, low, high, limit, fit, classes)
+    # The least time is the highest rate.
+    amount = arrays["amount"]
+    return _Curves(
+        line, across, amount / middle, amount / high, amount / low, amount / limit, fit, classes
+    )
+
+
+def _x_axis(values: Array, name: str) -> Axis:
+    low, high = float(values.min()), float(values.max())
+    unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
+    wide = low > 0 and high / low >= _WIDE
+    axis = log_axis(low, high, unit) if wide else tight_axis(low, high, unit)
+    return ticked_at(axis, values, unit)
+
+
+def _y_axis(curves: _Curves, unit: str) -> Axis:
+    """Choose an axis on which every line can be read: from 0, unless some would lie flat on it."""
+    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    known = values[np.isfinite(values)]
+    low, high = float(known.min()), float(known.max())
+    if not unit:
+        long = low > 0 and high / low > _LONG
+        return (
+            log_axis(low / _MARGIN, high, "seconds") if long else rounded_axis(0, high, "seconds")
+        )
+    peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
+    if low > 0 and high > _UNLIKE * min(peaks):
+        return log_axis(low / _MARGIN, high * _MARGIN, "rate", of=unit)
+    return rounded_axis(0, high, "rate", of=unit)
+
+
+def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
+    """Draw limits that agree as one line; in the colour of its curves where those have but one."""
+    merged: list[tuple[dict[int, int], set[str]]] = []
+    for i, classes in enumerate(curves.classes):
+        which = (curves.line == i) & np.isfinite(curves.limit)
+        across = to_units(x.shares(curves.x[which]), _WIDTH)
+        down = to_units(1 - y.shares(curves.limit[which]), _HEIGHT)
+        points = dict(zip(across, down, strict=True))
+        for others, colours in merged:
+            shared = points.keys() & others.keys()
+            if shared and all(points[at] == others[at] for at in shared):
+                others.update(points)
+                colours.add(_colour(classes))
+                break
+        else:
+            if points:
+                merged.append((points, {_colour(classes)}))
+    for points, colours in merged:
+        path = polyline(*zip(*sorted(points.items()), strict=True))
+        colour = "shared" if len(colours) > 1 else next(iter(colours))
+        yield shape("path", class_=f"line limit {colour}", d=path)
+
+
+def _colour(classes: str) -> str:
+    return classes.split()[0]
+
+
+def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
+    which = curves.line == number
+    across = to_units(x.shares(curves.x[which]), _WIDTH)
+    middle, low, high = (
+        to_units(1 - y.shares(heights[which]), _HEIGHT)
+        for heights in (curves.y, curves.low, curves.high)
+    )
+    bars = "".join(f"M{at} {a}V{b}" for at, a, b in zip(across, low, high, strict=True))
+    classes = curves.classes[number]
+    colour = _colour(classes)
+    for kind, path in (
+        (f"line {classes}", _line(curves, which, across, middle, y)),
+        (f"line {colour}", bars),
+        (f"scatter {colour}", dots(across, middle)),
+    ):
+        yield shape("path", title=name, class_=kind, d=path)
+
+
+def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
+    """Lay a line through the points, or as it was fitted to them where that can be drawn."""
+    fit = curves.fit[which]
+    drawable = np.isfinite(fit).all() and bool((fit > 0).all())
+    return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
+
+
+def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[PlotKey]:
+    items = [
+        PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
+    ]
+    if limited:
+        return [*items, PlotKey("limit", classes="limit shared")]
+    return items if len(items) > 1 else []
+
+
+def _title(name: str) -> str:
+    """Write an axis as a reader would: ``m = n = k``."""
+    return name.removesuffix("_bytes").replace("_", " ").replace("=", " = ")

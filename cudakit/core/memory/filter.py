@@ -1,0 +1,101 @@
+"""The part of a snapshot that was asked for: devices with a trace, or one stream or pool of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cudakit.core.memory.replay.segments import segment_history
+from cudakit.core.memory.snapshot import HOST, Blocks, DeviceTrace, Segments, Snapshot
+from cudakit.errors import SnapshotError, UsageError
+from cudakit.torch_rules.actions import Action
+
+
+def filter_trace(
+    snapshot: Snapshot, trace: DeviceTrace, *, stream: int | None, pool: tuple[int, int] | None
+) -> DeviceTrace:
+    """Return the part of a trace that belongs to a stream (its number) and a pool; None keeps all.
+
+    Event indices stay: events of other streams and pools become markers. Raises UsageError for a stream or
+    a pool that the device does not have.
+    """
+    if stream is None and pool is None:
+        return trace
+    keep_event = np.ones(len(trace.events), np.bool_)
+    keep_segment = np.ones(len(trace.segments), np.bool_)
+    if stream is not None:
+        if not 0 <= stream < len(trace.streams):
+            raise UsageError(
+                f"device {trace.device} has no stream {stream}",
+                hint=f"its streams are numbered 0 to {len(trace.streams) - 1}",
+            )
+        keep_event &= trace.events.stream == stream
+        keep_segment &= trace.segments.stream == stream
+    if pool is not None:
+        if pool not in snapshot.pools:
+            known = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
+            raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
+        wanted = snapshot.pools.index(pool)
+        said = trace.events.pool
+        found = segment_history(trace).pool_at(trace.events.address, np.arange(len(said)))
+        keep_event &= np.where(said >= 0, said, found) == wanted
+        keep_segment &= trace.segments.pool == wanted
+    action = np.where(
+        keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
+    ).astype(np.uint8)
+    return replace(
+        trace,
+        events=replace(trace.events, action=action),
+        segments=_take_segments(trace.segments, keep_segment),
+        blocks=_take_blocks(trace.blocks, keep_segment),
+    )
+
+
+def _take_segments(segments: Segments, keep: np.typing.NDArray[np.bool_]) -> Segments:
+    return Segments(*(getattr(segments, name)[keep] for name in Segments.__slots__))
+
+
+def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
+    keep = keep_segment[blocks.segment]
+    kept = Blocks(*(getattr(blocks, name)[keep] for name in Blocks.__slots__))
+    renumbered = (np.cumsum(keep_segment) - 1).astype(np.int32)
+    return replace(kept, segment=renumbered[kept.segment])
+
+
+def traces_to_replay(
+    snapshots: Sequence[Snapshot], device: int | None
+) -> list[tuple[Snapshot, DeviceTrace]]:
+    """Return the traces with events of all GPUs, or of one device.
+
+    Raises UsageError for pinned host memory and for a device that no snapshot has, SnapshotError if no trace
+    is left.
+    """
+    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    if device == HOST:
+        raise UsageError(
+            "--what-if replays memory of devices, not pinned host memory",
+            hint="leave out --device host",
+        )
+    of_device = [
+        pair
+        for pair in known
+        if pair[1].device == device or (device is None and pair[1].device >= 0)
+    ]
+    if not of_device:
+        numbers = sorted({trace.device for _, trace in known if trace.device != HOST})
+        raise UsageError(
+            f"no device {device} in the snapshot"
+            if device is not None
+            else "no device in the snapshot",
+            hint=f"devices: {', '.join(map(str, numbers)) or 'none'}",
+        )
+    with_trace = [pair for pair in of_device if len(pair[1].events)]
+    if not with_trace:
+        raise SnapshotError(
+            f"{of_device[0][0].source}: there is no trace in it, and so nothing to replay",
+            hint="record one: `cudakit run --memory`, or torch.cuda.memory._record_memory_history()"
+            " before the program begins",
+        )
+    return with_trace

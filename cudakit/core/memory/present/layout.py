@@ -1,0 +1,217 @@
+"""The layout of memory: every segment as a bar, its blocks coloured by what they are in use for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.present.layout_pieces import (
+    IN_USE,
+    PENDING,
+    ROUNDING,
+    USES,
+    Pieces,
+    Spans,
+    bytes_by_segment,
+    pieces_of,
+    spans_of,
+)
+from cudakit.core.memory.present.layout_rows import (
+    NARROWEST,
+    Group,
+    Row,
+    Segment,
+    grouped,
+    largest_segments,
+    rows,
+)
+from cudakit.document import Columns
+from cudakit.document.picture import (
+    Caption,
+    Drawing,
+    Figure,
+    Heading,
+    Key,
+    Legend,
+    Shape,
+    name_beside,
+    percent,
+    shape,
+)
+from cudakit.units import format_bytes, format_ratio
+
+_SEGMENTS = 200
+_BAR = 18
+_ROW = 24
+# Half pixels of a wide page.
+_UNITS = 2000
+# A tooltip costs some 100 bytes of page; the largest pieces are those that can be pointed at.
+_TITLED = 600
+# Units: blocks at least so wide get a gap to the next, so that a reader can count them.
+_SEPARABLE = 8
+
+_USES: Final = {IN_USE: "in use", ROUNDING: "rounding waste", PENDING: "pending free"}
+_CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What is drawn into the segments: ``used_bytes`` and ``units`` have an item a segment."""
+
+    spans: Mapping[int, Spans]  # by segment
+    titled: Mapping[int, Pieces]  # by segment
+    used_bytes: npt.NDArray[np.int64]
+    units: npt.NDArray[np.int64]
+
+
+def memory_layout(columns: Sequence[Columns]) -> Figure:
+    """Draw segments and blocks, the largest 200 segments where there are more.
+
+    The first Columns has an item a segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
+    the second one a block: ``segment`` (index into the first), ``offset`` (bytes from its start), ``size``,
+    ``requested``, ``state`` (0 inactive, 1 allocated, 2 pending free).
+    """
+    segments, blocks = columns
+    sizes = segments.arrays["size"].astype(np.int64)
+    pieces = pieces_of(blocks, sizes)
+    chosen = largest_segments(segments, most=_SEGMENTS)
+    groups = grouped(segments, chosen)
+    contents = _contents(pieces, groups, sizes)
+    drawn = [part for group in groups for part in _drawn_group(group, contents)]
+    remarks = " ".join(_remarks(sizes, chosen))
+    captions = (Caption(remarks),) if remarks else ()
+    return Figure("layout", (_legend(pieces, sizes), *drawn, *captions))
+
+
+def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int64]) -> _Contents:
+    units = np.zeros(len(sizes), np.int64)
+    for group in groups:
+        for segment in group.segments:
+            units[segment.index] = max(round(segment.width * _UNITS), 1)
+    visible = pieces.take(units[pieces.segment] > 0)
+    spans = spans_of(visible, units / np.maximum(sizes, 1))
+    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_TITLED])
+    used = bytes_by_segment(pieces, IN_USE, segments=len(sizes))
+    titled = _pieces_by_segment(visible.take(largest))
+    return _Contents(_spans_by_segment(spans), titled, used, units)
+
+
+def _spans_by_segment(spans: Spans) -> dict[int, Spans]:
+    return {
+        int(i): Spans(spans.segment[at], spans.low[at], spans.high[at], spans.use[at])
+        for i in np.unique(spans.segment)
+        for at in (np.flatnonzero(spans.segment == i),)
+    }
+
+
+def _pieces_by_segment(pieces: Pieces) -> dict[int, Pieces]:
+    return {int(i): pieces.take(pieces.segment == i) for i in np.unique(pieces.segment)}
+
+
+def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Legend:
+    totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
+    free = int(sizes.sum()) - sum(totals.values())
+    used = (_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
+    return Legend((*used, _key("free", "free", free)), width=24)
+
+
+def _key(class_name: str, name: str, total_bytes: int) -> Key:
+    sample = shape("rect", class_=class_name, width=24, height=12)
+    return Key(sample, name, format_bytes(total_bytes))
+
+
+def _drawn_group(group: Group, contents: _Contents) -> tuple[Heading, Drawing]:
+    lines = tuple(rows(group.segments))
+    used = sum(int(contents.used_bytes[segment.index]) for segment in group.segments)
+    count = len(group.segments)
+    remark = (
+        f"{count} segment{'s' if count > 1 else ''} · {format_bytes(group.size_bytes)} · "
+        f"{format_ratio(used / max(group.size_bytes, 1))} in use"
+    )
+    shapes = tuple(_drawn_row(line, i * _ROW, contents) for i, line in enumerate(lines))
+    picture = Drawing(f"Layout of {group.name}", shapes, len(lines) * _ROW, description=remark)
+    return Heading(group.name, remark), picture
+
+
+def _drawn_row(row: Row, top: int, contents: _Contents) -> Shape:
+    label = name_beside(row.label, y=top + _BAR / 2)
+    bars = (
+        _drawn_segment(segment, left, top, contents)
+        for segment, left in zip(row.segments, row.lefts, strict=True)
+    )
+    return shape("g", label, *bars)
+
+
+def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Shape:
+    used = int(contents.used_bytes[segment.index])
+    words = f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
+    x, width = percent(left), percent(segment.width)
+    units = int(contents.units[segment.index])
+    filling = shape(
+        "svg",
+        *_paths(contents.spans.get(segment.index)),
+        *_titled(contents.titled.get(segment.index), units / max(segment.size_bytes, 1)),
+        viewBox=f"0 0 {units} 1",
+        preserveAspectRatio="none",
+        x=x,
+        y=top,
+        width=width,
+        height=_BAR,
+    )
+    ground = shape("rect", class_="free ground", x=x, y=top, width=width, height=_BAR)
+    return shape("g", ground, filling, title=words)
+
+
+def _paths(spans: Spans | None) -> list[Shape]:
+    """Draw all spans of a use as the dashes of one line, which is as thick as the bar."""
+    if spans is None:
+        return []
+    order = np.argsort(spans.low, kind="stable")
+    gap = np.where(spans.high - spans.low >= _SEPARABLE, 1, 0)
+    widths = np.maximum(spans.high - spans.low - gap, 1)
+    return [
+        shape("path", class_=_CLASSES[use], d=_dashes(spans.low[at], widths[at]))
+        for use in np.unique(spans.use).tolist()
+        for at in (order[spans.use[order] == use],)
+    ]
+
+
+def _dashes(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
+    steps = lows - np.concatenate(([0], (lows + widths)[:-1]))
+    return "M0 .5" + "".join(
+        f"m{step} 0h{width}" for step, width in zip(steps.tolist(), widths.tolist(), strict=True)
+    )
+
+
+def _titled(pieces: Pieces | None, scale: float) -> list[Shape]:
+    """Lay transparent rectangles with a tooltip over the largest pieces."""
+    if pieces is None:
+        return []
+    return [
+        shape(
+            "rect",
+            title=f"{format_bytes(size)} {_USES[use]}, {format_bytes(start)} in",
+            class_="over",
+            x=round(start * scale),
+            width=max(round(size * scale), 1),
+            height=1,
+        )
+        for start, size, use in zip(
+            pieces.start.tolist(), pieces.size.tolist(), pieces.use.tolist(), strict=True
+        )
+    ]
+
+
+def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Iterator[str]:
+    """Describe where the drawing departs from the data."""
+    threshold = int(sizes.max(initial=0) * NARROWEST)
+    if (sizes[chosen] < threshold).any():
+        yield f"Segments below {format_bytes(threshold)} are drawn as large as that."
+    beyond = len(sizes) - len(chosen)
+    if beyond > 0:
+        rest = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
+        yield f"The largest {len(chosen)} segments; {beyond:,} others ({rest}) are left out."

@@ -1,0 +1,176 @@
+"""The WhatIfResult as a Document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cudakit.core.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
+from cudakit.core.whatif.verdict import when_short
+from cudakit.document import (
+    Bytes,
+    Change,
+    Column,
+    Count,
+    Document,
+    Node,
+    Note,
+    Ratio,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, format_bytes, format_count
+
+_NOT_TOLD = Unavailable("the file does not tell who gave memory back")
+
+
+def report(result: WhatIfResult) -> Document:
+    """Lay out what other settings would have done, the answer first."""
+    nodes: list[Node] = []
+    for device in result.devices:
+        sections = tuple(_sections(device))
+        several = len(result.devices) > 1
+        name = f"{device.file}: cuda:{device.device}"
+        nodes += [Section(name, sections)] if several else sections
+    names = [file.name for file in result.files]
+    shown = names[0] if len(names) == 1 else f"{len(names)} files"
+    return Document(f"GPU memory of {shown} under other settings", tuple(nodes))
+
+
+def _sections(device: DeviceWhatIf) -> Iterator[Node]:
+    helps = device.best is not None
+    yield Note("ok" if helps else "info", f"{device.headline}.")
+    yield from _shortages(device)
+    yield _trust(device)
+    if device.limit is not None:
+        yield Note("info", _limit(device))
+    outcomes = _rows(device)
+    yield Section("Reserved", (_reserved(device, outcomes),))
+    yield Section("In use", (_in_use(outcomes),))
+    yield Section("Asked of the driver", (_driver(outcomes),))
+
+
+def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
+    within = () if device.baseline == device.replayed else (device.baseline,)
+    return (device.recorded, device.replayed, *within, *device.tried)
+
+
+def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
+    for outcome in (device.baseline, *device.tried):
+        if outcome.shortage is not None:
+            yield Note(
+                "warn",
+                f"{outcome.name}: out of memory {when_short(outcome)}; its figures end there.",
+            )
+
+
+def _trust(device: DeviceWhatIf) -> Note:
+    if not device.differences:
+        return Note(
+            "ok", "Replayed under the settings of the record, every figure is the recorded one."
+        )
+    found = "; ".join(_difference(difference) for difference in device.differences)
+    why = device.reasons or ("no reason for that is known",)
+    return Note(
+        "warn", f"Replayed under the settings of the record, some figures differ: {found}.", why
+    )
+
+
+def _difference(difference: Difference) -> str:
+    counts = not difference.figure.startswith(("peak", "end"))
+    words = format_count if counts else format_bytes
+    then, now = words(difference.recorded), words(difference.replayed)
+    return f"{difference.figure} {now}, recorded {then}"
+
+
+def _limit(device: DeviceWhatIf) -> str:
+    limit = device.limit
+    if limit is None:
+        return ""
+    size = format_bytes(limit.bytes)
+    if limit.source == "given":
+        return f"No more than {size} may be reserved, as given."
+    if limit.source == "device full":
+        return f"No more than {size} may be reserved: so much the process could have when memory ran out."
+    return (
+        f"No more than {size} may be reserved: that is the highest that was, and memory was short."
+        " --what-if-limit sets another limit."
+    )
+
+
+def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
+    base = device.baseline.peak.reserved_bytes
+    # Of what ran out of memory the peak says nothing.
+    ended = [outcome for outcome in device.tried if outcome.shortage is None]
+    compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
+    return Table(
+        (
+            Column("settings", "text"),
+            Column("peak", "number"),
+            Column("change", "number"),
+            Column("end", "number"),
+            Column("free inside", "number"),
+            Column("of reserved", "number"),
+        ),
+        tuple(
+            (
+                Text(outcome.name),
+                Bytes(outcome.peak.reserved_bytes),
+                Change(outcome.peak.reserved_bytes - base) if id(outcome) in compared else Text(""),
+                Bytes(outcome.end.reserved_bytes),
+                Bytes(outcome.fragmentation_bytes),
+                Ratio(outcome.fragmentation),
+            )
+            for outcome in outcomes
+        ),
+        caption="free inside segments, and its share: when most was requested in the record",
+    )
+
+
+def _in_use(outcomes: tuple[Outcome, ...]) -> Table:
+    return Table(
+        (
+            Column("settings", "text"),
+            Column("peak allocated", "number"),
+            Column("end", "number"),
+            Column("peak requested", "number"),
+            Column("end", "number"),
+        ),
+        tuple(
+            (
+                Text(outcome.name),
+                Bytes(outcome.peak.allocated_bytes),
+                Bytes(outcome.end.allocated_bytes),
+                Bytes(outcome.peak.requested_bytes),
+                Bytes(outcome.end.requested_bytes),
+            )
+            for outcome in outcomes
+        ),
+    )
+
+
+def _driver(outcomes: tuple[Outcome, ...]) -> Table:
+    return Table(
+        (
+            Column("settings", "text"),
+            Column("allocations", "number"),
+            Column("frees", "number"),
+            Column("retries", "number"),
+            Column("out of memory", "number"),
+        ),
+        tuple(
+            (
+                Text(outcome.name),
+                Count(outcome.device_allocations),
+                Count(outcome.device_frees),
+                _retries(outcome),
+                Count(outcome.ooms),
+            )
+            for outcome in outcomes
+        ),
+    )
+
+
+def _retries(outcome: Outcome) -> Value:
+    return _NOT_TOLD if outcome.retries is None else Count(outcome.retries)

@@ -1,0 +1,91 @@
+"""What the record itself says: its settings, its limit, and its own figures."""
+
+from __future__ import annotations
+
+from cudakit.core.whatif.program import Program
+from cudakit.core.whatif.recording import Recording
+from cudakit.core.whatif.result import Held, Limit, Outcome
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.recorded_settings import changed, flag_of_device, recorded_settings
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import rounded, segment_size
+
+
+def settings_of(recording: Recording) -> Settings:
+    """Return the settings of a record; the trace itself shows whether segments were expandable."""
+    settings = recorded_settings(recording.settings)
+    expandable = _expandable(recording)
+    if expandable is not None:
+        settings = changed(settings, {"expandable_segments": expandable})
+    return changed(settings, {"memory_fraction": 1.0, "backend": "native"})
+
+
+def has_both_kinds(recording: Recording) -> bool:
+    """Return whether both expandable and plain segments were allocated."""
+    return recording.has(Action.SEGMENT_MAP) and recording.has(Action.SEGMENT_ALLOC)
+
+
+def _expandable(recording: Recording) -> bool | None:
+    maps = recording.has(Action.SEGMENT_MAP)
+    if maps != recording.has(Action.SEGMENT_ALLOC):
+        return maps
+    return flag_of_device(recording.settings.get("expandable_segments"), recording.device)
+
+
+def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
+    """Return the limit that a record met, if it did.
+
+    If the device was full, the limit is what was reserved plus what was free. If the process was not allowed
+    more, only the highest reserved value is known to have been allowed.
+    """
+    reserved, events = recording.curves.reserved, recording.events
+    highest = int(reserved.max())
+    failed = recording.failed_requests()
+    waited = [release for release in program.releases if release.request is not None]
+    if not failed and not waited:
+        return None
+    full = [
+        int(reserved[event]) + int(events.address[event])
+        for event in failed
+        if int(events.address[event]) < _needed(int(events.size[event]), settings)
+    ]
+    if full and min(full) > highest:
+        return Limit(min(full), "device full")
+    return Limit(highest, "reserved")
+
+
+def _needed(size: int, settings: Settings) -> int:
+    block = rounded(size, settings.roundup_power2_divisions)
+    return segment_size(block, settings.large_segment_size_bytes)
+
+
+def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
+    """Return the figures of the record, from its events and its final state."""
+    curves, moment = recording.curves, program.peak_event + 1
+    free = int(curves.reserved[moment] - curves.active[moment])
+    names = ("reserved", "allocated", "requested", "active")
+    return Outcome(
+        name="recorded",
+        settings=settings.as_text(),
+        limit_bytes=None,
+        peak=Held(*(int(getattr(curves, name).max()) for name in names)),
+        end=Held(*(int(getattr(curves, name)[-1]) for name in names)),
+        fragmentation_bytes=free,
+        fragmentation=free / max(int(curves.reserved[moment]), 1),
+        device_allocations=recording.count(Action.SEGMENT_ALLOC, Action.SEGMENT_MAP),
+        device_frees=recording.count(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP),
+        retries=_retries(recording, program, settings),
+        ooms=recording.count(Action.OOM),
+        shortage=None,
+    )
+
+
+def _retries(recording: Recording, program: Program, settings: Settings) -> int | None:
+    """Count the requests that emptied the cache; None if others released memory too, or may have."""
+    if settings.garbage_collection_threshold or settings.max_split_size_bytes:
+        return None
+    releasing = [release for release in program.releases if release.gives_back]
+    if releasing and not program.own_stacks:
+        return None
+    requests = {release.request for release in releasing if release.request is not None}
+    return len(requests.union(recording.failed_requests()))

@@ -1,0 +1,131 @@
+"""The device of a replay: memory without content, a limit, and streams that complete as recorded."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Event, MemoryInfo
+from cudakit.torch_rules.sizes import SEGMENT_STEP
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+# More than any device has, for replays without a limit.
+_UNLIMITED_BYTES = 1 << 46
+_FIRST_NEW_ADDRESS = 1 << 60  # above all recorded addresses
+
+
+class Replica:
+    """The upstream of an allocator, and its own virtual memory.
+
+    ``addresses`` are the addresses and sizes of recorded segments, in order: a new segment gets the next
+    recorded address of its size, because blocks that fit equally well are chosen by address. If that is in
+    use or there is none, the segment gets an address outside of all records.
+    """
+
+    def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
+        self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
+        self._used = 0
+        self._held: dict[int, int] = {}
+        self._sorted: list[int] = []  # the addresses in _held
+        self._next = _FIRST_NEW_ADDRESS
+        self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
+        for address, size in addresses:
+            self._recorded_addresses[size].append(address)
+        self._events = 0
+        self._positions: dict[int, tuple[int, int]] = {}  # by event: its stream, and position in it
+        self._recorded: defaultdict[int, int] = defaultdict(int)
+        self._completed: defaultdict[int, int] = defaultdict(int)
+        self.pages = self
+
+    # Memory.
+
+    def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
+        self._take(size_bytes)
+        ptr = self._address(size_bytes)
+        self._held[ptr] = size_bytes
+        insort(self._sorted, ptr)
+        return ptr
+
+    def free(self, ptr: int) -> None:
+        self._used -= self._held.pop(ptr)
+        self._sorted.remove(ptr)
+
+    def memory_info(self) -> MemoryInfo:
+        return MemoryInfo(self._limit - self._used, self._limit)
+
+    def granularity(self) -> int:
+        return SEGMENT_STEP
+
+    def reserve(self, size_bytes: int) -> int:
+        return self._new_address(size_bytes)
+
+    def unreserve(self, ptr: int, size_bytes: int) -> None:
+        pass
+
+    def map(self, ptr: int, page_bytes: int, count: int) -> None:  # noqa: ARG002
+        self._take(page_bytes * count)
+
+    def unmap(self, ptr: int, size_bytes: int) -> None:  # noqa: ARG002
+        self._used -= size_bytes
+
+    # Streams.
+
+    def complete(self, stream: int, position: int) -> None:
+        """Complete the events of a stream up to a position."""
+        self._completed[stream] = max(self._completed[stream], position)
+
+    def recorded_count(self, stream: int) -> int:
+        """Return the number of events recorded on a stream."""
+        return self._recorded[stream]
+
+    def event(self) -> Event:
+        self._events += 1
+        return Event(self._events)
+
+    def destroy_event(self, event: Event) -> None:
+        self._positions.pop(event, None)
+
+    def record(self, event: Event, stream: int) -> None:
+        self._recorded[stream] += 1
+        self._positions[event] = stream, self._recorded[stream]
+
+    def query_event(self, event: Event) -> bool:
+        stream, position = self._positions[event]
+        return position <= self._completed[stream]
+
+    def sync_event(self, event: Event) -> None:
+        self.complete(*self._positions[event])
+
+    def sync_stream(self, stream: int) -> None:
+        pass
+
+    def sync(self) -> None:
+        self._completed.update(self._recorded)
+
+    def _take(self, size_bytes: int) -> None:
+        if self._used + size_bytes > self._limit:
+            raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
+        self._used += size_bytes
+
+    def _address(self, size_bytes: int) -> int:
+        recorded = self._recorded_addresses[size_bytes]
+        while recorded:
+            if self._is_free(ptr := recorded.popleft(), size_bytes):
+                return ptr
+        return self._new_address(size_bytes)
+
+    def _is_free(self, ptr: int, size_bytes: int) -> bool:
+        after = bisect_right(self._sorted, ptr)
+        before = self._sorted[after - 1] if after else None
+        clear_before = before is None or before + self._held[before] <= ptr
+        return clear_before and (
+            after == len(self._sorted) or ptr + size_bytes <= self._sorted[after]
+        )
+
+    def _new_address(self, size_bytes: int) -> int:
+        # A gap after each, so that segments are never adjacent.
+        ptr, self._next = self._next, self._next + size_bytes + SEGMENT_STEP
+        return ptr

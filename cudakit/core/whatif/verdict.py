@@ -1,0 +1,134 @@
+"""The verdict of the replays: whether they can be believed, and which settings would have helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cudakit.core.whatif.recorded import has_both_kinds
+from cudakit.core.whatif.recording import Recording
+from cudakit.core.whatif.replay import Replayed
+from cudakit.core.whatif.result import Difference, Outcome
+from cudakit.torch_rules.actions import Action
+from cudakit.units import format_bytes, format_count
+
+
+def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
+    """Compare a record with its replay, figure by figure."""
+    for when in ("peak", "end"):
+        for name in ("reserved", "allocated", "requested", "active"):
+            then, now = (
+                int(getattr(getattr(outcome, when), f"{name}_bytes"))
+                for outcome in (recorded, replayed)
+            )
+            if then != now:
+                yield Difference(f"{when} {name}", then, now)
+    for figure in ("device_allocations", "device_frees", "retries", "ooms"):
+        before, after = getattr(recorded, figure), getattr(replayed, figure)
+        if before is not None and before != after:
+            yield Difference(figure.replace("_", " "), before, after)
+
+
+def reasons(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    """Return what a replay would need and the trace does not hold."""
+    settings = recording.settings
+    if not recording.begins_complete:
+        yield (
+            "the trace begins with memory in use, which is put in anew: of what was reserved then,"
+            f" {format_bytes(int(recording.curves.reserved[0]))}, the replay has"
+            f" {format_bytes(replayed.start.reserved_bytes)}"
+        )
+    if not recording.is_consistent:
+        yield "the trace and the state at its end contradict each other"
+    if has_both_kinds(recording):
+        yield "expandable_segments was changed meanwhile: the trace has both kinds of segments"
+    if settings.get("garbage_collection_threshold"):
+        yield "garbage is collected by a share of a limit, which the file does not say"
+    if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(recording):
+        yield "which of the pending frees a request waited for, before it gave memory back, is in no trace"
+    if settings.get("cudakit_cache_limit", -1) not in (-1, None):
+        yield "the cache was limited while it was recorded, and is not in the replay"
+    released = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
+    if released and not (recording.events.pool >= 0).any() and recording.pool_count > 1:
+        yield "of segments that are gone the file does not say the pool"
+
+
+def _has_pending_frees(recording: Recording) -> bool:
+    found = recording.allocations
+    return bool((found.end - found.free_requested > 1).any())
+
+
+def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
+    """Return the index of the settings that would have helped most, or None.
+
+    Fewest failures first, then least reserved.
+    """
+    key = {index: _badness(outcome) for index, outcome in enumerate(tried)}
+    best = min(key, key=lambda index: key[index], default=None)
+    if best is None:
+        return None
+    # If memory ran out, reserving less does not help by itself.
+    parts = 2 if baseline.ooms or baseline.shortage else 3
+    return best if key[best][:parts] < _badness(baseline)[:parts] else None
+
+
+def _badness(outcome: Outcome) -> tuple[bool, int, int]:
+    # The peak until memory ran out is not comparable.
+    if outcome.shortage is not None:
+        return True, 0, 0
+    return False, outcome.ooms, outcome.peak.reserved_bytes
+
+
+def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> str:
+    """Return one sentence: which settings would have helped, and how much."""
+    if best is None:
+        return _no_help(baseline, tried)
+    chosen = tried[best]
+    if baseline.shortage is not None or chosen.ooms < baseline.ooms:
+        return f"{chosen.name} would have {_rescue(baseline, chosen)}"
+    less = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
+    share = less / baseline.peak.reserved_bytes
+    return f"{chosen.name} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
+
+
+def _rescue(baseline: Outcome, chosen: Outcome) -> str:
+    if chosen.ooms:
+        return f"had {_failures(chosen.ooms)} instead of {format_count(baseline.ooms)}"
+    if baseline.shortage is not None:
+        return (
+            f"run to the end, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
+        )
+    served = "the request that failed" if baseline.ooms == 1 else "the requests that failed"
+    return f"served {served}, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
+
+
+def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
+    who = f"{tried[0].name} would not have" if len(tried) == 1 else "none of these would have"
+    if baseline.shortage is not None:
+        return f"{who} run to the end either"
+    if baseline.ooms:
+        return f"{who} served what failed"
+    worse = [outcome for outcome in tried if _badness(outcome) > _badness(baseline)]
+    if len(tried) == 1 and worse:
+        return _worse(baseline, tried[0])
+    return f"{who} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
+
+
+def _worse(baseline: Outcome, outcome: Outcome) -> str:
+    if outcome.shortage is not None:
+        return f"{outcome.name} would have run out of memory {when_short(outcome)}"
+    more = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
+    return f"{outcome.name} would have reserved {format_bytes(more)} more at the peak"
+
+
+def when_short(outcome: Outcome) -> str:
+    """Return the words for where a replay ran out of memory."""
+    if outcome.shortage is None:
+        return "not at all"
+    size = format_bytes(outcome.shortage.size_bytes)
+    if outcome.shortage.event < 0:
+        return f"before the trace begins, asking {size}"
+    return f"at event {format_count(outcome.shortage.event)}, asking {size}"
+
+
+def _failures(count: int) -> str:
+    return "1 failed request" if count == 1 else f"{format_count(count)} failed requests"

@@ -1,0 +1,246 @@
+"""The common vocabulary of reports: what can be shown, by whatever renderer.
+
+A feature makes a Document of typed, raw values; a renderer makes words or pictures of it. Nothing here
+knows a feature, a terminal or a page, and nothing here is escaped or formatted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from cudakit.units import Unavailable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # slow to import, and most documents hold no array
+
+    from cudakit.document.picture import Picture
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A size or amount of memory in bytes; ``derived`` marks one worked out rather than recorded."""
+
+    value: int
+    derived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A difference in bytes between two states, shown with its sign."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A duration in seconds."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """An amount per second; ``unit`` names the amount (``B``, ``FLOP``)."""
+
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A share or a relative change: 0.25 is 25 %."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of things."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words, possibly from an untrusted file: renderers escape them."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a call stack; ``line`` 0 means unknown (C++ without debug information)."""
+
+    name: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A call stack, innermost frame first; empty means that none was recorded.
+
+    ``site`` is the index of the frame that a reader should see first when there is room for one only
+    (the innermost frame outside libraries).
+    """
+
+    frames: tuple[Frame, ...]
+    site: int = 0
+
+
+Value: TypeAlias = (
+    Bytes | Change | Seconds | Rate | Ratio | Count | Text | Frame | Stack | Unavailable
+)
+
+# --- nodes -----------------------------------------------------------------------------------------
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Labelled single values, in reading order."""
+
+    rows: tuple[tuple[str, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column; ``kind`` is what its cells are, and decides alignment and what may be cut."""
+
+    name: str
+    kind: Literal["number", "text", "stack", "bar"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of values; ``caption`` says what was left out, ``total_row`` closes the table.
+
+    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its figure. The rows whose
+    numbers are in ``faint`` stand back: they are there, and do not count.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+    total_row: tuple[Value, ...] | None = None
+    faint: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A labelled amount and its parts: a flame graph or a call tree."""
+
+    label: str
+    value: Value
+    children: tuple[Tree, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve of a Chart, as long as its ``x``; ``step`` holds each value to the next x."""
+
+    name: str
+    y: Array
+    step: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A named instant on a chart's x axis."""
+
+    x: float
+    label: str
+    level: Literal["info", "warn", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over a common axis. ``x_unit`` and ``y_unit`` name a Value kind for the axis labels."""
+
+    kind: Literal["line", "area", "bar", "scatter", "matrix"]
+    title: str
+    x: Array
+    series: tuple[Series, ...]
+    x_label: str = ""
+    x_unit: Literal["seconds", "count"] = "count"
+    y_unit: Literal["bytes", "seconds", "count", "ratio"] = "bytes"
+    markers: tuple[Marker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with a program and where, for tools that read no sentences."""
+
+    rule: str  # its name, which stays the same: "read-after-write"
+    meaning: str  # of the rule, in a sentence
+    places: tuple[tuple[str, Stack], ...]  # what happened where, the first to look at first
+    count: int = 1  # how often it was found
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One sentence that the reader must not miss, and what to do about it, most promising first.
+
+    The ``finding`` is for formats that other tools read; the nodes beside the note show the same.
+    """
+
+    level: Literal["ok", "info", "warn", "error"]
+    text: str
+    remedies: tuple[str, ...] = ()
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Named arrays of one length, the data under a View or an export; ``text`` decodes an id column."""
+
+    name: str
+    arrays: Mapping[str, Array]
+    text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A picture that a page draws from Columns; a terminal shows the ``fallback``.
+
+    ``columns`` names Columns of the same document; ``draw`` gets them in this order.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    draw: Callable[[Sequence[Columns]], Picture]
+    fallback: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    nodes: tuple[Node, ...]
+
+
+Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Section
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one command has to show."""
+
+    title: str
+    nodes: tuple[Node, ...]
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes in reading order, with those of Sections and the fallbacks of Views."""
+    for node in nodes:
+        yield node
+        if isinstance(node, Section):
+            yield from walk(node.nodes)
+        elif isinstance(node, View):
+            yield from walk((node.fallback,))

@@ -1,0 +1,200 @@
+"""Axes: which values get a tick, and how a tick reads."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.units import format_bytes, format_count, format_rate, format_seconds
+
+Array: TypeAlias = npt.NDArray[Any]
+Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
+LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
+
+# About as many ticks as a reader can take in, and as fit beside one another in 700 pixels.
+_TICKS = 5
+_MOST_AT = 12
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_CLOCK_STEPS: Final = (
+    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * hours for hours in (1, 2, 3, 6, 12, 24)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A value of an axis, and its label."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range of finite values, ``low < high``, and its ticks; all are positive where it is logarithmic."""
+
+    low: float
+    high: float
+    ticks: tuple[Tick, ...]
+    logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """Return where a value lies between low (0) and high (1)."""
+        if self.logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def shares(self, values: Array) -> Array:
+        """Return where each of many values lies."""
+        if self.logarithmic:
+            return np.log(values / self.low) / math.log(self.high / self.low)
+        return (values - self.low) / (self.high - self.low)
+
+
+def tight_axis(low: float, high: float, unit: Unit) -> Axis:
+    """Make an axis that ends with its data, as an axis of time does."""
+    if not _is_range(low, high):
+        margin = max(0.5, abs(low) * 1e-9)
+        low, high = low - margin, high + margin
+    return Axis(low, high, _ticks(low, high, unit))
+
+
+def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
+    """Make an axis that contains 0 and ends at ticks, as an axis of amounts should.
+
+    ``of`` is what a rate is of: ``B``, ``FLOP``.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    if not _is_range(low, high):
+        low, high = 0.0, 1.0
+    step = _step(high - low, unit)
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    return Axis(low, high, _ticks(low, high, unit, step, of))
+
+
+def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
+    """Make a logarithmic axis of positive values, at least a factor of two long.
+
+    Bytes have ticks at powers of two, all else at powers of ten, and between them where those are few.
+    ``of`` is what a rate is of.
+    """
+    if high < 2 * low:
+        low, high = low / 2, high * 2
+    values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
+    label = partial(_rate_label, of=of) if unit == "rate" else _LOG_LABELS[unit]
+    return Axis(low, high, tuple(Tick(value, label(value)) for value in values), logarithmic=True)
+
+
+def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
+    """Put the ticks of an axis where its data are, if those are few and apart enough to be read."""
+    places = np.unique(values)
+    shares = axis.shares(places)
+    if len(places) > _MOST_AT or (len(places) > 1 and np.diff(shares).min() < 1 / _MOST_AT):
+        return axis
+    label = _LOG_LABELS[unit]
+    return replace(axis, ticks=tuple(Tick(value, label(value)) for value in places.tolist()))
+
+
+def _binary_ticks(low: float, high: float) -> list[float]:
+    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    step = max(math.ceil((last - first) / (2 * _TICKS)), 1)
+    return [2.0**power for power in range(first, last + 1, step)]
+
+
+def _decimal_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        values = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(inside) >= _TICKS - 1:
+            break
+    return inside[:: math.ceil(len(inside) / (2 * _TICKS))]
+
+
+def _is_range(low: float, high: float) -> bool:
+    """Say whether two values are far enough apart to be divided into ticks."""
+    return high - low > max(max(abs(low), abs(high)) * 1e-12, 1e-300)
+
+
+def _ticks(
+    low: float, high: float, unit: Unit, step: float | None = None, of: str = ""
+) -> tuple[Tick, ...]:
+    step = step or _step(high - low, unit)
+    # A tick must not be lost to the rounding of a division.
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    label = _labels(unit, step, of)
+    return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
+
+
+def _step(span: float, unit: Unit) -> float:
+    rough = span / _TICKS
+    match unit:
+        case "bytes":
+            return 2.0 ** max(math.ceil(math.log2(rough)), 0)
+        case "count":
+            return max(_decimal_step(rough), 1.0)
+        case "seconds" if rough > _MINUTE / 2:
+            return _clock_step(rough)
+        case _:
+            return _decimal_step(rough)
+
+
+def _decimal_step(rough: float) -> float:
+    """Return the next of 1, 2, 5, 10, ... times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _clock_step(rough: float) -> float:
+    if rough > _DAY:
+        return _decimal_step(rough / _DAY) * _DAY
+    return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough)]
+
+
+def _labels(unit: Unit, step: float, of: str) -> Callable[[float], str]:
+    match unit:
+        case "bytes":
+            return _bytes_label
+        case "count":
+            return lambda value: format_count(round(value))
+        case "ratio":
+            return lambda value: f"{_plain(value * 100)}%"
+        case "rate":
+            return partial(_rate_label, of=of)
+        case "seconds":
+            return _seconds_labels(step)
+
+
+def _bytes_label(value: float) -> str:
+    number, unit = format_bytes(round(value)).split(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+def _seconds_labels(step: float) -> Callable[[float], str]:
+    """Write all ticks of an axis in the one unit that suits their distance."""
+    units = (_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")
+    size, name = next((unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
+    return lambda value: f"{_plain(value / size)} {name}"
+
+
+def _rate_label(value: float, of: str = "") -> str:
+    return format_rate(value, of) if value else "0"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.10g}"
+
+
+_LOG_LABELS: Final[Mapping[LogUnit, Callable[[float], str]]] = {
+    "bytes": lambda value: _bytes_label(value) if value >= 1 else f"{_plain(value)} B",
+    "seconds": format_seconds,
+    "count": lambda value: f"{value:,.10g}",
+    "rate": _rate_label,
+}

@@ -1,0 +1,133 @@
+#include "decode/pages.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool page_set_reserve(page_set *set, size_t count)
+{
+    if (count <= set->capacity)
+        return true;
+    ck_page *pages = realloc(set->pages, count * sizeof *pages);
+    if (!pages)
+        return false;
+    set->pages = pages;
+    unsigned char *bitmaps = realloc(set->bitmaps, count * CK_BITMAP_BYTES);
+    if (!bitmaps)
+        return false;
+    set->bitmaps = bitmaps;
+    set->capacity = count;
+    return true;
+}
+
+void page_set_free(page_set *set)
+{
+    free(set->pages);
+    free(set->bitmaps);
+    *set = (page_set){0};
+}
+
+/* --- hash table of page keys ------------------------------------------------------------------ */
+
+#define MIN_SLOTS 1024
+
+page_writer page_writer_of(page_set *set)
+{
+    return (page_writer){.set = set, .first = set->count};
+}
+
+void page_writer_free(page_writer *writer)
+{
+    free(writer->numbers);
+}
+
+static size_t slot_of(const page_writer *in, uint64_t key)
+{
+    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (in->slots - 1);
+}
+
+static void insert(page_writer *in, size_t number)
+{
+    size_t slot = slot_of(in, in->set->pages[in->first + number].key);
+    while (in->numbers[slot])
+        slot = (slot + 1) & (in->slots - 1);
+    in->numbers[slot] = (uint32_t)number + 1;
+}
+
+/* Keep at least half of the slots free. */
+static bool grow(page_writer *in)
+{
+    const size_t used = in->set->count - in->first;
+    if (2 * (used + 1) <= in->slots)
+        return true;
+    free(in->numbers);
+    in->slots = in->slots ? 2 * in->slots : MIN_SLOTS;
+    in->numbers = calloc(in->slots, sizeof *in->numbers);
+    if (!in->numbers)
+        return false;
+    for (size_t i = 0; i < used; i++)
+        insert(in, i);
+    return true;
+}
+
+static bool add_page(page_writer *in, uint64_t key)
+{
+    page_set *set = in->set;
+    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) || !grow(in))
+        return false;
+    set->pages[set->count] = (ck_page){.key = key};
+    memset(set->bitmaps + set->count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
+    insert(in, set->count++ - in->first);
+    return true;
+}
+
+static bool find_or_add(page_writer *in, uint64_t key)
+{
+    for (size_t slot = slot_of(in, key); in->slots && in->numbers[slot]; slot = (slot + 1) & (in->slots - 1)) {
+        in->page = in->first + in->numbers[slot] - 1;
+        if (in->set->pages[in->page].key == key)
+            return true;
+    }
+    in->page = in->set->count;
+    return add_page(in, key);
+}
+
+/* Return NULL if out of memory. */
+static uint64_t *bitmap_of(page_writer *in, uint64_t key)
+{
+    if (key != in->key && !find_or_add(in, key))
+        return NULL;
+    in->key = key;
+    return (uint64_t *)(in->set->bitmaps + in->page * CK_BITMAP_BYTES);
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+static void set_bits(uint64_t *words, size_t first, size_t last)
+{
+    const uint64_t from = ~0ull << (first & 63), to = ~0ull >> (63 - (last & 63));
+    uint64_t *word = words + first / 64, *end = words + last / 64;
+    if (word == end) {
+        *word |= from & to;
+        return;
+    }
+    *word++ |= from;
+    memset(word, 0xFF, (size_t)((char *)end - (char *)word));
+    *end |= to;
+}
+
+bool page_set_bytes(page_writer *in, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
+{
+    const unsigned level = ((begin | end) & 3) != 0;
+    const unsigned page_shift = CK_PAGE_SHIFT(level), granule_shift = CK_GRANULE_SHIFT(level);
+    while (begin < end) {
+        const uint64_t page = begin >> page_shift, page_end = (page + 1) << page_shift;
+        const uint64_t here = end < page_end ? end : page_end;
+        uint64_t *words = bitmap_of(in, CK_KEY(launch, mode, level, page));
+        if (!words)
+            return false;
+        set_bits(words, begin >> granule_shift & (CK_BITMAP_BITS - 1),
+                 (here - 1) >> granule_shift & (CK_BITMAP_BITS - 1));
+        begin = here;
+    }
+    return true;
+}

@@ -1,0 +1,298 @@
+#include "decode/pages.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WORDS (CK_BITMAP_BYTES / 8) /* 64-bit words of a bitmap */
+#define QUARTERS 4                  /* level-1 pages per level-0 page */
+
+/* --- sorting pages ---------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t sort_key; /* from the most significant bit: launch, mode, window, quarter, level */
+    uint32_t page;
+} sort_entry;
+
+/* A window is the memory of one level-0 page; a quarter of it is the memory of one level-1 page. */
+static uint64_t sort_key_of(uint64_t key)
+{
+    uint64_t level = CK_KEY_LEVEL(key), quarter = CK_KEY_PAGE(key) << (level ? 0 : 2);
+    uint64_t launch_and_mode = (uint64_t)CK_KEY_LAUNCH(key) << 2 | CK_KEY_MODE(key);
+    return launch_and_mode << (CK_PAGE_BITS + 1) | quarter << 1 | level;
+}
+
+#define DIGIT_BITS 11
+#define DIGITS (1u << DIGIT_BITS)
+
+static bool count_digit(const sort_entry *from, size_t count, unsigned shift, size_t begin[DIGITS])
+{
+    memset(begin, 0, DIGITS * sizeof *begin);
+    for (size_t i = 0; i < count; i++)
+        begin[from[i].sort_key >> shift & (DIGITS - 1)]++;
+    if (begin[from[0].sort_key >> shift & (DIGITS - 1)] == count)
+        return false; /* the same digit in all pages */
+    size_t sum = 0;
+    for (size_t i = 0; i < DIGITS; i++) {
+        size_t here = begin[i];
+        begin[i] = sum;
+        sum += here;
+    }
+    return true;
+}
+
+/* Sort by digits, least significant first; most digits are equal in all pages. Return the array that holds
+ * the result. */
+static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count)
+{
+    size_t begin[DIGITS];
+    for (unsigned shift = 0; shift < 64; shift += DIGIT_BITS) {
+        if (!count_digit(pages, count, shift, begin))
+            continue;
+        for (size_t i = 0; i < count; i++)
+            spare[begin[pages[i].sort_key >> shift & (DIGITS - 1)]++] = pages[i];
+        sort_entry *other = pages;
+        pages = spare;
+        spare = other;
+    }
+    return pages;
+}
+
+/* --- pieces to ranges ------------------------------------------------------------------------- */
+
+typedef struct {
+    range_sink sink;
+    void *to;
+    uint64_t lo, hi;    /* the piece that may still grow; empty if lo == hi */
+    access_range range; /* earlier pieces; count 0: none */
+} writer;
+
+static void flush_range(writer *out)
+{
+    if (out->range.count)
+        out->sink(out->to, &out->range);
+    out->range.count = 0;
+}
+
+/* Two pieces do not establish a stride: the second may be the first of a new range. */
+static void emit_first(writer *out)
+{
+    access_range second = out->range;
+    second.lo += second.stride;
+    second.count = 1;
+    out->range.count = 1;
+    out->range.stride = 0;
+    flush_range(out);
+    second.stride = 0;
+    out->range = second;
+}
+
+static bool extends(const access_range *range, uint64_t lo, uint64_t bytes)
+{
+    if (bytes != range->bytes)
+        return false;
+    return range->count == 1 || lo == range->lo + range->count * range->stride;
+}
+
+static void end_piece(writer *out)
+{
+    access_range *range = &out->range;
+    uint64_t lo = out->lo, bytes = out->hi - out->lo;
+    if (!bytes)
+        return;
+    out->hi = out->lo = 0;
+    if (range->count == 2 && !extends(range, lo, bytes))
+        emit_first(out);
+    if (range->count && !extends(range, lo, bytes))
+        flush_range(out);
+    if (!range->count) {
+        range->lo = lo;
+        range->bytes = bytes;
+        range->stride = 0;
+    } else if (range->count == 1) {
+        range->stride = lo - range->lo;
+    }
+    range->count++;
+}
+
+static void end_mode(writer *out)
+{
+    end_piece(out);
+    if (out->range.count == 2)
+        emit_first(out);
+    flush_range(out);
+}
+
+static inline void put_piece(writer *out, uint64_t lo, uint64_t hi)
+{
+    if (out->hi != lo || out->hi == out->lo) {
+        end_piece(out);
+        out->lo = lo;
+    }
+    out->hi = hi;
+}
+
+/* --- bits to pieces --------------------------------------------------------------------------- */
+
+static void put_bits(writer *out, uint64_t word, uint64_t base, unsigned shift)
+{
+    unsigned at = 0;
+    while (word) {
+        unsigned skip = (unsigned)__builtin_ctzll(word);
+        word >>= skip;
+        at += skip;
+        unsigned run = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
+        put_piece(out, base + ((uint64_t)at << shift), base + ((uint64_t)(at + run) << shift));
+        if (run == 64)
+            return;
+        word >>= run;
+        at += run;
+    }
+}
+
+static void put_bitmap(writer *out, const uint64_t *words, uint64_t base, unsigned shift)
+{
+    for (size_t i = 0; i < WORDS; i++)
+        if (words[i])
+            put_bits(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
+}
+
+/* --- windows: the pages of the same 128 KiB --------------------------------------------------- */
+
+typedef struct {
+    const ck_page *pages;
+    unsigned char *bitmaps;
+    uint64_t words[WORDS]; /* one quarter at byte granularity */
+} source;
+
+static uint64_t *bitmap_of(const source *from, uint32_t page)
+{
+    return (uint64_t *)(from->bitmaps + (size_t)page * CK_BITMAP_BYTES);
+}
+
+static bool is_full(const source *from, uint32_t page)
+{
+    return from->pages[page].full;
+}
+
+/* Merge sorted pages of the same key. Return the number of pages left. */
+static size_t merge_same_key(const source *from, sort_entry *pages, size_t count)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        sort_entry *last = used ? pages + used - 1 : NULL;
+        if (!last || last->sort_key != pages[i].sort_key) {
+            pages[used++] = pages[i];
+        } else if (is_full(from, pages[i].page)) {
+            *last = pages[i];
+        } else if (!is_full(from, last->page)) {
+            uint64_t *into = bitmap_of(from, last->page), *other = bitmap_of(from, pages[i].page);
+            for (size_t word = 0; word < WORDS; word++)
+                into[word] |= other[word];
+        }
+    }
+    return used;
+}
+
+static uint64_t address_of(const source *from, uint32_t page)
+{
+    uint64_t key = from->pages[page].key;
+    return CK_KEY_PAGE(key) << CK_PAGE_SHIFT(CK_KEY_LEVEL(key));
+}
+
+static void put_page(writer *out, const source *from, uint32_t page)
+{
+    unsigned level = CK_KEY_LEVEL(from->pages[page].key);
+    uint64_t base = address_of(from, page);
+    if (is_full(from, page))
+        put_piece(out, base, base + (1ull << CK_PAGE_SHIFT(level)));
+    else
+        put_bitmap(out, bitmap_of(from, page), base, CK_GRANULE_SHIFT(level));
+}
+
+/* Repeat each of 16 bits four times. */
+static uint64_t spread_bits(uint64_t bits)
+{
+    bits = (bits | bits << 24) & 0x000000FF000000FFull;
+    bits = (bits | bits << 12) & 0x000F000F000F000Full;
+    bits = (bits | bits << 6) & 0x0303030303030303ull;
+    bits = (bits | bits << 3) & 0x1111111111111111ull;
+    return bits * 0xF;
+}
+
+static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quarter)
+{
+    const uint64_t *words = bitmap + quarter * (WORDS / QUARTERS);
+    for (size_t i = 0; i < WORDS; i++)
+        into[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
+}
+
+/* Emit a level-0 page together with the level-1 pages of the same memory. */
+static void put_mixed(writer *out, source *from, const sort_entry *pages, size_t count)
+{
+    uint64_t base = address_of(from, pages[0].page);
+    size_t next = 1;
+    for (unsigned quarter = 0; quarter < QUARTERS; quarter++, base += 1ull << CK_PAGE_SHIFT(1)) {
+        spread_quarter(from->words, bitmap_of(from, pages[0].page), quarter);
+        if (next < count && address_of(from, pages[next].page) == base) {
+            const uint64_t *bytes = bitmap_of(from, pages[next].page);
+            bool full = is_full(from, pages[next++].page);
+            for (size_t i = 0; i < WORDS; i++)
+                from->words[i] |= full ? ~0ull : bytes[i];
+        }
+        put_bitmap(out, from->words, base, 0);
+    }
+}
+
+#define WINDOW(sort_key) ((sort_key) >> 3)
+
+/* The sort key without its lowest 3 bits (quarter and level) identifies the window; a level-0 page sorts
+ * first, because its quarter and level are 0. */
+static void put_window(writer *out, source *from, const sort_entry *pages, size_t count)
+{
+    bool coarse = !(pages[0].sort_key & 1);
+    if (coarse && (count == 1 || is_full(from, pages[0].page)))
+        put_page(out, from, pages[0].page);
+    else if (coarse)
+        put_mixed(out, from, pages, count);
+    else
+        for (size_t i = 0; i < count; i++)
+            put_page(out, from, pages[i].page);
+}
+
+#define LAUNCH_AND_MODE(sort_key) ((sort_key) >> (CK_PAGE_BITS + 1))
+
+static void put_all(writer *out, source *from, const sort_entry *pages, size_t count)
+{
+    for (size_t begin = 0, end; begin < count; begin = end) {
+        for (end = begin + 1; end < count && WINDOW(pages[end].sort_key) == WINDOW(pages[begin].sort_key);)
+            end++;
+        if (!begin || LAUNCH_AND_MODE(pages[begin].sort_key) != LAUNCH_AND_MODE(pages[begin - 1].sort_key)) {
+            end_mode(out);
+            out->range.launch = CK_KEY_LAUNCH(from->pages[pages[begin].page].key);
+            out->range.mode = CK_KEY_MODE(from->pages[pages[begin].page].key);
+        }
+        put_window(out, from, pages + begin, end - begin);
+    }
+    end_mode(out);
+}
+
+bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *to)
+{
+    if (!count)
+        return true;
+    sort_entry *order = malloc(2 * count * sizeof *order);
+    if (!order)
+        return false;
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++)
+        if (pages[i].key)
+            order[used++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
+    source from = {.pages = pages, .bitmaps = bitmaps};
+    writer out = {.sink = sink, .to = to};
+    if (used) {
+        sort_entry *in_order = radix_sort(order, order + count, used);
+        put_all(&out, &from, in_order, merge_same_key(&from, in_order, used));
+    }
+    free(order);
+    return true;
+}

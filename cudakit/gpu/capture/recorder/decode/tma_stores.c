@@ -1,0 +1,140 @@
+#include "decode/tensor_maps.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/allocations.h"
+#include "model/kernels.h"
+#include "table.h"
+
+/* More rows than this, of a tensor with gaps in several dimensions, are emitted as one range. */
+#define MAX_ROWS 4096
+
+static bool reserve_one(tma_store_set *set)
+{
+    if (set->count < set->capacity)
+        return true;
+    size_t capacity = set->capacity ? 2 * set->capacity : 64;
+    tma_store *moved = realloc(set->maps, capacity * sizeof *moved);
+    if (!moved)
+        return false;
+    set->maps = moved;
+    set->capacity = capacity;
+    return true;
+}
+
+/* Compute the end address of a tensor; false on overflow. */
+static bool tensor_end(const tensor_map *map, uint64_t *end)
+{
+    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
+    for (unsigned i = 0; fits && i < map->rank; i++) {
+        uint64_t length;
+        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
+               !__builtin_add_overflow(*end, length, end);
+    }
+    return fits;
+}
+
+/* Whether parameter words are a tensor map, and do not just look like one: the tensor must lie in a live
+ * allocation. */
+static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
+{
+    tensor_map map;
+    uint64_t end;
+    const allocation *in = content[0] % 16 ? NULL : allocations_find(content[0]);
+    if (!in || !tensor_map_of(content, &map) || map.rank < 2)
+        return false;
+    for (unsigned i = 1; i < map.rank; i++)
+        if (map.dims[i] > 1 && map.strides[i] < map.strides[0])
+            return false;
+    return tensor_end(&map, &end) && end <= in->hi;
+}
+
+bool tma_stores_add(tma_store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
+                    void **extra)
+{
+    ck_u64 content[CK_MAP_WORDS];
+    size_t before = set->count;
+    for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++) {
+        if (!is_tensor_map(content))
+            continue;
+        if (!reserve_one(set)) {
+            set->count = before;
+            break;
+        }
+        tma_store *added = set->maps + set->count++;
+        added->launch = launch;
+        memcpy(added->content, content, sizeof content);
+    }
+    return set->count > before;
+}
+
+/* --- maps that are loaded through ------------------------------------------------------------- */
+
+static uint64_t load_key(uint32_t launch, uint32_t place)
+{
+    return (uint64_t)launch << 17 | (uint64_t)place << 1 | 1;
+}
+
+static bool loads_through(const tma_store *store, const table *loads, const ck_map *maps, size_t map_count)
+{
+    for (size_t i = 0; i < map_count; i++)
+        if (!memcmp(maps[i].content, store->content, sizeof store->content) &&
+            table_get(loads, load_key(store->launch, maps[i].slot)))
+            return true;
+    return false;
+}
+
+static int compare_launches(const void *one, const void *other)
+{
+    uint32_t a = ((const tma_store *)one)->launch, b = ((const tma_store *)other)->launch;
+    return (a > b) - (a < b);
+}
+
+bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
+                        size_t box_count)
+{
+    table loads = {0};
+    for (size_t i = 0; set->count && i < box_count; i++)
+        if (boxes[i].mode == CK_READ && table_put(&loads, load_key(boxes[i].launch, boxes[i].map), 1)) {
+            table_clear(&loads);
+            return false;
+        }
+    for (size_t i = 0; i < set->count; i++)
+        set->maps[i].is_load = loads_through(set->maps + i, &loads, maps, map_count);
+    table_clear(&loads);
+    if (set->count)
+        qsort(set->maps, set->count, sizeof *set->maps, compare_launches);
+    return true;
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+void tma_store_rows(const tma_store *store,
+                    void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to)
+{
+    tensor_map map;
+    uint64_t end;
+    if (!tensor_map_of(store->content, &map) || !tensor_end(&map, &end))
+        return;
+    unsigned first = 1;
+    uint64_t bytes = map.dims[0] * map.strides[0], outer = 1;
+    while (first < map.rank && (map.strides[first] == bytes || map.dims[first] == 1))
+        bytes *= map.dims[first++];
+    for (unsigned i = first + 1; i < map.rank; i++)
+        outer *= map.dims[i];
+    if (first == map.rank) {
+        row(to, map.address, bytes, 0, 1);
+        return;
+    }
+    if (outer > MAX_ROWS || map.strides[first] < bytes) {
+        row(to, map.address, end - map.address, 0, 1);
+        return;
+    }
+    for (uint64_t i = 0; i < outer; i++) {
+        uint64_t lo = map.address, rest = i;
+        for (unsigned d = first + 1; d < map.rank; rest /= map.dims[d++])
+            lo += rest % map.dims[d] * map.strides[d];
+        row(to, lo, bytes, map.strides[first], map.dims[first]);
+    }
+}

@@ -1,0 +1,97 @@
+/* The two arenas of each context: which one launches write to, and when the other can be read. */
+#ifndef CK_ARENA_POOL_H
+#define CK_ARENA_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "decode/tensor_maps.h"
+#include "exact/arena_memory.h"
+#include "write/record.h"
+
+typedef struct arena {
+    arena_memory memory;
+    bool retired;      /* new launches no longer write to it */
+    bool spoiled;      /* accesses can no longer be attributed to launches */
+    uint32_t used;     /* launch indices that were assigned */
+    uint32_t entering; /* launches with an index that may not be in their stream yet */
+    record *launches;  /* by index: what their access records are based on */
+    size_t launch_capacity;
+    tma_store_set stores;
+    uint64_t expected_pages; /* pages that the launches may take, estimated from their number of threads */
+    arena_streams streams;
+} arena;
+
+#define ARENAS 2
+
+typedef struct {
+    CUcontext context;             /* NULL: destroyed */
+    Sanitizer_StreamHandle stream; /* the recorder's own */
+    CUstream own_stream;           /* the same stream, as a driver handle */
+    bool off;                      /* accesses cannot be recorded in this context */
+    bool stuck;                    /* a wait for a free arena timed out, and no arena was read since */
+    arena arenas[ARENAS];
+    arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
+    uint32_t launches_since_poll;
+    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an arena */
+} arena_pool;
+
+/* Return the pool of a context, or NULL; for NULL, a pool whose context was destroyed. The lock is held. */
+arena_pool *pool_find(CUcontext context);
+
+/* Whether a stream is the recorder's own. The lock is held. */
+bool pool_owns_stream(Sanitizer_StreamHandle stream);
+
+/* Return the pool of a context, creating it if the patch is loaded there. Calls CUDA: the lock is not held. */
+arena_pool *pool_open(CUcontext context);
+
+/* Read complete arenas, and replace the current arena if the host waits or free pages get scarce. Does nothing
+ * while another thread does this. Calls CUDA: the lock is not held. */
+void pool_poll(arena_pool *pool, bool host_waits);
+
+/* Make sure that the current arena has ``pages`` pages and ``indices`` launch indices left. Calls CUDA: the lock
+ * is not held. */
+void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices);
+
+/* A stream is about to be destroyed: enqueue a marker on it. Calls CUDA: the lock is not held. */
+void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
+
+/* Wait for the launches in the arenas of a context that is about to be destroyed, and read them. NULL: the
+ * arenas of all contexts, at program end. Calls CUDA: the lock is not held. */
+void pool_finish(CUcontext context);
+
+/* Wait for all launches so far, and read their arenas. Calls CUDA: the lock is not held. */
+void pool_read(void);
+
+/* Forget all pools. */
+void pool_clear(void);
+
+/* --- supply: a stream and device memory. Calls CUDA: the lock is not held -------------------------- */
+
+/* Create a stream of the recorder's own in the current context; NULL on failure. */
+Sanitizer_StreamHandle supply_stream(CUcontext context, CUstream *stream);
+
+/* Make sure that an unused arena has as much memory as is wanted now; false if it has none. */
+bool supply_memory(const arena_pool *pool, arena *unused);
+
+/* Free all arenas, and destroy the stream if ``stream``: otherwise it is destroyed with its context. */
+void supply_end(arena_pool *pool, bool stream);
+
+/* --- reader lock --------------------------------------------------------------------------------- */
+
+/* One thread at a time creates, reads or clears arenas; its CUDA calls are not recorded until the release.
+ *
+ * Bounded try-lock: false if another thread holds the lock for longer than ``timeout_ns``. The holder makes CUDA
+ * calls, and a blocked waiter may itself be inside a call that the holder depends on; waiting forever could
+ * deadlock. */
+bool reader_lock_acquire(int64_t timeout_ns);
+void reader_lock_release(void);
+
+/* Unlock in the child of a fork, which has no other threads. */
+void reader_lock_reset(void);
+
+/* Return the monotonic time; sleep for a fraction of a millisecond. */
+int64_t monotonic_now_ns(void);
+void sleep_briefly(void);
+
+#endif

@@ -1,0 +1,345 @@
+#include "exact/exact.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "decode/emit_accesses.h"
+#include "exact/arena_pool.h"
+#include "exact/patching.h"
+#include "model/ids.h"
+#include "recorder.h"
+
+#define LAUNCHES_PER_POLL 64
+
+/* --- launch indices --------------------------------------------------------------------------- */
+
+static bool reserve_launches(arena *one, size_t indices)
+{
+    if (one->used + indices > CK_MAX_LAUNCHES)
+        return false;
+    if (one->used + indices <= one->launch_capacity)
+        return true;
+    size_t capacity = one->launch_capacity ? one->launch_capacity : 1024;
+    while (capacity < one->used + indices)
+        capacity *= 2;
+    record *moved = realloc(one->launches, capacity * sizeof *moved);
+    if (!moved)
+        return false;
+    memset(moved + one->launch_capacity, 0, (capacity - one->launch_capacity) * sizeof *moved);
+    one->launches = moved;
+    one->launch_capacity = capacity;
+    return true;
+}
+
+static void set_launch(arena *in, uint32_t index, const record *launch_record, uint32_t node)
+{
+    record *at = in->launches + index;
+    *at = *launch_record;
+    memset(at->own, 0, sizeof at->own);
+    at->access.node = node;
+}
+
+static arena *current_arena(CUcontext context)
+{
+    arena_pool *pool = pool_find(context);
+    return pool ? pool->current : NULL;
+}
+
+static void emit_unknown_node(graph_launch *graph, uint32_t node)
+{
+    graph->launch_record.access.node = node;
+    emit_unknown_accesses(&graph->launch_record);
+}
+
+/* Write that the accesses of expected kernels of a graph that did not launch are unknown. */
+static void finish_pending(void)
+{
+    arena *in = this_thread.pending_arena;
+    if (!in)
+        return;
+    for (graph_launch *graph = &this_thread.pending_graph; graph->kernels_left; graph->kernels_left--)
+        emit_unknown_node(graph, 0);
+    arena_streams_enqueued(&in->streams, this_thread.pending_stream);
+    in->entering--;
+    this_thread.pending_arena = NULL;
+}
+
+static void begin_pending(arena *in, Sanitizer_StreamHandle stream)
+{
+    finish_pending(); /* a launch whose end was not reported */
+    in->entering++;
+    this_thread.pending_arena = in;
+    this_thread.pending_stream = stream;
+}
+
+#define FROM_ARGUMENTS "a launch from arguments alone: "
+
+/* --- kernels --------------------------------------------------------------------------------------- */
+
+uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch)
+{
+    if (!patching_is_active(launch->context))
+        return 0;
+    const char *reason = patching_unreported(launch->module, launch->functionName);
+    arena *in = current_arena(launch->context);
+    bool stores = reason && !strcmp(reason, MACHINE_CODE_TENSOR_STORES);
+    if ((reason && !stores) || !in || !reserve_launches(in, 1) ||
+        !arena_streams_get(&in->streams, launch->hStream)) {
+        record_gap_with(FROM_ARGUMENTS, reason ? reason : "no room for its accesses");
+        return 0;
+    }
+    uint32_t index = in->used;
+    if (reason &&
+        !tma_stores_add(&in->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
+        record_gap_with(FROM_ARGUMENTS, reason);
+        return 0;
+    }
+    in->used++;
+    set_launch(in, index, launch_record, 0);
+    begin_pending(in, launch->hStream);
+    return CK_USERDATA(in->memory.base, in->memory.entries_log2, index);
+}
+
+void exact_enqueued(void)
+{
+    if (!this_thread.pending_arena)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    finish_pending();
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void exact_assign_failed(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (this_thread.pending_arena)
+        this_thread.pending_arena->spoiled = true;
+    record_gap("a launch that could not be told where to leave its accesses");
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- graphs ---------------------------------------------------------------------------------------- */
+
+/* All kernel nodes of a linear graph receive the user data that was set last. They are distinguished by
+ * %gridid, which is the same in every launch of an executable: a launch index is a base plus %gridid. */
+#define MAX_EXECUTABLES 65536
+static struct {
+    uint64_t lo, hi; /* range of %gridid of its kernels; 0: unknown */
+} grids[MAX_EXECUTABLES];
+
+/* Estimated range of %gridid around the first kernel, while the actual range is unknown. */
+#define GRIDS_BEFORE 64
+#define GRIDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
+
+static uint64_t needed_indices(uint32_t executable, uint32_t kernels)
+{
+    const uint64_t lo = grids[executable].lo, hi = grids[executable].hi;
+    return hi ? hi - lo + 1 : GRIDS_BEFORE + GRIDS_AFTER(kernels) + 1;
+}
+
+static void record_graph_gap(void)
+{
+    record_gap("the launch of a graph from arguments alone: no room for its accesses");
+}
+
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
+                            uint32_t executable, uint32_t kernels)
+{
+    arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
+    graph_launch *graph = &this_thread.pending_graph;
+    finish_pending();
+    *graph = (graph_launch){0};
+    if (!kernels || !patching_is_active(launch->context))
+        return 0;
+    if (!pool || !pool->current || executable >= MAX_EXECUTABLES ||
+        !arena_streams_get(&pool->current->streams, launch->hStream)) {
+        record_graph_gap();
+        return 0;
+    }
+    graph->launch_record = *launch_record;
+    graph->executable = executable;
+    graph->kernels = graph->kernels_left = kernels;
+    pool->launches_since_poll += kernels;
+    begin_pending(pool->current, launch->hStream);
+    return kernels;
+}
+
+/* Reserve the launch indices of all kernel nodes when the first kernel launches. */
+static bool reserve_graph(arena *in, graph_launch *graph, uint64_t grid)
+{
+    const uint32_t of = graph->executable;
+    const bool known = grids[of].hi && grid >= grids[of].lo && grid <= grids[of].hi;
+    if (!known)
+        grids[of].lo = grids[of].hi = 0;
+    const uint64_t capacity = needed_indices(of, graph->kernels);
+    graph->first_grid = known ? grids[of].lo : grid > GRIDS_BEFORE ? grid - GRIDS_BEFORE : 0;
+    if (capacity > CK_MAX_LAUNCHES || !reserve_launches(in, capacity)) {
+        record_graph_gap();
+        return false;
+    }
+    graph->capacity = (uint32_t)capacity;
+    graph->first_index = in->used;
+    in->used += graph->capacity;
+    return true;
+}
+
+static uint64_t graph_user_data(const arena *in, const graph_launch *graph)
+{
+    uint32_t field = (uint32_t)(graph->first_index - graph->first_grid) & (CK_MAX_LAUNCHES - 1);
+    return CK_USERDATA(in->memory.base, in->memory.entries_log2, field) | CK_BY_GRID;
+}
+
+static void widen_grids(uint32_t executable, uint64_t grid)
+{
+    if (!grids[executable].hi || grid < grids[executable].lo)
+        grids[executable].lo = grid;
+    if (grid > grids[executable].hi)
+        grids[executable].hi = grid;
+}
+
+/* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
+ * to other kernels. */
+static bool assign_node(arena *in, graph_launch *graph, uint64_t grid, uint32_t node)
+{
+    const uint64_t offset = grid - graph->first_grid;
+    widen_grids(graph->executable, grid);
+    if (offset >= graph->capacity) {
+        in->spoiled = true;
+        return false;
+    }
+    if (node)
+        set_launch(in, graph->first_index + (uint32_t)offset, &graph->launch_record, node);
+    return node;
+}
+
+/* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
+uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
+{
+    arena *in = this_thread.pending_arena;
+    graph_launch *graph = &this_thread.pending_graph;
+    if (!in || !graph->kernels)
+        return 0;
+    const bool expected = graph->kernels_left > 0;
+    const char *reason = patching_unreported(launch->module, launch->functionName);
+    graph->kernels_left -= expected;
+    memset(graph->launch_record.own, 0, sizeof graph->launch_record.own);
+    if (reason)
+        record_gap_with("a kernel of a graph from arguments alone: ", reason);
+    if (!graph->refused && !graph->capacity)
+        graph->refused = !reserve_graph(in, graph, launch->gridId);
+    const bool placed = !graph->refused && assign_node(in, graph, launch->gridId, expected && !reason ? node : 0);
+    if (expected && !placed)
+        emit_unknown_node(graph, node);
+    return graph->refused ? 0 : graph_user_data(in, graph);
+}
+
+/* --- preparation and synchronisation ---------------------------------------------------------- */
+
+/* Estimate: a streaming thread reads and writes 32 bytes. Accesses beyond the reserved pages are reported as
+ * gaps. */
+#define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
+
+static void prepare(CUcontext context, uint64_t pages, uint64_t indices)
+{
+    if (!patching_is_enabled())
+        return;
+    arena_pool *pool = pool_open(context);
+    if (!pool || pool->off)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    bool due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
+    pthread_mutex_unlock(&recorder_lock);
+    if (due)
+        pool_poll(pool, false);
+    pool_reserve(pool, pages, indices);
+}
+
+void exact_prepare(CUcontext context, uint64_t threads)
+{
+    prepare(context, threads / THREADS_PER_PAGE, 1);
+}
+
+void exact_prepare_graph(CUcontext context, CUgraphExec executable)
+{
+    uint32_t number, kernels;
+    pthread_mutex_lock(&recorder_lock);
+    executable_graph(executable, &number, &kernels);
+    uint64_t indices = kernels && number < MAX_EXECUTABLES ? needed_indices(number, kernels) : 0;
+    pthread_mutex_unlock(&recorder_lock);
+    if (indices) /* more than fits: do not wait */
+        prepare(context, 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
+}
+
+static arena_pool *active_pool(CUcontext context)
+{
+    pthread_mutex_lock(&recorder_lock);
+    arena_pool *pool = context ? pool_find(context) : NULL;
+    bool off = !pool || pool->off;
+    pthread_mutex_unlock(&recorder_lock);
+    return off ? NULL : pool;
+}
+
+void exact_event_completed(CUcontext context)
+{
+    arena_pool *pool = active_pool(context);
+    if (pool)
+        pool_poll(pool, true);
+}
+
+void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream)
+{
+    arena_pool *pool = active_pool(context);
+    if (!pool)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    for (size_t i = 0; i < ARENAS; i++)
+        arena_streams_synchronized(&pool->arenas[i].streams, stream);
+    pthread_mutex_unlock(&recorder_lock);
+    pool_poll(pool, true);
+}
+
+bool exact_owns_stream(Sanitizer_StreamHandle stream)
+{
+    pthread_mutex_lock(&recorder_lock);
+    bool ours = pool_owns_stream(stream);
+    pthread_mutex_unlock(&recorder_lock);
+    return ours;
+}
+
+void exact_stream_destroying(CUcontext context, Sanitizer_StreamHandle stream)
+{
+    arena_pool *pool = active_pool(context);
+    if (pool)
+        pool_stream_destroying(pool, stream);
+}
+
+void exact_context_destroying(CUcontext context)
+{
+    if (!patching_is_enabled() || !context)
+        return;
+    pool_finish(context);
+    pthread_mutex_lock(&recorder_lock);
+    patching_context_destroying(context);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void exact_read(void)
+{
+    if (patching_is_enabled())
+        pool_read();
+}
+
+void exact_finish(void)
+{
+    if (patching_is_enabled())
+        pool_finish(NULL);
+}
+
+void exact_clear(void)
+{
+    if (!patching_is_enabled())
+        return;
+    pool_clear();
+    patching_clear();
+    memset(grids, 0, sizeof grids);
+}

@@ -1,0 +1,206 @@
+#include "exact/patching.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hooks/driver_api.h"
+#include "recorder.h"
+#include "table.h"
+
+#define MAX_PATCHES 16
+#define MAX_CONTEXTS 64
+
+static struct {
+    int capability;
+    void *image;
+} patches[MAX_PATCHES];
+static size_t patch_count;
+
+enum { UNKNOWN, PATCHED, REFUSED };
+
+static struct {
+    CUcontext context;
+    int state;
+} contexts[MAX_CONTEXTS];
+static size_t context_count;
+
+/* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
+static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Module ids; and the functions with unreported accesses, with the reason. */
+static table patched, unreported;
+static uint32_t last_module;
+
+static const struct {
+    int instruction; /* Sanitizer_InstructionId */
+    const char *callback;
+} CALLBACKS[] = {
+    {3, "ck_memory_access"},   /* GLOBAL_MEMORY_ACCESS */
+    {14, "ck_copy_async"},     /* MEMCPY_ASYNC */
+    {30, "ck_bulk_load"},      /* BULK_COPY_GLOBAL_TO_SHARED */
+    {35, "ck_bulk_store"},     /* BULK_COPY_SHARED_TO_GLOBAL */
+    {37, "ck_bulk_reduction"}, /* BULK_REDUCTION_SHARED_TO_GLOBAL */
+    {43, "ck_tensor_load"},    /* TMA_LOAD */
+    {44, "ck_tensor_store"},   /* TMA_STORE */
+};
+
+int patching_add_image(int capability, const void *image, size_t bytes)
+{
+    void *copy = patch_count < MAX_PATCHES ? malloc(bytes) : NULL;
+    if (!copy)
+        return -1;
+    memcpy(copy, image, bytes);
+    patches[patch_count].capability = capability;
+    patches[patch_count++].image = copy;
+    return 0;
+}
+
+bool patching_is_enabled(void)
+{
+    return patch_count > 0;
+}
+
+/* --- contexts ------------------------------------------------------------------------------------ */
+
+static const void *patch_for(int device)
+{
+    const driver_queries *api = driver();
+    int major = 0, minor = 0;
+    if (!api || api->cuDeviceGetAttribute(&major, COMPUTE_CAPABILITY_MAJOR, device) ||
+        api->cuDeviceGetAttribute(&minor, COMPUTE_CAPABILITY_MINOR, device))
+        return NULL;
+    for (size_t i = 0; i < patch_count; i++)
+        if (patches[i].capability == major * 10 + minor)
+            return patches[i].image;
+    return NULL;
+}
+
+static int *state_of(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            return &contexts[i].state;
+    if (context_count == MAX_CONTEXTS)
+        return NULL;
+    contexts[context_count].context = context;
+    contexts[context_count].state = UNKNOWN;
+    return &contexts[context_count++].state;
+}
+
+/* Load the patch into a context, before its first module is patched. */
+static bool is_ready(CUcontext context)
+{
+    pthread_mutex_lock(&recorder_lock);
+    int *state = state_of(context), known = state ? *state : REFUSED;
+    int device = context_device(context);
+    pthread_mutex_unlock(&recorder_lock);
+    if (known != UNKNOWN)
+        return known == PATCHED;
+    const void *image = patch_for(device);
+    known = image && !sanitizer.add_patches(image, context) ? PATCHED : REFUSED;
+    pthread_mutex_lock(&recorder_lock);
+    if ((state = state_of(context)))
+        *state = known;
+    if (known == REFUSED)
+        record_gap("a context that the patch could not be loaded into: accesses from arguments there");
+    pthread_mutex_unlock(&recorder_lock);
+    return known == PATCHED;
+}
+
+bool patching_is_active(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            return contexts[i].state == PATCHED;
+    return false;
+}
+
+void patching_context_destroying(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            contexts[i] = contexts[--context_count];
+}
+
+/* --- modules ------------------------------------------------------------------------------------- */
+
+static uint64_t function_key(uint32_t module, const char *function)
+{
+    uint64_t hash = module * 0x9E3779B97F4A7C15ull ^ 0xcbf29ce484222325ull; /* FNV-1a */
+    for (; *function; function++)
+        hash = (hash ^ (uint8_t)*function) * 0x100000001b3ull;
+    return hash | 1;
+}
+
+static const char *reasons[64]; /* indexed by the values of ``unreported``; strings of machine_code.c */
+static uint32_t reason_count;
+
+static uint32_t reason_id(const char *what)
+{
+    for (uint32_t i = 0; i < reason_count; i++)
+        if (!strcmp(reasons[i], what))
+            return i + 1;
+    if (reason_count == sizeof reasons / sizeof *reasons)
+        return reason_count;
+    reasons[reason_count] = what;
+    return ++reason_count;
+}
+
+static void add_unreported(void *module, const char *function, const char *what)
+{
+    pthread_mutex_lock(&recorder_lock);
+    uint64_t key = function_key(*(const uint32_t *)module, function);
+    if (!table_get(&unreported, key) ||
+        strcmp(what, MACHINE_CODE_TENSOR_STORES)) /* other reasons take precedence */
+        table_put(&unreported, key, reason_id(what));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static bool patch_module(CUmodule module)
+{
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS; i++)
+        if (sanitizer.patch_instructions(CALLBACKS[i].instruction, module, CALLBACKS[i].callback))
+            return false;
+    return !sanitizer.patch_module(module);
+}
+
+void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
+{
+    const bool was_own_call = this_thread.in_own_call; /* a query of the recorder may load a module lazily */
+    this_thread.in_own_call = this_thread.is_patching = true;
+    pthread_mutex_lock(&patching_lock);
+    bool done = is_ready(data->context) && patch_module(data->module);
+    uint32_t number = ++last_module;
+    pthread_mutex_unlock(&patching_lock);
+    this_thread.in_own_call = was_own_call;
+    this_thread.is_patching = false;
+    if (!done)
+        return;
+    if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &number) < 0)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    table_put(&patched, (uint64_t)(uintptr_t)data->module, number);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void patching_module_unloading(CUmodule module)
+{
+    table_remove(&patched, (uint64_t)(uintptr_t)module);
+}
+
+const char *patching_unreported(CUmodule module, const char *function)
+{
+    uint32_t number = table_get(&patched, (uint64_t)(uintptr_t)module);
+    if (!number)
+        return "machine code that could not be read or patched";
+    uint32_t why = function && unreported.slots ? table_get(&unreported, function_key(number, function)) : 0;
+    return why ? reasons[why - 1] : NULL;
+}
+
+void patching_clear(void)
+{
+    patching_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    context_count = 0;
+    table_clear(&patched);
+    table_clear(&unreported);
+}

@@ -1,0 +1,309 @@
+/* Callbacks of the Sanitizer API: converts launches, copies, synchronisation and graph launches to records. */
+#include "hooks/hooks.h"
+
+#include <string.h>
+
+#include "exact/exact.h"
+#include "exact/patching.h"
+#include "model/allocations.h"
+#include "model/graphs.h"
+#include "model/ids.h"
+#include "model/kernels.h"
+#include "recorder.h"
+#include "write/spool.h"
+
+/* --- work on streams -------------------------------------------------------------------------- */
+
+/* Set the user data that the patch receives for a launch. A patched kernel without user data would fault. */
+static bool set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
+{
+    return !sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
+}
+
+/* The driver can split one launch into several. The launch has ended when the driver call returns. */
+static bool is_split_launch(const Sanitizer_LaunchData *launch)
+{
+    return launch->splitLaunchPart > 0;
+}
+
+static void on_launch(const Sanitizer_LaunchData *launch)
+{
+    static record group[1 + MAX_ACCESSES]; /* protected by the lock */
+    if (launch->splitLaunchPart > 1) {
+        set_user_data(launch, this_thread.user_data);
+        return;
+    }
+    record made = record_begin_locked(KIND_LAUNCH, launch->context, launch->hStream);
+    made.device = (int16_t)launch->device;
+    size_t count = kernels_find_pointers(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
+                                         group + 1, MAX_ACCESSES);
+    made.launch.name = kernels_name_id(launch->function, launch->functionName);
+    memcpy(made.launch.grid, &launch->gridDim_x, sizeof made.launch.grid);
+    memcpy(made.launch.block, &launch->blockDim_x, sizeof made.launch.block);
+    this_thread.user_data = exact_assign(&made, launch);
+    made.launch.pending = this_thread.user_data != 0;
+    group[0] = made;
+    spool_records(group, 1 + count);
+    if (count == MAX_ACCESSES)
+        record_gap("more pointers among the arguments of a kernel than are looked at");
+    bool patched = patching_is_active(launch->context);
+    pthread_mutex_unlock(&recorder_lock);
+    if (patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
+        exact_assign_failed();
+}
+
+static const uint8_t DIRECTION_OF[] = {
+    [0] = DEVICE_TO_DEVICE, /* unknown: a copy between managed allocations */
+    [MEMCPY_HOST_TO_HOST] = HOST_TO_HOST,
+    [MEMCPY_HOST_TO_DEVICE] = HOST_TO_DEVICE,
+    [MEMCPY_DEVICE_TO_HOST] = DEVICE_TO_HOST,
+    [MEMCPY_DEVICE_TO_DEVICE] = DEVICE_TO_DEVICE,
+};
+
+static bool is_pinned(uint64_t address)
+{
+    const allocation *found = allocations_find(address);
+    return found && (found->how == HOW_PINNED || found->how == HOW_MANAGED);
+}
+
+static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
+{
+    switch (direction) {
+    case HOST_TO_DEVICE:
+        return is_pinned(copy->srcAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case DEVICE_TO_HOST:
+        return is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case HOST_TO_HOST:
+        return is_pinned(copy->srcAddress) && is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    }
+    return HOST_NONE;
+}
+
+static uint64_t value_or(uint64_t value, uint64_t otherwise)
+{
+    return value ? value : otherwise;
+}
+
+static void on_copy(const Sanitizer_MemcpyData *copy)
+{
+    CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
+    Sanitizer_StreamHandle stream = copy->hApiStream ? copy->hApiStream : copy->hDstStream;
+    if (this_thread.in_graph || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
+        return;
+    uint64_t rows = value_or(copy->height, 1), slices = value_or(copy->depth, 1);
+    uint64_t source_slice = copy->srcPitch * value_or(this_thread.source_height, rows);
+    uint64_t destination_slice = copy->dstPitch * value_or(this_thread.destination_height, rows);
+    record made = record_begin_locked(KIND_COPY, context, stream);
+    made.copy.size_bytes = value_or(copy->width, copy->size);
+    made.copy.rows = rows;
+    made.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
+    made.copy.destination_pitch_bytes = rows > 1 ? copy->dstPitch : 0;
+    made.copy.direction = DIRECTION_OF[copy->direction];
+    made.copy.host = host_side(made.copy.direction, copy);
+    made.copy.asynchronous = copy->isAsync != 0;
+    for (uint64_t i = 0; i < slices; i++) {
+        made.copy.source = copy->srcAddress + i * source_slice;
+        made.copy.destination = copy->dstAddress + i * destination_slice;
+        record_one(&made);
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_fill(const Sanitizer_MemsetData *fill)
+{
+    if (this_thread.in_graph)
+        return;
+    record made = record_begin_locked(KIND_FILL, fill->context, fill->hStream);
+    made.fill.address = fill->address;
+    made.fill.size_bytes = fill->width * fill->elementSize;
+    made.fill.rows = value_or(fill->height, 1);
+    made.fill.pitch_bytes = made.fill.rows > 1 ? fill->pitch : 0;
+    made.fill.asynchronous = fill->isAsync != 0;
+    record_end_unlock(&made);
+}
+
+static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
+{
+    if (this_thread.in_graph)
+        return;
+    record made = record_begin_locked(KIND_MEMOP, memop->context, memop->hStream);
+    made.memop.address = memop->address;
+    made.memop.flag = cbid == MEMOP_WAIT ? FLAG_WAIT : FLAG_WRITE;
+    record_end_unlock(&made);
+}
+
+/* --- synchronisation -------------------------------------------------------------------------- */
+
+static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
+{
+    if (cbid != SYNC_STREAM && cbid != SYNC_CONTEXT) {
+        pthread_mutex_lock(&recorder_lock);
+        record_gap("the synchronisation of a green context");
+        pthread_mutex_unlock(&recorder_lock);
+        return;
+    }
+    bool stream = cbid == SYNC_STREAM;
+    record made = record_begin_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
+                                      stream ? sync->hStream : NULL);
+    record_end_unlock(&made);
+    if (!stream || sync->hStream)
+        exact_synchronized(sync->context, stream ? sync->hStream : NULL);
+}
+
+static void on_event_lifetime(uint32_t cbid, CUevent event)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (cbid == EVENTS_CREATED)
+        event_created(event);
+    else
+        event_forget(event);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
+{
+    static const uint16_t KIND_OF[] = {
+        [EVENTS_RECORD] = KIND_EVENT_RECORD,
+        [EVENTS_STREAM_WAIT] = KIND_STREAM_WAIT,
+        [EVENTS_SYNCHRONIZE] = KIND_EVENT_SYNC,
+    };
+    if (cbid == EVENTS_CREATED || cbid == EVENTS_DESTROYED) {
+        on_event_lifetime(cbid, data->event);
+        return;
+    }
+    bool known = cbid <= EVENTS_SYNCHRONIZE;
+    record made = record_begin_locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
+                                      cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
+    if (known) {
+        made.event.event = event_id(data->event);
+        record_one(&made);
+    } else {
+        record_gap("an event of a whole context");
+    }
+    pthread_mutex_unlock(&recorder_lock);
+    if (cbid == EVENTS_SYNCHRONIZE)
+        exact_event_completed(data->context);
+}
+
+/* --- graphs ----------------------------------------------------------------------------------- */
+
+static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (cbid == GRAPHS_EXEC_DESTROYING) {
+        executable_forget(data->graphExec);
+    } else {
+        executable_created(data->graphExec, this_thread.graph, this_thread.graph_kernels);
+        if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
+            record_gap("a graph that is launched from the device");
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
+{
+    if (data->isGraphUpload)
+        return;
+    record made = record_begin_locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    made.graph_launch.graph =
+        executable_graph(data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
+    this_thread.launched_graph = made.graph_launch.graph;
+    made.graph_launch.pending =
+        exact_assign_graph(&made, data, made.graph_launch.executable, this_thread.expected_kernels);
+    if (made.graph_launch.graph)
+        record_one(&made);
+    else
+        record_gap("the launch of a graph that was made unseen");
+    this_thread.in_graph = true;
+    this_thread.seen_kernels = 0;
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_graph_launched(void)
+{
+    exact_enqueued();
+    if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
+        pthread_mutex_lock(&recorder_lock);
+        record_gap("the launch of a graph with other nodes than it was made with");
+        pthread_mutex_unlock(&recorder_lock);
+    }
+    this_thread.in_graph = false;
+}
+
+static void on_node(const Sanitizer_GraphNodeLaunchData *node)
+{
+    const Sanitizer_LaunchData *launch = &node->launchData;
+    bool launched = this_thread.in_graph && !node->isGraphUpload;
+    uint64_t user_data = 0;
+    if (node->nodeType != NODE_KERNEL)
+        return;
+    this_thread.seen_kernels += launched;
+    pthread_mutex_lock(&recorder_lock);
+    if (launched)
+        user_data = exact_assign_node(
+            launch, graphs_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
+    bool patched = patching_is_active(launch->context);
+    pthread_mutex_unlock(&recorder_lock);
+    if (patched)
+        set_user_data(launch, user_data);
+}
+
+static void on_graphs(uint32_t cbid, const void *data)
+{
+    switch (cbid) {
+    case GRAPHS_EXEC_CREATED:
+    case GRAPHS_EXEC_DESTROYING:
+        on_executable(cbid, data);
+        break;
+    case GRAPHS_NODE_BEGIN:
+        on_node(data);
+        break;
+    case GRAPHS_LAUNCH_BEGIN:
+        on_graph_launch(data);
+        break;
+    case GRAPHS_LAUNCH_END:
+        on_graph_launched();
+        break;
+    }
+}
+
+void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
+{
+    (void)unused;
+    bool loads_module = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !this_thread.is_patching;
+    if (this_thread.in_own_call && !loads_module)
+        return;
+    switch (domain) {
+    case DOMAIN_DRIVER_API:
+        on_driver_call(cbid, data);
+        break;
+    case DOMAIN_RESOURCE:
+        on_resource(cbid, data);
+        break;
+    case DOMAIN_SYNCHRONIZE:
+        on_synchronize(cbid, data);
+        break;
+    case DOMAIN_LAUNCH:
+        if (cbid == LAUNCH_BEGIN)
+            on_launch(data);
+        else if (cbid == LAUNCH_END && !this_thread.in_graph && !is_split_launch(data))
+            exact_enqueued();
+        break;
+    case DOMAIN_MEMCPY:
+        if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)
+            on_copy(data);
+        break;
+    case DOMAIN_MEMSET:
+        on_fill(data);
+        break;
+    case DOMAIN_BATCH_MEMOP:
+        on_memop(cbid, data);
+        break;
+    case DOMAIN_GRAPHS:
+        on_graphs(cbid, data);
+        break;
+    case DOMAIN_EVENTS:
+        on_event(cbid, data);
+        break;
+    }
+}

@@ -1,0 +1,229 @@
+/* Driver API calls: captures what is known only at the entry or exit of a call. */
+#include "hooks/hooks.h"
+
+#include "exact/exact.h"
+#include "model/allocations.h"
+#include "model/graphs.h"
+#include "model/ids.h"
+#include "model/kernels.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+
+static uint64_t threads_of(const uint32_t grid[3], const uint32_t block[3])
+{
+    return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
+}
+
+static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters, void **extra)
+{
+    this_thread.parameters = parameters;
+    this_thread.extra = extra;
+    this_thread.layout = kernels_layout(function); /* the module is loaded by now */
+    exact_prepare(context, threads);
+}
+
+static void enter_3d_copy(const box_copy *copy)
+{
+    this_thread.source_height = copy->src.height;
+    this_thread.destination_height = copy->dst.height;
+}
+
+static void enter_graph_instantiation(CUgraph graph)
+{
+    call_site here;
+    call_site_here(&here);
+    this_thread.graph = graphs_record(graph, &here, &this_thread.graph_kernels);
+}
+
+static void enter_host_call_ptsz(CUcontext context, CUstream stream)
+{
+    host_calls_enqueue_marker(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
+}
+
+static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
+{
+    const launch_params *launch = parameters;
+    const launch_ex_params *launch_ex = parameters;
+    const stream_create_params *stream = parameters;
+    const green_stream_create_params *green = parameters;
+    this_thread.function = cbid;
+    switch (cbid) {
+    case CBID_cuLaunchKernel:
+    case CBID_cuLaunchKernel_ptsz:
+        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams,
+                     launch->extra);
+        break;
+    case CBID_cuLaunchCooperativeKernel:
+    case CBID_cuLaunchCooperativeKernel_ptsz:
+        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams, NULL);
+        break;
+    case CBID_cuLaunchKernelEx:
+    case CBID_cuLaunchKernelEx_ptsz:
+        enter_launch(context, threads_of(launch_ex->config->grid, launch_ex->config->block), launch_ex->f,
+                     launch_ex->kernelParams, launch_ex->extra);
+        break;
+    case CBID_cuLaunchHostFunc:
+    case CBID_cuLaunchHostFunc_v2:
+    case CBID_cuStreamAddCallback:
+        host_calls_enqueue_marker(context, *(const CUstream *)parameters);
+        break;
+    case CBID_cuLaunchHostFunc_ptsz:
+    case CBID_cuLaunchHostFunc_v2_ptsz:
+    case CBID_cuStreamAddCallback_ptsz:
+        enter_host_call_ptsz(context, *(const CUstream *)parameters);
+        break;
+    case CBID_cuGraphLaunch:
+    case CBID_cuGraphLaunch_ptsz:
+        exact_prepare_graph(context, *(const CUgraphExec *)parameters);
+        break;
+    case CBID_cuStreamCreate:
+        this_thread.stream_flags = stream->flags;
+        this_thread.stream_priority = 0;
+        break;
+    case CBID_cuStreamCreateWithPriority:
+        this_thread.stream_flags = stream->flags;
+        this_thread.stream_priority = stream->priority;
+        break;
+    case CBID_cuGreenCtxStreamCreate:
+        this_thread.stream_flags = green->flags;
+        this_thread.stream_priority = green->priority;
+        break;
+    case CBID_cuMemcpy3D_v2:
+    case CBID_cuMemcpy3D_v2_ptds:
+    case CBID_cuMemcpy3DAsync_v2:
+    case CBID_cuMemcpy3DAsync_v2_ptsz:
+        enter_3d_copy(*(const box_copy *const *)parameters);
+        break;
+    case CBID_cuGraphInstantiate:
+    case CBID_cuGraphInstantiate_v2:
+    case CBID_cuGraphInstantiateWithFlags:
+    case CBID_cuGraphInstantiateWithParams:
+    case CBID_cuGraphInstantiateWithParams_ptsz:
+        enter_graph_instantiation(((const instantiate_params *)parameters)->hGraph);
+        break;
+    case CBID_cuGraphExecUpdate:
+    case CBID_cuGraphExecUpdate_v2:
+        enter_graph_instantiation(((const exec_params *)parameters)->second);
+        break;
+    }
+}
+
+static void record_event_completed(CUevent event)
+{
+    call_site here;
+    call_site_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    record made = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&here));
+    made.event.event = event_id(event);
+    record_one(&made);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void record_gap_locked(const char *what)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record_gap(what);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void exit_graph_update(CUgraphExec executable)
+{
+    pthread_mutex_lock(&recorder_lock);
+    executable_created(executable, this_thread.graph, this_thread.graph_kernels);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
+{
+    const elapsed_params *elapsed = parameters;
+    switch (cbid) {
+    case CBID_cuEventQuery:
+        record_event_completed(*(const CUevent *)parameters);
+        exact_event_completed(context);
+        break;
+    case CBID_cuEventElapsedTime:
+    case CBID_cuEventElapsedTime_v2:
+        record_event_completed(elapsed->hStart);
+        record_event_completed(elapsed->hEnd);
+        break;
+    case CBID_cuLaunchKernel:
+    case CBID_cuLaunchKernel_ptsz:
+    case CBID_cuLaunchCooperativeKernel:
+    case CBID_cuLaunchCooperativeKernel_ptsz:
+        graphs_node_captured(((const launch_params *)parameters)->hStream);
+        break;
+    case CBID_cuLaunchKernelEx:
+    case CBID_cuLaunchKernelEx_ptsz:
+        graphs_node_captured(((const launch_ex_params *)parameters)->config->hStream);
+        break;
+    case CBID_cuMemcpyAsync:
+    case CBID_cuMemcpyAsync_ptsz:
+    case CBID_cuMemcpyHtoDAsync_v2:
+    case CBID_cuMemcpyHtoDAsync_v2_ptsz:
+    case CBID_cuMemcpyDtoHAsync_v2:
+    case CBID_cuMemcpyDtoHAsync_v2_ptsz:
+    case CBID_cuMemcpyDtoDAsync_v2:
+    case CBID_cuMemcpyDtoDAsync_v2_ptsz:
+    case CBID_cuMemsetD8Async:
+    case CBID_cuMemsetD8Async_ptsz:
+    case CBID_cuMemsetD16Async:
+    case CBID_cuMemsetD16Async_ptsz:
+    case CBID_cuMemsetD32Async:
+    case CBID_cuMemsetD32Async_ptsz:
+        graphs_node_captured(((const line_params *)parameters)->hStream);
+        break;
+    case CBID_cuStreamBeginCapture:
+    case CBID_cuStreamBeginCapture_ptsz:
+    case CBID_cuStreamBeginCapture_v2:
+    case CBID_cuStreamBeginCapture_v2_ptsz:
+    case CBID_cuStreamBeginCaptureToGraph:
+    case CBID_cuStreamBeginCaptureToGraph_ptsz:
+        graphs_count_captures(+1);
+        break;
+    case CBID_cuGraphExecUpdate:
+    case CBID_cuGraphExecUpdate_v2:
+        exit_graph_update(((const exec_params *)parameters)->hGraphExec);
+        break;
+    case CBID_cuGraphExecKernelNodeSetParams:
+    case CBID_cuGraphExecKernelNodeSetParams_v2:
+    case CBID_cuGraphExecMemcpyNodeSetParams:
+    case CBID_cuGraphExecMemsetNodeSetParams:
+    case CBID_cuGraphExecChildGraphNodeSetParams:
+    case CBID_cuGraphExecNodeSetParams:
+    case CBID_cuGraphNodeSetEnabled:
+        record_gap_locked("a node of an executable graph that was changed");
+        break;
+    case CBID_cuGraphLaunchWithArguments:
+        record_gap_locked("a graph launched with arguments of its own");
+        break;
+    case CBID_cuIpcOpenEventHandle:
+        record_gap_locked("an event of another process");
+        break;
+    case CBID_cuSignalExternalSemaphoresAsync:
+    case CBID_cuSignalExternalSemaphoresAsync_ptsz:
+    case CBID_cuWaitExternalSemaphoresAsync:
+    case CBID_cuWaitExternalSemaphoresAsync_ptsz:
+        record_gap_locked("an external semaphore");
+        break;
+    }
+}
+
+void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
+{
+    if (data->callbackSite == 0) {
+        on_entry(cbid, data->functionParams, data->context);
+        return;
+    }
+    if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
+        on_success(cbid, data->functionParams, data->context);
+    if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
+        graphs_count_captures(-1); /* a failed capture has ended, too */
+    exact_enqueued();              /* a failed launch is no longer pending, too */
+    if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
+        this_thread.in_graph = false;
+    this_thread.function = 0;
+    this_thread.parameters = this_thread.extra = NULL;
+    this_thread.layout = NULL;
+    this_thread.source_height = this_thread.destination_height = 0;
+    this_thread.graph = this_thread.graph_kernels = 0;
+}

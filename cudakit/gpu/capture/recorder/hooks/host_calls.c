@@ -1,0 +1,61 @@
+#include "hooks/hooks.h"
+
+#include <stdlib.h>
+
+#include "hooks/driver_api.h"
+#include "model/graphs.h"
+#include "model/ids.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+
+typedef struct {
+    uint32_t context, stream, site;
+} host_call;
+
+/* Code that waits for the host function, by a lock or a flag that we cannot observe, knows from here on that
+ * the stream has reached this point. For the race analysis this is a synchronisation of the whole host with
+ * the stream. */
+static void record_host_call(const host_call *call)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record made = record_begin(KIND_HOST_CALL, call->context, call->stream, call->site);
+    made.host_call.phase = PHASE_BEGIN;
+    record_one(&made);
+    made.host_call.phase = PHASE_END;
+    record_one(&made);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void marker_function(void *call)
+{
+    record_host_call(call);
+    free(call);
+}
+
+static bool enqueue_marker(CUstream stream, host_call *call)
+{
+    const driver_queries *ask = driver();
+    this_thread.in_own_call = true;
+    bool enqueued = ask && !ask->cuLaunchHostFunc(stream, marker_function, call);
+    this_thread.in_own_call = false;
+    return enqueued;
+}
+
+void host_calls_enqueue_marker(CUcontext context, CUstream stream)
+{
+    Sanitizer_StreamHandle handle = NULL;
+    call_site here;
+    if (graphs_is_capturing() || sanitizer.stream_handle(context, stream, &handle) || !handle)
+        return; /* during capture it becomes a graph node */
+    host_call *call = malloc(sizeof *call);
+    if (!call)
+        return;
+    call_site_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    call->context = context_id(context);
+    call->stream = stream_id(handle, context);
+    call->site = call_site_id(&here);
+    pthread_mutex_unlock(&recorder_lock);
+    if (!enqueue_marker(stream, call))
+        marker_function(call); /* record it early rather than report a false race */
+}

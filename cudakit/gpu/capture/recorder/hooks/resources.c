@@ -1,0 +1,150 @@
+/* Creation and destruction of memory, contexts, streams and modules. */
+#include "hooks/hooks.h"
+
+#include "exact/exact.h"
+#include "exact/patching.h"
+#include "model/allocations.h"
+#include "model/ids.h"
+#include "model/kernels.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+
+/* --- memory -------------------------------------------------------------------------------------- */
+
+static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    switch (cbid) {
+    case RESOURCE_ALLOC_ASYNC:
+        return HOW_STREAM_ORDERED;
+    case RESOURCE_HOST_ALLOC:
+        return HOW_PINNED;
+    case RESOURCE_POOL_IMPORT:
+        return HOW_VIRTUAL;
+    }
+    if (memory->flags & MEMORY_MANAGED)
+        return HOW_MANAGED;
+    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* mapped virtual memory has no context */
+}
+
+static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    record made = record_begin_locked(KIND_ALLOC, memory->context, memory->hStream);
+    made.memory.address = memory->address;
+    made.memory.size_bytes = memory->size;
+    made.memory.how = how_allocated(cbid, memory);
+    made.memory.layer = LAYER_DRIVER;
+    made.device = (int16_t)memory->device;
+    allocations_add(memory->address, memory->size, made.memory.how);
+    record_end_unlock(&made);
+}
+
+static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    allocation freed = {memory->address, memory->address + memory->size, HOW_SYNC};
+    record made = record_begin_locked(KIND_FREE, memory->context, memory->hStream);
+    allocations_remove(memory->address, &freed);
+    made.memory.address = memory->address;
+    made.memory.size_bytes = freed.hi - freed.lo;
+    made.memory.layer = LAYER_DRIVER;
+    made.device = (int16_t)memory->device;
+    if (cbid == RESOURCE_FREE_ASYNC)
+        made.memory.how = HOW_STREAM_ORDERED;
+    else /* cuMemFree synchronises, also for stream-ordered allocations */
+        made.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
+    record_end_unlock(&made);
+}
+
+/* --- contexts and streams ------------------------------------------------------------------------ */
+
+static void on_context_created(const Sanitizer_ResourceContextData *data)
+{
+    Sanitizer_StreamHandle legacy = NULL;
+    if (sanitizer.stream_handle(data->context, NULL, &legacy))
+        legacy = NULL;
+    pthread_mutex_lock(&recorder_lock);
+    context_created(data->context, data->device);
+    if (legacy)
+        stream_created(legacy, data->context, STREAM_LEGACY, 0, 0);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_context_destroying(const Sanitizer_ResourceContextData *data)
+{
+    exact_context_destroying(data->context);
+    record made = record_begin_locked(KIND_CONTEXT_SYNC, data->context, NULL);
+    context_forget(data->context);
+    record_end_unlock(&made);
+}
+
+static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
+{
+    switch (this_thread.function) {
+    case CBID_cuStreamCreate:
+    case CBID_cuStreamCreateWithPriority:
+        return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
+    case CBID_cuGreenCtxStreamCreate:
+        return STREAM_NONBLOCKING;
+    }
+    /* The per-thread default stream is created at its first use. The driver also creates internal streams,
+     * for a context under construction and for graphs. */
+    bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
+    return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
+}
+
+static void on_stream_created(const Sanitizer_ResourceStreamData *data)
+{
+    call_site here;
+    call_site_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
+                   call_site_id(&here));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
+{
+    if (exact_owns_stream(data->hStream))
+        return;
+    exact_stream_destroying(data->context, data->hStream);
+    record made = record_begin_locked(KIND_STREAM_DESTROY, data->context, data->hStream);
+    stream_forget(data->hStream);
+    record_end_unlock(&made);
+}
+
+void on_resource(uint32_t cbid, const void *data)
+{
+    switch (cbid) {
+    case RESOURCE_CONTEXT_CREATED:
+        on_context_created(data);
+        break;
+    case RESOURCE_CONTEXT_DESTROYING:
+        on_context_destroying(data);
+        break;
+    case RESOURCE_STREAM_CREATED:
+        on_stream_created(data);
+        break;
+    case RESOURCE_STREAM_DESTROYING:
+        on_stream_destroying(data);
+        break;
+    case RESOURCE_MODULE_LOADED:
+        patching_module_loaded(data);
+        break;
+    case RESOURCE_MODULE_UNLOADING:
+        pthread_mutex_lock(&recorder_lock);
+        patching_module_unloading(((const Sanitizer_ResourceModuleData *)data)->module);
+        kernels_clear();
+        pthread_mutex_unlock(&recorder_lock);
+        break;
+    case RESOURCE_DEVICE_ALLOC:
+    case RESOURCE_HOST_ALLOC:
+    case RESOURCE_ALLOC_ASYNC:
+    case RESOURCE_POOL_IMPORT:
+        on_alloc(cbid, data);
+        break;
+    case RESOURCE_DEVICE_FREE:
+    case RESOURCE_HOST_FREE:
+    case RESOURCE_FREE_ASYNC:
+        on_free(cbid, data);
+        break;
+    }
+}

@@ -1,0 +1,200 @@
+#define _GNU_SOURCE
+#include "hooks/hooks.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exact/exact.h"
+#include "exact/patching.h"
+#include "model/graphs.h"
+#include "model/ids.h"
+#include "model/kernels.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+#include "write/spool.h"
+
+static Sanitizer_SubscriberHandle subscriber;
+static bool subscribed;
+
+/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
+static const struct {
+    int domain;
+    uint32_t cbid;
+} CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED},
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
+    {DOMAIN_SYNCHRONIZE, 0},
+    {DOMAIN_LAUNCH, LAUNCH_BEGIN},
+    {DOMAIN_MEMCPY, MEMCPY_STARTING},
+    {DOMAIN_MEMCPY, MEMCPY_BATCH_ITEM_STARTING},
+    {DOMAIN_MEMSET, 0},
+    {DOMAIN_BATCH_MEMOP, 0},
+    {DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED},
+    {DOMAIN_GRAPHS, GRAPHS_EXEC_DESTROYING},
+    {DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN},
+    {DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN},
+    {DOMAIN_GRAPHS, GRAPHS_LAUNCH_END},
+    {DOMAIN_EVENTS, 0},
+};
+
+/* Also subscribed when there is a device patch. */
+static const struct {
+    int domain;
+    uint32_t cbid;
+} PATCH_CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED},
+    {DOMAIN_LAUNCH, LAUNCH_END},
+};
+
+/* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
+#define NEWEST_KNOWN_CBID 800
+
+static const uint32_t FUNCTIONS[] = {
+#define X(name, number) number,
+    DRIVER_FUNCTIONS(X)
+#undef X
+};
+
+static bool load(const char *path, char *why, size_t why_bytes)
+{
+    static const char *const NAMES[] = {
+        "sanitizerSubscribe",
+        "sanitizerUnsubscribe",
+        "sanitizerEnableDomain",
+        "sanitizerEnableCallback",
+        "sanitizerGetStreamHandle",
+        "sanitizerGetResultString",
+        "sanitizerAddPatches",
+        "sanitizerPatchInstructions",
+        "sanitizerPatchModule",
+        "sanitizerSetLaunchCallbackData",
+        "sanitizerAlloc",
+        "sanitizerFree",
+        "sanitizerMemset",
+        "sanitizerMemcpyDeviceToHost",
+        "sanitizerMemcpyHostToDeviceAsync",
+        "sanitizerStreamSynchronize",
+    };
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(why, why_bytes, "%s", dlerror());
+        return false;
+    }
+    _Static_assert(sizeof sanitizer == sizeof NAMES, "a name for each function");
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        ((void **)&sanitizer)[i] = dlsym(library, NAMES[i]);
+        if (!((void **)&sanitizer)[i]) {
+            snprintf(why, why_bytes, "%s has no function %s", path, NAMES[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void format_error(const char *what, int result, char *why, size_t why_bytes)
+{
+    const char *words = NULL;
+    sanitizer.result_string(result, &words);
+    snprintf(why, why_bytes, "%s: %s (%d)", what, words ? words : "unknown result", result);
+}
+
+static int enable_callbacks(void)
+{
+    int failed = 0;
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
+        failed = CALLBACKS[i].cbid
+                     ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
+                     : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
+    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
+         i++)
+        failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
+    /* A library rejects functions that are newer than itself; a driver that matches the library does not
+     * have them either. */
+    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
+        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
+        failed = FUNCTIONS[i] <= NEWEST_KNOWN_CBID ? result : 0;
+    }
+    return failed;
+}
+
+/* --- forks and exits -------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void after_fork_in_child(void)
+{
+    recorder_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(&this_thread, 0, sizeof this_thread);
+    spool_forked();
+    call_sites_clear();
+    graphs_clear();
+    kernels_clear();
+    ids_clear();
+    exact_clear();
+}
+
+/* Exit handlers run in reverse order of registration. Ours is registered after the library is loaded, so it
+ * runs before the library's own handler, which would find subscribed contexts that no longer exist. */
+static void register_process_handlers(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    atexit(subscription_end);
+}
+
+bool subscription_begin(const char *library, char *why, size_t why_bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (subscribed) {
+        snprintf(why, why_bytes, "this process is being recorded already");
+        return false;
+    }
+    if (!load(library, why, why_bytes))
+        return false;
+    int failed = sanitizer.subscribe(&subscriber, on_callback, NULL);
+    if (failed) {
+        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, why, why_bytes);
+        return false;
+    }
+    subscribed = true;
+    failed = enable_callbacks();
+    if (failed) {
+        format_error("sanitizerEnableCallback", failed, why, why_bytes);
+        subscription_end();
+        return false;
+    }
+    pthread_once(&once, register_process_handlers);
+    return true;
+}
+
+void subscription_end(void)
+{
+    if (!subscribed)
+        return;
+    exact_finish();
+    subscribed = false;
+    sanitizer.unsubscribe(subscriber);
+    pthread_mutex_lock(&recorder_lock);
+    spool_close();
+    pthread_mutex_unlock(&recorder_lock);
+}

@@ -1,0 +1,118 @@
+/* The records of a trace, in the layout of ``cudakit/trace/layout.py``: 96 bytes, the common part first. */
+#ifndef CK_RECORD_H
+#define CK_RECORD_H
+
+#include <stdint.h>
+
+enum {
+    KIND_ALLOC = 1,
+    KIND_FREE = 2,
+    KIND_LAUNCH = 3,
+    KIND_ACCESS = 4,
+    KIND_COPY = 5,
+    KIND_FILL = 6,
+    KIND_STREAM_CREATE = 7,
+    KIND_STREAM_DESTROY = 8,
+    KIND_EVENT_RECORD = 9,
+    KIND_STREAM_WAIT = 10,
+    KIND_EVENT_SYNC = 11,
+    KIND_EVENT_QUERY_OK = 12,
+    KIND_STREAM_SYNC = 13,
+    KIND_CONTEXT_SYNC = 15,
+    KIND_HOST_CALL = 16,
+    KIND_GRAPH_NODE = 19,
+    KIND_GRAPH_EDGE = 20,
+    KIND_GRAPH_LAUNCH = 21,
+    KIND_MEMOP = 22,
+    KIND_GAP = 26,
+    KIND_ACCESSED = 27,
+    KIND_ARENAS = 28,
+};
+
+enum { HOW_SYNC = 1, HOW_STREAM_ORDERED = 2, HOW_VIRTUAL = 3, HOW_PINNED = 4, HOW_MANAGED = 5 };
+enum { HOW_GRAPH = 6 };
+enum { LAYER_DRIVER = 1 };
+enum { MODE_READ = 1, MODE_WRITE = 2, MODE_ATOMIC = 4 };
+enum { KNOWN_EXACT = 1, KNOWN_SUMMARY = 2, KNOWN_ASSUMED = 3, KNOWN_UNCERTAIN = 4 };
+enum { STREAM_BLOCKING = 1, STREAM_NONBLOCKING = 2, STREAM_PER_THREAD = 3, STREAM_LEGACY = 4 };
+enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3, HOST_TO_HOST = 4 };
+enum { HOST_NONE = 0, HOST_PINNED = 1, HOST_PAGEABLE = 2 };
+enum { WORK_EMPTY, WORK_LAUNCH, WORK_COPY, WORK_FILL, WORK_ALLOC, WORK_FREE, WORK_HOST, WORK_MEMOP };
+enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
+enum { PHASE_BEGIN = 1, PHASE_END = 2 };
+
+typedef struct {
+    uint64_t seq;
+    int64_t time_ns;
+    uint64_t thread;
+    uint32_t stream, context, site;
+    int16_t device;
+    uint16_t kind;
+    union {
+        struct {
+            uint64_t address, size_bytes;
+            uint8_t how, layer;
+        } memory;
+        struct {
+            uint32_t name, grid[3], block[3];
+            uint8_t pending;
+        } launch;
+        struct {
+            uint64_t lo, hi;
+            uint8_t mode, known;
+            int64_t stride_bytes;
+            uint64_t count;
+            uint32_t node;
+        } access;
+        struct {
+            uint64_t destination, source, size_bytes, rows;
+            uint64_t destination_pitch_bytes, source_pitch_bytes;
+            uint8_t direction, host, asynchronous;
+        } copy;
+        struct {
+            uint64_t address, size_bytes, rows, pitch_bytes;
+            uint8_t asynchronous;
+        } fill;
+        struct {
+            uint8_t flag;
+            int16_t priority;
+        } stream_create;
+        struct {
+            uint32_t event;
+        } event;
+        struct {
+            uint32_t graph, node;
+            uint8_t work;
+            uint32_t name;
+        } node;
+        struct {
+            uint32_t graph, before, after;
+        } edge;
+        struct {
+            uint32_t graph, executable, pending;
+        } graph_launch;
+        struct {
+            uint64_t address;
+            uint8_t flag;
+        } memop;
+        struct {
+            uint8_t phase;
+        } host_call;
+        struct {
+            uint32_t what;
+            uint64_t count;
+        } gap;
+        struct {
+            uint32_t node;
+            uint8_t exact;
+        } accessed;
+        struct {
+            uint64_t size_bytes;
+        } arenas;
+        uint8_t own[56];
+    };
+} record;
+
+_Static_assert(sizeof(record) == 96, "a record is 96 bytes");
+
+#endif

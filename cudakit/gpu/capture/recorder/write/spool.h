@@ -1,0 +1,41 @@
+/* The trace of this process: segments in memory-mapped files, so that written records survive any process death.
+ *
+ * The format is that of ``cudakit/trace/log.py``, in files ``PID-NNNNNN.trace``; the last word of the header is
+ * the end of the valid data. The lock is held in all calls.
+ */
+#ifndef CK_SPOOL_H
+#define CK_SPOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "write/record.h"
+
+/* Set the directory; the first record creates the first file. */
+void spool_open(const char *directory);
+
+/* Start a new trace in the child of a fork; the existing segments belong to the parent. */
+void spool_forked(void);
+
+/* Close the segment; the next record begins another one. */
+void spool_close(void);
+
+/* Append records that belong together: a reader sees all or none of them. */
+void spool_records(const record *records, size_t count);
+
+/* Return the id of a string, writing a new string to the trace. */
+uint32_t spool_text(const char *text);
+
+/* Write a new stack, innermost frame first; function and file are string ids. Return its id. */
+typedef struct {
+    uint32_t function, file, line;
+} spool_frame;
+uint32_t spool_stack(const spool_frame *frames, uint32_t depth);
+
+/* Return the number of records lost because no file could be written, and set ``why`` to the errno. */
+uint64_t spool_lost(int *why);
+
+/* Return the number of records written. */
+uint64_t spool_written(void);
+
+#endif

@@ -1,0 +1,56 @@
+"""Shapes and the figures made of them, as markup."""
+
+from __future__ import annotations
+
+from cudakit.document.picture import Caption, Drawing, Figure, Heading, Key, Legend, Shape
+from cudakit.render.markup import Markup, element, escaped, join
+
+
+def drawn(shape: Shape) -> Markup:
+    """Write a shape and all within it; labels and tooltips are escaped."""
+    title = None if shape.title is None else element("title", shape.title)
+    children = (
+        escaped(child, limit=shape.longest) if isinstance(child, str) else drawn(child)
+        for child in shape.children
+    )
+    return element(shape.kind, title, *children, **shape.attributes)
+
+
+def figure(node: Figure) -> Markup:
+    """Write the parts of a figure below one another."""
+    title = element("figcaption", node.title) if node.title else None
+    return element("figure", title, *map(_part, node.parts), class_=node.kind)
+
+
+def _part(part: Legend | Heading | Drawing | Caption) -> Markup:
+    match part:
+        case Legend(keys, width):
+            return element("ul", *(_key(key, width) for key in keys), class_="legend")
+        case Heading(name, remark):
+            muted = element("span", remark, class_="muted")
+            return element("p", element("strong", name), muted, class_="group")
+        case Drawing():
+            return _drawing(part)
+        case Caption(text):
+            return element("p", text, class_="caption")
+
+
+def _key(key: Key, width: int) -> Markup:
+    sample = element(
+        "svg", drawn(key.sample), class_="key", width=width, height=12, aria_hidden="true"
+    )
+    remark = join((" ", element("span", key.remark, class_="muted"))) if key.remark else None
+    return element("li", sample, key.name, remark)
+
+
+def _drawing(drawing: Drawing) -> Markup:
+    return element(
+        "svg",
+        element("title", drawing.title),
+        element("desc", drawing.description) if drawing.description else None,
+        *map(drawn, drawing.shapes),
+        class_="chart",
+        role="img",
+        width="100%",
+        height=drawing.height,
+    )

@@ -1,0 +1,22 @@
+"""The actions of a trace: what an entry of a snapshot's history says happened."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Action(IntEnum):
+    """What a trace entry says happened (torch/csrc/cuda/memory_snapshot.cpp, ``action_to_str``)."""
+
+    UNKNOWN = 0
+    ALLOC = 1
+    FREE_REQUESTED = 2
+    FREE_COMPLETED = 3
+    FREE = 4  # requested and completed at once, as viewers write it
+    SEGMENT_ALLOC = 5
+    SEGMENT_FREE = 6
+    SEGMENT_MAP = 7
+    SEGMENT_UNMAP = 8
+    SNAPSHOT = 9
+    OOM = 10
+    ANNOTATE = 11

@@ -1,0 +1,446 @@
+"""The pictures of a bench: sweeps, the roofline, rates beside a peer's, and how samples are spread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from markup_tree import Node, read
+
+from cudakit.core.bench.present.beside import beside
+from cudakit.core.bench.present.roofline import roofline
+from cudakit.core.bench.present.spread import spread
+from cudakit.core.bench.present.sweep import sweep
+from cudakit.document import Columns, Document, Note, View
+from cudakit.document.picture import Picture
+from cudakit.render.html import render
+
+NAN = float("nan")
+SIZES = (2.0**10, 2.0**15, 2.0**20)
+
+
+DRAWINGS: dict[str, Callable[[Sequence[Columns]], Picture]] = {
+    "sweep": sweep,
+    "roofline": roofline,
+    "beside": beside,
+    "samples": spread,
+}
+
+
+def page_of(*made: Columns) -> Node:
+    """Draw Columns on a page, with what draws those of the first one's name."""
+    draw = DRAWINGS[made[0].name.split(" ")[0]]
+    view = View("drawing", tuple(one.name for one in made), draw, Note("info", "no"))
+    return read(render(Document("bench", (*made, view)))).one("main")
+
+
+def drawn(*made: Columns) -> Node:
+    return page_of(*made).one("figure")
+
+
+def points(path: Node) -> list[tuple[int, int]]:
+    found = re.findall(r"[ML](\d+) (\d+)", str(path.attributes["d"]))
+    return [(int(x), int(y)) for x, y in found]
+
+
+def ticks(picture: Node) -> list[str]:
+    return [node.words for node in picture.all("text", "tick")]
+
+
+# --- a sweep
+
+
+def sweep_columns(
+    *,
+    rates: tuple[float, ...] = (1e9, 2e9, 4e9),
+    limits: tuple[float, ...] = (5e9, 5e9, 5e9),
+    name: str = "size_bytes",
+    lines: int = 1,
+    contender: int = 0,
+    fit: float = NAN,
+) -> Columns:
+    amounts = np.tile(SIZES, lines)
+    times = amounts / np.tile(rates, lines)
+    line = np.repeat(np.arange(lines), 3)
+    return Columns(
+        f"sweep {name}",
+        {
+            "line": line,
+            "colour": np.where(contender, 0, line),
+            "contender": line * contender,
+            name.partition(": ")[0]: amounts.copy(),
+            "median_s": times,
+            "ci95_low_s": times * 0.8,
+            "ci95_high_s": times * 1.25,
+            "limit_s": amounts / np.tile(limits, lines),
+            "fit_s": times * fit,
+            "amount": amounts,
+            "unit": np.zeros(3 * lines, np.int64),
+        },
+        {"line": ("read", "write")[:lines], "unit": ("B",)},
+    )
+
+
+def timed(**options: float) -> Columns:
+    made = sweep_columns(rates=(1e9, 1e9, 1e9), **options)
+    made.arrays["amount"][:] = NAN
+    return made
+
+
+def curves(picture: Node) -> list[Node]:
+    return [
+        path
+        for path in picture.one("svg", "plot").all("path", "line")
+        if "limit" not in str(path.attributes["class"]) and "L" in str(path.attributes["d"])
+    ]
+
+
+def test_a_wide_axis_is_logarithmic_with_ticks_where_the_data_are() -> None:
+    picture = drawn(sweep_columns())
+
+    (curve,) = curves(picture)
+    assert [x for x, _ in points(curve)] == [0, 1200, 2400]
+    assert {"1 KiB", "32 KiB", "1 MiB"} <= set(ticks(picture))
+    assert "2 KiB" not in ticks(picture)
+
+
+def test_a_narrow_axis_is_not() -> None:
+    made = sweep_columns(name="nodes")
+    made.arrays["nodes"][:] = (10, 20, 40)
+
+    (curve,) = curves(drawn(made))
+
+    assert [x for x, _ in points(curve)] == [0, 800, 2400]
+
+
+def test_many_points_have_fewer_ticks() -> None:
+    made = sweep_columns(name="nodes")
+    made.arrays["nodes"][:] = (1000, 1001, 4000)
+
+    assert "1,001" not in ticks(drawn(made))
+
+
+def test_rates_stand_over_the_amounts_with_their_interval_and_their_limit() -> None:
+    picture = drawn(sweep_columns())
+    curve, bars = picture.one("svg", "plot").all("path", "line")[1:]
+
+    assert picture.one("figcaption").words == "Rate"
+    assert "4 GB/s4 GB/s" in ticks(picture)  # with a tooltip
+    assert [y for _, y in points(curve)] == [800, 600, 200]
+    # The longest time is the lowest rate: 1 / 1.25 at least, 1 / 0.8 at most.
+    assert str(bars.attributes["d"]).startswith("M0 840V750")
+    assert [y for _, y in points(picture.one("svg", "plot").one("path", "limit"))] == [0, 0, 0]
+    assert [item.words for item in picture.all("li")] == ["read", "limit"]
+
+
+def test_limits_that_agree_are_one_line_and_belong_to_no_curve() -> None:
+    made = sweep_columns(lines=2, limits=(NAN, 5e9, 5e9))
+
+    limit = drawn(made).one("svg", "plot").one("path", "limit")
+    assert "shared" in str(limit.attributes["class"])
+    assert [x for x, _ in points(limit)] == [1200, 2400]
+
+
+def test_limits_that_differ_have_the_colours_of_their_curves() -> None:
+    made = sweep_columns(lines=2)
+    made.arrays["limit_s"][:3] /= 2
+
+    first, second = drawn(made).one("svg", "plot").all("path", "limit")
+    assert "s0" in str(first.attributes["class"])
+    assert "s1" in str(second.attributes["class"])
+
+
+def test_without_any_limit_none_is_named() -> None:
+    picture = drawn(sweep_columns(limits=(NAN, NAN, NAN)))
+
+    assert picture.all("li") == []
+    assert picture.all("path", "limit") == []
+
+
+def test_curves_of_unlike_height_share_a_logarithmic_axis() -> None:
+    made = sweep_columns(lines=2, limits=(NAN, NAN, NAN))
+    made.arrays["amount"][3:] *= 100
+
+    low, high = curves(drawn(made))
+    heights = [y for _, y in points(low)]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
+    assert points(high)[0][1] < points(low)[2][1]
+
+
+def test_a_curve_far_below_its_limit_is_not_flat() -> None:
+    (curve,) = curves(drawn(sweep_columns(limits=(9e11, 9e11, 9e11))))
+
+    heights = [y for _, y in points(curve)]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
+
+
+def test_without_amounts_the_time_is_drawn() -> None:
+    picture = drawn(timed())
+
+    assert picture.one("figcaption").words == "Time"
+    assert "100 us100 us" in ticks(picture)
+
+
+def test_a_fitted_line_is_drawn_beside_the_points() -> None:
+    picture = drawn(timed(fit=2.0))
+
+    assert picture.one("figcaption").words == "Time; lines: fixed time + time per node"
+    (curve,) = curves(picture)
+    marks = picture.one("svg", "plot").one("path", "scatter")
+    assert all(y < mark for (_, y), (_, mark) in zip(points(curve), points(marks), strict=True))
+
+
+def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
+    picture = drawn(sweep_columns(lines=2, name="size_bytes: pinned"))
+
+    assert [item.words for item in picture.all("li")] == ["read", "write", "limit"]
+    assert len(picture.one("svg", "plot").all("path", "s1")) == 3
+    assert picture.one("figcaption").words == "Rate, pinned"
+
+
+def test_a_peer_has_our_colour_and_dashes() -> None:
+    own, peer = curves(drawn(sweep_columns(lines=2, contender=1)))
+
+    assert str(own.attributes["class"]) == "line s0 dash0"
+    assert str(peer.attributes["class"]) == "line s0 dash1"
+
+
+# --- the roofline
+
+
+def roofline_columns(
+    *, reached: float = 700e12, peers: bool = False, at: tuple[float, ...] = (100.0, 2000.0)
+) -> Columns:
+    return Columns(
+        "roofline",
+        {
+            "case": np.arange(2),
+            "kind": np.arange(2),
+            "near": np.arange(2),
+            "contender": np.array([0, int(peers)]),
+            "operations_per_byte": np.array(at),
+            "operations_per_s": np.array([300e12, reached]),
+            "peak_operations_per_s": np.full(2, 800e12),
+            "peak_bytes_per_s": np.full(2, 4e12),
+            "unit": np.zeros(2, np.int64),
+        },
+        {
+            "case": ("bf16 256³", "fp16 8192³"),
+            "kind": ("bf16", "fp16"),
+            "near": ("256³", "8192³"),
+            "contender": ("cudakit", "torch") if peers else ("cudakit",),
+            "unit": ("FLOP",),
+        },
+    )
+
+
+def labels(picture: Node) -> list[str]:
+    return [node.words for node in picture.all("text", "outlined")]
+
+
+def test_cases_stand_under_a_roof_that_bends_where_the_peaks_meet() -> None:
+    picture = drawn(roofline_columns())
+
+    (left, rising), (ridge, roof), (right, flat) = points(picture.one("path", "roof"))
+    dots = [points(path)[0] for path in picture.one("svg", "plot").all("path", "case")]
+    assert 0 <= left < ridge
+    assert right == 2400
+    assert rising > roof == flat
+    assert dots[0][0] < ridge < dots[1][0]
+    assert all(y > roof for _, y in dots)
+
+
+def test_a_case_on_the_roof_is_drawn_on_it() -> None:
+    picture = drawn(roofline_columns(reached=800e12))
+
+    roof = points(picture.one("path", "roof"))[1][1]
+    assert points(picture.one("svg", "plot").all("path", "case")[1])[0][1] == roof
+
+
+def test_roofs_and_dots_are_named_where_they_are() -> None:
+    picture = drawn(roofline_columns())
+
+    assert labels(picture) == [
+        *("bf16, fp16: 800 TFLOP/s", "memory: 4 TB/s", "256³", "8192³"),
+    ]
+    assert [item.words for item in picture.all("li")] == ["bf16", "fp16"]
+    assert "300 TFLOP/s300 TFLOP/s" in ticks(picture)
+
+
+def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
+    one = roofline_columns()
+    crowd = {key: np.repeat(array[:1], 9) for key, array in one.arrays.items()}
+    picture = drawn(Columns(one.name, crowd, one.text))
+
+    assert labels(picture)[2:] == ["256³"]
+    said = [path.one("title").words for path in picture.one("svg", "plot").all("path", "case")]
+    assert said == ["bf16 256³: 300 TFLOP/s"] * 9
+
+
+def test_a_peer_is_a_ring_below_our_dot_and_named_once() -> None:
+    picture = drawn(roofline_columns(peers=True))
+
+    kinds = [
+        str(path.attributes["class"]).split()[1]
+        for path in picture.one("svg", "plot").all("path", "scatter")
+    ]
+    assert kinds == ["ring", "hole", "case"]
+    assert [item.words for item in picture.all("li")] == ["bf16", "fp16", "torch"]
+    assert labels(picture)[2:] == ["256³"]
+
+
+# --- beside a peer
+
+
+def beside_columns(*shares: tuple[float, float, float]) -> Columns:
+    low, ratio, high = np.array(shares).T
+    return Columns(
+        "beside torch",
+        {"case": np.arange(len(shares)), "low": low, "ratio": ratio, "high": high},
+        {"case": tuple(f"{64 << at}³" for at in range(len(shares)))},
+    )
+
+
+def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
+    picture = drawn(beside_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03)))
+
+    places = [points(path)[0][0] for path in picture.all("path", "case")]
+    assert places[0] < places[1] == 1200 < places[2]
+    assert "as fast as torch" in ticks(picture)
+    assert picture.all("text", "remark")[0].words == "98.0% ± 1.0%"
+
+
+def test_a_share_that_is_sure_leaves_the_axis_wide_enough_to_say_so() -> None:
+    picture = drawn(beside_columns((1.0, 1.0, 1.0)))
+
+    assert {"99%", "101%"} < set(ticks(picture)) or len(ticks(picture)) > 2
+
+
+# --- samples
+
+
+def samples(
+    *,
+    cases: int = 1,
+    times: tuple[float, ...] = (0.9e-3, 1e-3, 1e-3, 1.2e-3),
+    rounds: tuple[int, ...] = (),
+) -> tuple[Columns, Columns]:
+    middle = np.full(cases, np.median(times))
+    return Columns(
+        "samples",
+        {
+            "case": np.repeat(np.arange(cases), len(times)),
+            "time_s": np.tile(times, cases),
+            "sm_clock_hz": np.full(cases * len(times), NAN),
+            "round": np.tile(rounds or np.zeros(len(times), np.int64), cases),
+        },
+        {"case": tuple(f"copy {i}" for i in range(cases))},
+    ), Columns("results", {"ci95_low_s": middle * 0.95, "ci95_high_s": middle * 1.05})
+
+
+def extent(box: Node) -> tuple[int, int]:
+    left = int(str(box.attributes["x"]))
+    return left, left + int(str(box.attributes["width"]))
+
+
+def test_a_lane_shows_the_samples_around_their_median_in_the_order_taken() -> None:
+    picture = drawn(*samples())
+
+    (dots,) = picture.all("path", "scatter")
+    places = [x for x, _ in points(dots)]
+    (median,) = (x for x, _ in points(picture.one("path", "line")))
+    assert sorted(places)[1:3] == [median, median]
+    assert [y for _, y in points(dots)] == [50, 150, 250, 350]
+    assert {"median", "+10%", "-10%"} <= set(ticks(picture))
+    assert picture.one("text", "remark").words == "1 ms, 4 samples"
+
+
+def test_the_middle_half_and_the_interval_of_the_median_are_shaded() -> None:
+    picture = drawn(*samples())
+
+    half, interval = (extent(picture.one("rect", kind)) for kind in ("half", "interval"))
+    (median,) = (x for x, _ in points(picture.one("path", "line")))
+    assert half[0] < median < half[1]
+    assert median - interval[0] == pytest.approx(interval[1] - median, abs=1)
+    unknown = samples()
+    unknown[1].arrays["ci95_low_s"][:] = NAN
+    assert drawn(*unknown).all("rect", "interval") == []
+
+
+def test_each_round_has_the_line_of_its_median() -> None:
+    picture = drawn(*samples(times=(1e-3, 1e-3, 1.1e-3, 1.1e-3), rounds=(0, 0, 1, 1)))
+
+    (first, top), (second, bottom) = (points(path)[0] for path in picture.all("path", "line"))
+    assert first < second
+    assert top < 200 < bottom
+
+
+def test_samples_far_out_are_counted() -> None:
+    times = (*np.linspace(1e-3, 1.01e-3, 999).tolist(), 5.0)
+    remark = drawn(*samples(times=times)).one("text", "remark").words
+
+    assert remark.endswith(", 1,000 samples, 1 beyond")
+
+
+def test_a_few_samples_far_out_do_not_squeeze_all_others() -> None:
+    times = (*np.linspace(1e-3, 1.01e-3, 40).tolist(), 5e-3)
+    picture = drawn(*samples(times=times))
+
+    assert picture.one("text", "remark").words.endswith(", 41 samples, 1 beyond")
+    assert "+100%" not in ticks(picture)
+
+
+def test_samples_that_are_all_the_same_have_a_picture() -> None:
+    picture = drawn(*samples(times=(1e-6,) * 20))
+
+    assert points(picture.one("path", "line"))[0][0] == 1200
+
+
+def test_beyond_forty_lanes_the_rest_is_counted() -> None:
+    picture = drawn(*samples(cases=45))
+
+    assert len(picture.all("path", "scatter")) == 40
+    assert picture.all("p")[-1].words == "5 more cases are not drawn."
+
+
+def test_cases_without_samples_have_no_lane() -> None:
+    made, figures = samples(cases=2)
+    made.arrays["case"][:] = 1
+
+    assert [name.words for name in drawn(made, figures).all("text", "name")] == ["copy 1"]
+    made.arrays["time_s"][:] = 0
+    assert page_of(made, figures).one("p").words == "No samples."
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        (sweep_columns(),),
+        (timed(),),
+        (roofline_columns(peers=True),),
+        (beside_columns((0.9, 1, 1.1)),),
+        samples(),
+    ],
+)
+def test_a_page_draws_it_and_words_from_a_file_are_harmless(made: tuple[Columns, ...]) -> None:
+    first, *others = made
+    hostile = {
+        name: ("<script>", "\x1b[0m", "'\"&")[: len(words)] for name, words in first.text.items()
+    }
+    columns = (Columns(first.name, first.arrays, hostile), *others)
+    view = View(
+        "drawing",
+        tuple(one.name for one in columns),
+        DRAWINGS[first.name.split(" ")[0]],
+        Note("info", "no"),
+    )
+    page = render(Document("bench", (*columns, view)))
+
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert len(read(page).all("figure")) == 1

@@ -1,0 +1,149 @@
+"""One stream or one pool of a trace, and all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from core.memory import builders
+from core.memory.builders import GIB, MIB, POOLS, STREAMS, Block, Entry, Segment, alloc, freed, oom
+from core.memory.history import History
+from core.memory.strategies import LAW, recordings
+from hypothesis import assume, given
+
+from cudakit.core.memory.filter import filter_trace
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.snapshot import DeviceTrace
+from cudakit.errors import UsageError
+from cudakit.torch_rules.actions import Action
+
+CURVES = ("requested", "allocated", "active", "reserved")
+BASE, OTHER = 0x7F00_0000_0000, 0x7F00_4000_0000
+
+
+def narrowed(
+    trace: DeviceTrace, *, stream: int | None = None, pool: tuple[int, int] | None = None
+) -> DeviceTrace:
+    return filter_trace(builders.snapshot(trace), trace, stream=stream, pool=pool)
+
+
+def by_stream(history: History) -> list[Replay]:
+    snapshot, trace = history.snapshot(), history.trace()
+    parts = (filter_trace(snapshot, trace, stream=i, pool=None) for i in range(len(STREAMS)))
+    return [replay(snapshot, part) for part in parts]
+
+
+def by_pool(history: History) -> list[Replay]:
+    snapshot, trace = history.snapshot(), history.trace()
+    parts = (filter_trace(snapshot, trace, stream=None, pool=pool) for pool in POOLS)
+    return [replay(snapshot, part) for part in parts]
+
+
+def check_sum(parts: list[Replay], whole: Replay) -> None:
+    assert sum(len(part.allocations) for part in parts) == len(whole.allocations)
+    for name in CURVES:
+        together = np.sum([getattr(part.curves, name) for part in parts], axis=0)
+        assert together.tolist() == getattr(whole.curves, name).tolist()
+
+
+@LAW
+@given(recordings(pools=3))
+def test_all_streams_together_are_the_whole(history: History) -> None:
+    check_sum(by_stream(history), history.replay())
+
+
+@LAW
+@given(recordings(pools=3))
+def test_all_pools_together_are_the_whole(history: History) -> None:
+    check_sum(by_pool(history), history.replay())
+
+
+@LAW
+@given(recordings(pools=3))
+def test_each_stream_is_as_consistent_as_the_whole(history: History) -> None:
+    assert [part.inconsistencies.total for part in by_stream(history)] == [0] * len(STREAMS)
+
+
+@LAW
+@given(recordings(pools=3))
+def test_each_pool_is_what_the_allocator_held_of_it(history: History) -> None:
+    assume(history.shows_every_end())
+    for number, part in enumerate(by_pool(history)):
+        assert part.inconsistencies.total == 0
+        for moment, truth in enumerate(history.truths):
+            own = [segment for segment in truth.segments if segment.pool == number]
+            held = sum(block.size for segment in own for block in segment.blocks)
+            assert part.curves.reserved[moment] == sum(segment.size for segment in own)
+            assert part.curves.active[moment] == held
+
+
+@LAW
+@given(recordings(pools=3, says_pools=False))
+def test_pools_that_events_do_not_name_add_up_as_well(history: History) -> None:
+    check_sum(by_pool(history), history.replay())
+
+
+def two_streams() -> DeviceTrace:
+    entries = [
+        alloc(BASE, 2 * MIB),
+        alloc(OTHER, 3 * MIB, stream=1),
+        Entry(Action.SNAPSHOT),
+        oom(GIB, device_free=0, stream=1),
+        *freed(BASE, 2 * MIB),
+    ]
+    final = [
+        Segment(BASE, 20 * MIB),
+        Segment(OTHER, 20 * MIB, [Block(OTHER, 3 * MIB)], stream=1, pool=2),
+    ]
+    return builders.trace(entries, final)
+
+
+def test_events_of_others_stay_as_markers_so_that_indices_keep_their_meaning() -> None:
+    narrow_trace = narrowed(two_streams(), stream=1)
+    assert narrow_trace.events.action.tolist() == [
+        Action.UNKNOWN,
+        Action.ALLOC,
+        Action.SNAPSHOT,
+        Action.OOM,
+        Action.UNKNOWN,
+        Action.UNKNOWN,
+    ]
+
+
+def test_final_blocks_follow_their_segments() -> None:
+    trace = narrowed(two_streams(), pool=(1, 0))
+    assert trace.segments.address.tolist() == [OTHER]
+    assert trace.blocks.segment.tolist() == [0, 0]
+    layout = replay(builders.snapshot(trace), trace).layout_at(6)
+    assert layout.used_by_segment().tolist() == [3 * MIB]
+
+
+def test_a_pool_that_events_do_not_name_is_that_of_the_segment_at_the_address() -> None:
+    trace = narrowed(two_streams(), pool=(1, 0))
+    moves = np.flatnonzero((trace.events.action > 0) & (trace.events.action < Action.SNAPSHOT))
+    assert moves.tolist() == [1]
+
+
+def test_a_stream_and_a_pool_may_be_asked_for_together() -> None:
+    trace = narrowed(two_streams(), stream=0, pool=(1, 0))
+    assert len(trace.segments) == 0
+    assert Action.ALLOC not in trace.events.action
+
+
+def test_asking_for_neither_keeps_all() -> None:
+    trace = two_streams()
+    assert narrowed(trace) is trace
+
+
+@pytest.mark.parametrize("stream", [-1, 4])
+def test_a_stream_that_the_device_does_not_have_is_refused_with_those_that_it_has(
+    stream: int,
+) -> None:
+    with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
+        narrowed(two_streams(), stream=stream)
+    assert caught.value.hint == "its streams are numbered 0 to 3"
+
+
+def test_a_pool_that_the_snapshot_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(UsageError, match="no pool 7,7") as caught:
+        narrowed(two_streams(), pool=(7, 7))
+    assert caught.value.hint == "pools: 0,0; 0,1; 1,0; 0,2"

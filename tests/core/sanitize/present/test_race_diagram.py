@@ -1,0 +1,124 @@
+"""The diagram of a race on the page."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from markup_tree import Node, read
+
+from cudakit.core.sanitize.present.race_diagram import race_diagram
+from cudakit.document import Columns, Document, Note, View
+from cudakit.render.html import render
+from cudakit.render.svg.figure import figure
+
+
+def columns(
+    *,
+    lanes: tuple[str, ...] = ("stream 7", "the default stream"),
+    lane: tuple[int, ...] = (0, 1, 0, 1),
+    after: tuple[int, ...] = (-1, 0, -1, 2),
+    label: str = "add",
+) -> Columns:
+    count = len(lane)
+    return Columns(
+        "race-1",
+        {
+            "lane": np.array(lane),
+            "seq": np.array([101, 104, 107, 0][:count], np.uint64),
+            "label": np.arange(count),
+            "place": np.arange(count),
+            "operation": np.array([False, False, True, True][:count]),
+            "after": np.array(after),
+        },
+        {
+            "lane": lanes,
+            "label": ("event recorded", "wait", "copy", label)[:count],
+            "place": ("a.py:1", "a.py:2", "", "a.py:4")[:count],
+        },
+    )
+
+
+def drawn(made: Columns) -> Node:
+    return read(figure(race_diagram([made]))).one("figure")
+
+
+def share(node: Node, name: str) -> float:
+    return float(str(node.attributes[name]).removesuffix("%"))
+
+
+def test_a_lane_has_its_name_and_a_call_its_words() -> None:
+    words = [text.words for text in drawn(columns()).all("text")]
+
+    assert words[:2] == [
+        "stream 7stream 7",
+        "the default streamthe default stream",
+    ]  # with a tooltip
+    assert words[2:] == [
+        "event recorded",
+        "a.py:1 · call 101",
+        "wait",
+        "a.py:2 · call 104",
+        "copy",
+        "call 107",
+        "add",
+        "a.py:4",
+    ]
+
+
+def test_the_order_that_is_missing_is_drawn_unlike_the_order_there_is() -> None:
+    picture = drawn(columns()).one("svg", "chart")
+
+    assert len(picture.all("line", "order")) == 1
+    assert len(picture.all("line", "missing")) == 1
+    assert [item.words for item in drawn(columns()).all("li")] == [
+        "order there is",
+        "order that is missing",
+    ]
+
+
+def test_without_an_earlier_wait_only_the_missing_order_is_drawn() -> None:
+    picture = drawn(columns(lane=(0, 1), after=(-1, -1)))
+
+    assert picture.all("li") == []
+    assert picture.one("svg", "chart").all("line", "missing") == []
+
+
+def test_calls_stand_in_their_order_and_do_not_overlap() -> None:
+    picture = drawn(columns(lane=(0, 0, 0, 1), after=(-1, -1, -1, 2))).one("svg", "chart")
+    boxes = [(share(box, "x"), share(box, "width")) for box in picture.all("svg")]
+
+    assert all(x + width < after for (x, width), (after, _) in pairwise(boxes[:3]))
+    assert boxes[2][0] < boxes[3][0]
+    assert all(x + width <= 100 for x, width in boxes)
+
+
+@pytest.mark.parametrize(("lane", "down"), [((0, 1), True), ((1, 0), False)])
+def test_an_arrow_runs_through_the_space_between_the_lanes(
+    lane: tuple[int, int], down: bool
+) -> None:
+    made = columns(lane=lane, after=(-1, 0))
+    picture = drawn(made).one("svg", "chart")
+    (line,) = picture.all("line", "order")
+    start, end = (share(line, name) for name in ("y1", "y2"))
+
+    assert (start < end) is down
+    assert min(start, end) > 0
+
+
+def test_a_hostile_name_is_text() -> None:
+    view = View("race", ("race-1",), race_diagram, Note("info", "no"))
+    page = render(Document("t", (columns(label="<script>"), view)))
+
+    assert "<script>" not in page
+    assert read(page).one("figure", "race")
+
+
+def test_the_heads_of_the_arrows_are_there_for_the_stylesheet() -> None:
+    page = read(render(Document("t", ())))
+
+    assert {marker.attributes["id"] for marker in page.all("marker")} == {
+        "head-order",
+        "head-missing",
+    }

@@ -1,0 +1,46 @@
+"""What other settings would have done, as it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cudakit.api.memory import replay_snapshots
+from cudakit.core.memory.load import load
+from cudakit.core.whatif import WhatIfSpec
+from cudakit.core.whatif.present import report
+from cudakit.render import console
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name files as a user would: their names stand in the report."""
+    monkeypatch.chdir(ROOT)
+
+
+def read(*names: str, settings: tuple[str, ...] = SETTINGS, limit: int | None = None) -> str:
+    result = replay_snapshots([load(name) for name in names], WhatIfSpec(settings, limit))
+    return console.render(report(result), width=100, color=False)
+
+
+def test_the_report_of_a_job_that_ran_out_of_memory(golden: Callable[[str, str], None]) -> None:
+    golden("memviz-what-if-oom-100.txt", read("examples/oom.pkl.gz"))
+
+
+def test_the_report_of_a_limit_that_is_too_low(golden: Callable[[str, str], None]) -> None:
+    text = read("examples/train_python.pkl.gz", limit=780 << 20)
+
+    golden("memviz-what-if-limit-100.txt", text)
+
+
+def test_the_report_of_several_files_has_a_part_for_each() -> None:
+    text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
+
+    assert "under other settings" in text
+    assert text.count("Asked of the driver") == 2
+    assert "tests/data/leak.pkl.gz: cuda:0" in text

@@ -1,0 +1,13 @@
+"""What draws a View in tests of formats that show its fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudakit.document import Columns
+from cudakit.document.picture import NoData
+
+
+def no_picture(_: Sequence[Columns]) -> NoData:
+    """Draw nothing."""
+    return NoData("no picture")

@@ -1,0 +1,30 @@
+"""race: Two kernels write a column of one matrix each, and the second counts from one: its last is the first's.
+
+fixed: Two kernels write neighbouring columns of one matrix: their bytes alternate and are never the same.
+"""
+
+import sys
+
+import cupy
+
+race = sys.argv[1] == "race"
+
+fill = cupy.RawKernel(
+    r"""
+extern "C" __global__ void fill_column(float *matrix, long long columns, long long column)
+{
+    matrix[threadIdx.x * columns + column] = column;
+}
+""",
+    "fill_column",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+matrix = cupy.zeros((257, 8), "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    fill((1,), (256,), (matrix, 8, 0))
+with second:
+    # WRONG if race: column 8 of eight is column 0 of the row below.
+    fill((1,), (256,), (matrix, 8, 8 if race else 1))
+cupy.cuda.Device().synchronize()

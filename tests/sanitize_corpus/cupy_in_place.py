@@ -1,0 +1,23 @@
+"""race: An array is changed in place on two streams, which know nothing of one another.
+
+fixed: An array is changed in place on two streams, the second of which waits for the first.
+"""
+
+import sys
+
+import cupy
+
+race = sys.argv[1] == "race"
+
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.ones(10_000, "f4")
+cupy.cuda.Device().synchronize()
+
+with first:
+    numbers += 1
+if not race:
+    second.wait_event(first.record())
+with second:
+    # WRONG if race: whether one is added before or after this is left to chance.
+    numbers *= 2
+cupy.cuda.Device().synchronize()

@@ -1,0 +1,32 @@
+"""race: Two kernels scatter into one array through the two parts of an index in which one place stands twice.
+
+fixed: Two kernels scatter into one array through the two halves of a permutation: no place is in both.
+"""
+
+import sys
+
+import cupy
+
+race = sys.argv[1] == "race"
+
+scatter = cupy.RawKernel(
+    r"""
+extern "C" __global__ void scatter(const int *index, float *to, float value)
+{
+    to[index[threadIdx.x]] = value;
+}
+""",
+    "scatter",
+)
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+numbers = cupy.zeros(512, "f4")
+places = cupy.arange(512, dtype="i4") * 77 % 512
+if race:
+    places[300] = places[30]  # WRONG: the place is in both halves of the index
+cupy.cuda.Device().synchronize()
+
+with first:
+    scatter((1,), (256,), (places[:256], numbers, cupy.float32(1)))
+with second:
+    scatter((1,), (256,), (places[256:], numbers, cupy.float32(2)))
+cupy.cuda.Device().synchronize()

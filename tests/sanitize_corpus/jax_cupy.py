@@ -1,0 +1,32 @@
+"""race: A result of JAX is handed to CuPy on the default stream, and changed on a non-blocking one.
+
+fixed: A result of JAX is handed to CuPy on the stream that changes it.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import cupy
+import jax
+import jax.numpy as jnp
+
+race = sys.argv[1] == "race"
+
+side = cupy.cuda.Stream(non_blocking=True)
+many_waves = jax.jit(lambda: jnp.sin(jnp.arange(1 << 28, dtype=jnp.float32)))
+many_waves().block_until_ready()  # so that both kernels are compiled
+few = cupy.ones(8, "f4")
+few *= 2
+cupy.cuda.Device().synchronize()
+
+wave = many_waves()  # is at work while the rest is enqueued
+if race:
+    result = cupy.from_dlpack(wave)  # WRONG: for the default stream
+with side:
+    if not race:
+        result = cupy.from_dlpack(wave)
+    result *= 2
+cupy.cuda.Device().synchronize()
+wave.block_until_ready()

@@ -1,0 +1,22 @@
+"""race: A running sum, whose blocks wait for one another through memory, is read by another stream.
+
+fixed: Two running sums on two streams: the blocks of each wait for one another through memory of their own.
+"""
+
+import sys
+
+import torch
+
+race = sys.argv[1] == "race"
+
+side = torch.cuda.Stream()
+numbers = torch.ones(2, 1 << 20, device="cuda")
+torch.cuda.synchronize()
+
+with torch.cuda.stream(side):
+    first = torch.cumsum(numbers[0], 0)
+if race:
+    second = first * 2  # WRONG: it may not be there yet
+else:
+    second = torch.cumsum(numbers[1], 0)
+torch.cuda.synchronize()
