@@ -20,6 +20,7 @@ from cudakit.document import (
     walk,
 )
 from cudakit.errors import UsageError
+from cudakit.render.columns import valid_utf8
 from cudakit.units import Unavailable
 
 _CHUNK_CHARACTERS = 64 * 1024
@@ -27,7 +28,6 @@ _NANOSECONDS = 1_000_000_000
 
 # What ends a line for some reader (U+0085, U+2028, U+2029), and what a terminal may obey.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Frame = TypeVar("_Frame")
 
@@ -96,5 +96,5 @@ def _chunks(tree: Tree) -> Iterator[str]:
 
 
 def _label(label: str) -> str:
-    words = _CONTROL.sub(" ", _SURROGATE.sub("\ufffd", label)).replace(";", ":").strip()
+    words = _CONTROL.sub(" ", valid_utf8(label)).replace(";", ":").strip()
     return words or "?"

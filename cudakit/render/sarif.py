@@ -7,18 +7,17 @@ Version 2.1.0".
 from __future__ import annotations
 
 import json
-import re
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from cudakit.document import Document, Finding, Frame, Note, Stack, walk
 from cudakit.render.amounts import site
+from cudakit.render.columns import valid_utf8
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT = "SRCROOT"
 _LEVELS: Final = {"error": "error", "warn": "warning", "info": "note", "ok": "note"}
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Object: TypeAlias = dict[str, Any]
 
@@ -137,7 +136,7 @@ def _clean(value: Any) -> Any:
     """Take out what no text in UTF-8 can hold."""
     match value:
         case str():
-            return _SURROGATE.sub("\ufffd", value)
+            return valid_utf8(value)
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():
