@@ -10,10 +10,10 @@ from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import Texts, decoder, is_address, valid_utf8
 
-# Rows a chunk: near 64 KiB of text where each row names a stack.
+# Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
 
-# A spreadsheet takes a cell that begins so for a formula (OWASP, "CSV Injection").
+# Spreadsheets evaluate a cell with such a beginning as a formula (OWASP, "CSV Injection").
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NEEDS_QUOTES = re.compile('[",\r\n]')
 
@@ -21,10 +21,9 @@ _NEEDS_QUOTES = re.compile('[",\r\n]')
 def render(document: Document) -> Iterator[str]:
     """Write the first Columns node as CSV, in chunks of lines that end in CR LF.
 
-    The header is the array names. Ids are written as their words in ``text``; an id without a word
-    is an empty cell, as are NaN and masked items. Unsigned integers named ``address`` or
-    ``*_address`` are written as ``0x`` hex. A word that a spreadsheet would take
-    for a formula gets a leading apostrophe.
+    The header is the array names. Ids are written as their ``text``; an id without a text is an empty
+    cell, as are NaN and masked items. Unsigned integers named ``address`` or ``*_address`` are written as
+    ``0x`` hex. Text that a spreadsheet would evaluate as a formula has a leading apostrophe.
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """
@@ -48,12 +47,12 @@ def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:
     ]
     for start in range(0, rows, _CHUNK_ROWS):
         block = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
-        # A line of nothing would be no row at all: a lone empty cell is quoted.
+        # Readers skip an empty line: a lone empty cell is quoted.
         yield "".join([(",".join(row) or '""') + "\r\n" for row in zip(*block, strict=True)])
 
 
 def _cells(name: str, array: Array, words: tuple[str, ...] | None) -> Texts:
-    """Choose how the items of one column are written."""
+    """Return the function that formats the items of one column."""
     if words is not None:
         return decoder(map(_word, words), unknown="")
     if is_address(name, array):
@@ -71,7 +70,7 @@ def _truths(array: Array) -> list[str]:
 
 
 def _integers(array: Array) -> list[str]:
-    # A masked item, one that does not exist, is None here.
+    # tolist() returns None for a masked item.
     return ["" if item is None else str(item) for item in array.tolist()]
 
 
@@ -84,7 +83,7 @@ def _words(array: Array) -> list[str]:
 
 
 def _word(word: str) -> str:
-    """Make a cell of text: no formula, quoted where RFC 4180 asks for it, valid UTF-8."""
+    """Format text as a cell: no formula, quoted if RFC 4180 requires it, valid UTF-8."""
     cell = valid_utf8(word)
     if cell.startswith(_FORMULA):
         cell = "'" + cell

@@ -1,6 +1,6 @@
 """A Document's curves and spans as a trace that ui.perfetto.dev and chrome://tracing open.
 
-The format is the Trace Event Format: JSON, times in microseconds. Perfetto decides what is safe:
+The format is the Trace Event Format: JSON, times in microseconds. Limits of Perfetto:
 it drops a slice that overlaps another of its thread without nesting, reads a time as a double and
 cuts it to nanoseconds, and rejects a file with an escaped surrogate pair (its importers/json).
 """
@@ -173,7 +173,7 @@ def _slices(columns: Columns, *, first_tid: int) -> _Slices:
 def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Array:
     """Give each span the lowest lane of its track that is free when it starts.
 
-    Greedy colouring of intervals in order of start: as many lanes as spans overlap at most.
+    Greedy colouring of intervals in order of start: the number of lanes is the largest overlap.
     """
     busy: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]  # heaps of (end, lane)
     free: list[list[int]] = [[] for _ in range(tracks)]  # heaps of lanes
@@ -239,7 +239,7 @@ def _nanoseconds(times: Array, per_unit: int) -> Array:
 
 
 def _times(at_ns: Array) -> list[str]:
-    # A tenth of a nanosecond more: 1.001 as a double, times 1000 and cut, would be 1000 ns.
+    # Plus a tenth of a nanosecond: Perfetto truncates 1.001 as a double times 1000 to 1000 ns.
     return [text + "1" if "." in text else text for text in _durations(at_ns)]
 
 
@@ -256,7 +256,7 @@ def _durations(span_ns: Array) -> list[str]:
 
 
 def _encoder(name: str, columns: Columns) -> Texts:
-    """Choose how the items of one array are written in JSON."""
+    """Return the function that writes the items of one array in JSON."""
     words = columns.text.get(name)
     if words is not None:
         unknown = '""' if name == "name" else "null"

@@ -16,8 +16,8 @@ _FORMAT = "https://www.speedscope.app/file-format-schema.json"
 def render(document: Document) -> str:
     """Write every Tree as a profile of weighted stacks, named after its root's label.
 
-    Weights are what a node's children do not account for: bytes, seconds, or a count without a
-    unit. Frames are shared between profiles by label.
+    The weight of a node is its amount beyond the sum of its children: bytes, seconds, or a count
+    without a unit. Frames are shared between profiles by label.
 
     Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
     """
