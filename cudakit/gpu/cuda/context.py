@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.cuda.driver import Result, capability, check, cu, initialize
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ from cuda.bindings import driver as cu  # type: ignore[import-untyped]
 
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.architectures import Capability
-from cudakit.gpu.explain import cuda_error
+from cudakit.gpu.driver_errors import cuda_error
 
 __all__ = ["capability", "check", "cu", "initialize", "is_initialized", "optional"]
 

@@ -11,7 +11,7 @@ from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import CudaStreams
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

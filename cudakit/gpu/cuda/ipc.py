@@ -28,7 +28,7 @@ from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import CudaMemory
 from cudakit.gpu.cuda.virtual import HANDLE_TYPES, CudaVirtualMemory
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _SUPPORTED = {
     "fabric": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,

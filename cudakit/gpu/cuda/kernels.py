@@ -16,7 +16,7 @@ from cudakit.gpu.compile_cache import user_cache
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import CudaStreams
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _WORD_BYTES = 8
 

@@ -12,7 +12,7 @@ from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.streams import CudaStreams
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))

@@ -10,7 +10,7 @@ from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import check_size, forget
 from cudakit.gpu.cuda.streams import CudaStreams
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.units import format_bytes
 
 

@@ -7,7 +7,7 @@ from typing import SupportsInt, cast
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import Result, check, cu
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _DEFAULT = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
 _BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}

@@ -14,7 +14,7 @@ from cudakit.gpu.api import Backing, HandleKind, Ptr
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import CudaMemory
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.streams import Surroundings
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.graphed.capture import is_refusal, refusal
 
 SPOILED = cuda_error(Status.STREAM_CAPTURE_INVALIDATED)

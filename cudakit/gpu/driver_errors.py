@@ -1,6 +1,6 @@
-"""What the driver's errors mean and what to do about them, in words; the simulated device raises the same.
+"""The error codes of the CUDA driver, with their meaning and remedy; the simulated device raises the same.
 
-Codes and their meaning: CUDA Driver API, Data types used by CUDA driver, CUresult.
+Source of the codes: CUDA Driver API, Data types used by CUDA driver, CUresult.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cudakit.errors import CudaError
 
 
 class Status(IntEnum):
-    """The common values of CUresult; the driver's name of each begins with CUDA_ERROR_."""
+    """The common values of CUresult, without the prefix CUDA_ERROR_ of their names."""
 
     INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
@@ -73,7 +73,7 @@ class Status(IntEnum):
     UNKNOWN = 999
 
 
-# After these the context is lost, and CUresult's text says that the process must be ended and started anew.
+# After these the context is lost: CUresult's text says that the process must be ended and relaunched.
 STICKY = frozenset(
     {
         Status.ECC_UNCORRECTABLE,
@@ -240,9 +240,9 @@ _WORDS: Mapping[int, _Words] = MappingProxyType(
 
 
 def cuda_error(code: int, *, seen: str = "", name: str = "", text: str = "") -> CudaError:
-    """Make the CudaError of a CUresult; ``seen`` tells the values that the call met.
+    """Return the CudaError of a CUresult; ``seen`` are values to append to its message.
 
-    ``name`` and ``text`` are the driver's own, used where there are no better words here.
+    ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
     """
     if code not in _WORDS:
         return CudaError(code, name or f"CUDA error {code}", _with(text or "no explanation", seen))

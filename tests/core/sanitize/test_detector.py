@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings, message
 from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, Launch, StreamCreate
@@ -35,7 +35,7 @@ def batch(
 
 
 def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     first, second = batch(tmp_path / "a", *ONE), batch(tmp_path / "b", *ONE[:2], *OTHER)
 
     assert watch.feed(first, report) == []
@@ -45,7 +45,7 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
 
 
 def test_stacks_of_one_number_in_two_traces_are_told_apart(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
     second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
 
@@ -56,7 +56,7 @@ def test_stacks_of_one_number_in_two_traces_are_told_apart(tmp_path: Path) -> No
 
 
 def test_the_coverage_of_all_traces_of_a_process_is_added_up(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     found = batch(tmp_path / "a", *ONE)
     for at in (found, replace(found, chain=1), replace(found, process=found.process + 1)):
         watch.feed(at, report)
@@ -67,13 +67,13 @@ def test_the_coverage_of_all_traces_of_a_process_is_added_up(tmp_path: Path) -> 
 
 def test_only_the_clock_of_a_simulated_device_makes_a_simulated_result(tmp_path: Path) -> None:
     for clock in Clock:
-        watch, report = Watch(), Report()
+        watch, report = RaceDetector(), Report()
         watch.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
         assert watch.result(report).simulated is (clock is Clock.VIRTUAL)
 
 
 def test_a_race_goes_to_the_report_of_the_moment(tmp_path: Path) -> None:
-    watch, before, after = Watch(), Report(), Report()
+    watch, before, after = RaceDetector(), Report(), Report()
     watch.feed(batch(tmp_path / "a", *ONE), before)
     watch.feed(batch(tmp_path / "b", *OTHER), after)
 
@@ -89,7 +89,7 @@ def test_what_is_only_possible_is_no_finding(tmp_path: Path) -> None:
             Access(4096, 8192, Mode.READ | Mode.WRITE, Known.ASSUMED),
         )
     ]
-    watch = Watch(report_possible=True)
+    watch = RaceDetector(report_possible=True)
     report = Report(show=Confidence.POSSIBLE)
     found = batch(tmp_path / "a", *ONE[:2], *launches)
     records = found.records.copy()
@@ -103,7 +103,7 @@ def test_what_is_only_possible_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_message_has_the_places_of_the_program_and_the_fix(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     watch.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
 
     assert message(findings(watch.result(report))) == (
@@ -136,7 +136,7 @@ def of_calls(batch: Batch, *seqs: int) -> Batch:
 
 
 def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     assert (
         watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []
     )
@@ -150,7 +150,7 @@ def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: P
 
 
 def test_what_is_never_told_is_looked_at_in_the_end_as_it_was_assumed(tmp_path: Path) -> None:
-    watch, report = Watch(), Report()
+    watch, report = RaceDetector(), Report()
     found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
     watch.feed(found, report)
 

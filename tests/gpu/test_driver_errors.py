@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from cuda.bindings import driver
 
-from cudakit.gpu.explain import STICKY, Status, cuda_error
+from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 
 
 @pytest.mark.parametrize("status", Status)

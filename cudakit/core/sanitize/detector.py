@@ -1,4 +1,4 @@
-"""Several processes at once: an engine for each, and one report of their races."""
+"""Race detection in several processes at once: an engine for each, and one report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, LateAccesses
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.kinds import Kind, StreamFlag
@@ -19,8 +19,8 @@ from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 
 
-class Watch:
-    """Hands what processes tell to their engines; what is found goes to the report of the moment."""
+class RaceDetector:
+    """Passes the records of each process to its engine, and the races to the given report."""
 
     def __init__(self, *, strict_threads: bool = False, report_possible: bool = False) -> None:
         self._new_engine = partial(
@@ -29,20 +29,20 @@ class Watch:
         self._chains: dict[tuple[int, int], _Chain] = {}
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
-        """Take what came; return the races in it that count, suppressed ones included."""
+        """Analyse a batch; return the findings among its races, suppressed ones included."""
         chain = self._chain(batch)
         chain.streams.update(_created(batch.records))
-        return chain.look_at(chain.late.feed(batch.records), report)
+        return chain.analyze(chain.buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
-        """Look at what is held back, by what is known of it: no more is told of it.
+        """Analyse the records held back, with the accesses known so far: no more will come.
 
-        Returns the races in it that count, by the process and the number of its trace.
+        Returns the findings among the races, by the process and the number of its trace.
         """
         return {
-            trace: chain.look_at(chain.late.rest(), report)
+            trace: chain.analyze(chain.buffer.flush(), report)
             for trace, chain in self._chains.items()
-            if chain.late.held
+            if chain.buffer.held
         }
 
     def result(
@@ -53,7 +53,7 @@ class Watch:
         stopped: bool = False,
         notes: Sequence[str] = (),
     ) -> SanitizeResult:
-        """Make the Result of a report, with the coverage of all that was fed so far."""
+        """Return the Result of a report, with the coverage of all batches so far."""
         return report.result(
             exit_status=exit_status,
             coverage=self._coverage(),
@@ -80,15 +80,15 @@ class Watch:
 
 @dataclass(slots=True)
 class _Chain:
-    """What is known of one trace."""
+    """The analysis of one trace."""
 
     engine: Engine
-    last: Batch  # the last one that came: its tables are those of all
-    late: LateAccesses = field(default_factory=LateAccesses)
+    last: Batch  # the latest batch, whose tables are complete
+    buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
 
-    def look_at(self, records: Records, report: Report) -> list[Race]:
-        """Report the races in records whose turn has come; return those that count."""
+    def analyze(self, records: Records, report: Report) -> list[Race]:
+        """Report the races in records in order; return the findings among them."""
         races = self.engine.feed(records, self.last.strings)
         report.add(
             self.last.process,
@@ -100,10 +100,10 @@ class _Chain:
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
-        """Yield what could not be understood."""
+        """Yield what could not be understood, with counts."""
         yield self.engine.gaps
-        if self.late.never_read:
-            yield {NEVER_READ: self.late.never_read}
+        if self.buffer.never_read:
+            yield {NEVER_READ: self.buffer.never_read}
 
 
 def _created(records: Records) -> dict[int, StreamFlag]:
