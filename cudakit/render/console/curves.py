@@ -113,7 +113,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A series with its heights, by column or (scatter) by point; ``like`` names a series it coincides with."""
+    """A series with its heights, by column or (scatter) by point; ``like`` names a coinciding series."""
 
     series: Series
     heights: Heights
