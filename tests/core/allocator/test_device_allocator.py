@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from cudakit.core.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.device_allocator import DeviceAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
 
 
-def opened(sim: Sim, *, owned: bool = True) -> OpenedAllocator:
-    return OpenedAllocator(sim, Settings(), owned=owned)
+def opened(sim: Sim, *, owned: bool = True) -> DeviceAllocator:
+    return DeviceAllocator(sim, Settings(), owned=owned)
 
 
 def is_closed(sim: Sim) -> bool:
@@ -98,10 +98,10 @@ def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
 
 HEAD = """
 import os
-from cudakit.core.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.device_allocator import DeviceAllocator
 from cudakit.torch_rules.settings import Settings
 from cudakit.gpu.sim import Sim
-allocator = OpenedAllocator(Sim(), Settings())
+allocator = DeviceAllocator(Sim(), Settings())
 ptr = allocator.alloc(1000)
 """
 
@@ -109,7 +109,7 @@ FORKED = """
 import threading, warnings
 inside, go = threading.Event(), threading.Event()
 def hold():
-    with allocator._inside():
+    with allocator._state.inside():
         inside.set()
         go.wait()
 threading.Thread(target=hold).start()

@@ -1,6 +1,6 @@
-"""Other processes on the same device: what they may open of its memory, and what is open of theirs.
+"""Memory shared with other processes: handles of this process's memory, and imported handles of theirs.
 
-Each handle is opened once, however many use it, and closed when the last of them is gone. Source: PyTorch's
+A handle is opened once, however many objects use it, and closed after the last of them. Source: PyTorch's
 c10/cuda/CUDACachingAllocator.cpp (getIpcDevPtr, ExpandableSegment::fromShared).
 """
 
@@ -11,23 +11,27 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TypeAlias, cast
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
 
-from cudakit.core.allocator.pages import PagesOfGpu
-from cudakit.core.allocator.shared import Handle, SharedMemory
+from cudakit.core.allocator.shared_memory import Handle, SharedMemory
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Exported, Fabric, Gpu, ProcessId, Ptr
 
-# What is said where nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a child that was forked, and
+# The driver's answers if nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
 _NOTHING_IS_OPEN = (3, 709)
 
-# What is left to be done to close something, in this order.
+# The remaining steps of closing a handle, in order.
 _Steps: TypeAlias = "deque[Callable[[], None]]"
 
 
-class Opening:
-    """Memory of another process, at an address of this one, until nobody has this object any more."""
+# Exports the pages of an expandable segment: address, bytes of a page, number of pages.
+_ExportPages: TypeAlias = "Callable[[int, int, int], tuple[Exported, ...]]"
+
+
+class ImportedHandle:
+    """Memory of another process at an address of this one. It is closed when this object is collected."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -35,15 +39,15 @@ class Opening:
         self.ptr = ptr
 
 
-class Neighbours:
-    """The other processes, as one Gpu knows them. May be used from any thread, and from finalizers."""
+class IpcRegistry:
+    """The exported and the imported handles of one Gpu. Any thread may use it, and finalizers."""
 
-    def __init__(self, gpu: Gpu, pages: PagesOfGpu) -> None:
+    def __init__(self, gpu: Gpu, export_pages: _ExportPages) -> None:
         self._gpu = gpu
-        self._pages = pages
+        self._export_pages = export_pages
         self._captures: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
-        self._openings = weakref.WeakValueDictionary[tuple[object, ...], Opening]()
+        self._imported = weakref.WeakValueDictionary[tuple[object, ...], ImportedHandle]()
         self._unused = deque[_Steps]()
 
     @property
@@ -57,7 +61,7 @@ class Neighbours:
         return str(self._gpu.facts().uuid)
 
     def rest_during(self, captures: Callable[[], int]) -> None:
-        """Close nothing while there are captures: to wait for the device would break them."""
+        """Close nothing while there are captures: waiting for the device would invalidate them."""
         self._captures = captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
@@ -66,33 +70,33 @@ class Neighbours:
             return self._gpu.ipc_handle(ptr)
 
     def export(self, ptr: int, page_bytes: int, count: int) -> tuple[Exported, ...]:
-        """Return the handles of pages. Raises CudaError, or Unsupported where they have none."""
+        """Return the handles of pages. Raises CudaError, or Unsupported if they have none."""
         with self._gpu.relaxed():
-            return self._pages.export(ptr, page_bytes, count)
+            return self._export_pages(ptr, page_bytes, count)
 
-    def open(self, shared: SharedMemory) -> Opening:
-        """Open memory, unless it is open. Raises as open_shared of an allocator; then it is not open."""
+    def open(self, shared: SharedMemory) -> ImportedHandle:
+        """Open memory, unless it is open already. Raises as ``open_shared`` of an allocator."""
         self._check(shared)
         self._sweep()
         key = (shared.process, shared.page_bytes, shared.handles)
         with self._lock:
-            opening = self._openings.get(key)
-            if opening is None:
+            imported = self._imported.get(key)
+            if imported is None:
                 with self._gpu.relaxed():
                     ptr, steps = self._open(shared)
-                opening = self._openings[key] = Opening(ptr)
-                weakref.finalize(opening, self._leave, steps).atexit = False
+                imported = self._imported[key] = ImportedHandle(ptr)
+                weakref.finalize(imported, self._leave, steps).atexit = False
         self._sweep()
-        return opening
+        return imported
 
     def close_unused(self) -> None:
-        """Close what nobody has any more. Raises CudaError, and tries again at the next call."""
+        """Close what nobody uses any more. On CudaError the next call tries again."""
         failure = self._sweep()
         if failure:
             raise failure
 
     def _sweep(self) -> CudaError | None:
-        """Close what nobody has any more, and return what was refused."""
+        """Close what nobody uses any more, and return the last failure."""
         failure: CudaError | None = None
         for _ in range(len(self._unused)):
             if self._captures() or not self._lock.acquire(blocking=False):
@@ -122,7 +126,7 @@ class Neighbours:
 
     def _leave(self, steps: _Steps) -> None:
         self._unused.append(steps)
-        self._sweep()  # what is refused nobody would see here; the next call tries again
+        self._sweep()  # nobody would see a failure here; the next call tries again
 
     def _check(self, shared: SharedMemory) -> None:
         if shared.process == self.process:
@@ -137,10 +141,10 @@ class Neighbours:
             )
 
     def _open(self, shared: SharedMemory) -> tuple[int, _Steps]:
-        """Return where it is, and what is to be done to close it.
+        """Return the address, and the steps that close it.
 
-        That begins with a wait: neither cuIpcCloseMemHandle nor cuMemUnmap is said to wait for work that uses
-        the memory.
+        The first step waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
+        work that uses the memory.
         """
         gpu, first = self._gpu, shared.handles[0]
         if isinstance(first, bytes):
@@ -171,12 +175,68 @@ class Neighbours:
         backing = self._gpu.import_backing(cast("Exported", handle))
         try:
             self._gpu.map(ptr, backing, page_bytes)
-        finally:  # it lives as long as the mapping
+        finally:  # the memory lives as long as the mapping
             self._undo(partial(self._gpu.release, backing))
 
     def _undo(self, step: Callable[[], None]) -> None:
-        """Do something now, or, where the driver refuses, later."""
+        """Perform a step now, or later if the driver refuses."""
         try:
             step()
         except CudaError:
             self._unused.append(deque([step]))
+
+
+class OpenedMemory:
+    """Memory of another process, until ``close``, the end of a with block, or the end of this object.
+
+    ``open_shared`` of an allocator makes it; ``size_bytes`` is what was shared, from ``ptr`` on. Whoever
+    takes it by ``__cuda_array_interface__``, as ``cupy.asarray`` does, has it as bytes, and keeps it.
+    """
+
+    def __init__(
+        self, imported: ImportedHandle, shared: SharedMemory, registry: IpcRegistry, owner: object
+    ) -> None:
+        self.size_bytes = shared.size_bytes
+        self._offset_bytes = shared.offset_bytes
+        self._imported: ImportedHandle | None = imported
+        self._registry = registry
+        self._owner = owner  # keeps its device open
+
+    @property
+    def ptr(self) -> Ptr:
+        """The address in this process. Raises UsageError after ``close``."""
+        if self._imported is None:
+            raise UsageError("this memory of another process was closed", hint="open it again")
+        return Ptr(self._imported.ptr + self._offset_bytes)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.size_bytes,),
+            "typestr": "|u1",
+            "data": (self.ptr, False),
+            "strides": None,
+            "stream": None,  # unknown in this process
+            "version": 3,
+        }
+
+    def close(self) -> None:
+        """Be done with it: it is unmapped when all who have opened it here are. A second time does nothing.
+
+        Waits for the device; while the allocator is in a capture that is left to a later call. Raises
+        CudaError where the driver refuses, which is tried again later.
+        """
+        if self._imported is not None:
+            self._imported = None
+            self._registry.close_unused()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

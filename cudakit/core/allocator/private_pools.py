@@ -1,11 +1,12 @@
-"""Private pools: memory set apart for graphs and for who asks for it, and which requests go there.
+"""Private pools: memory of graphs and of users, and the routing of requests to it.
 
-A pool is known by its id: (number, 0) for a graph's, (0, number) for a user's. Graphs, MemPools and routes
-hold it; when the last of them has let go, its memory may be given back, and it is gone with its last segment.
+The id of a pool is (number, 0) for a graph's, (0, number) for a user's. Graphs, MemPools and routes hold a
+pool. When the last of them lets go its memory can be released, and the pool is dropped with its last segment.
 
-Two things that PyTorch 2.11 takes for one are apart here, as in 2.15: that requests are routed to a pool, and
-that a stream is captured. Only a capture forbids to ask events and to give memory back (PyTorch issue
-159674). Source: c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool,
+Routing to a pool and capturing a stream are separate, as in PyTorch 2.15, while 2.11 treats them as one. Only
+a capture forbids querying events and releasing memory (PyTorch issue 159674).
+
+Source: c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool,
 get_pool, create_or_incref_pool).
 """
 
@@ -13,81 +14,72 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
 
-from cudakit.core.allocator.pools import DEFAULT_POOL, Pool, PoolId, Pools
-from cudakit.core.allocator.statistics import Statistics
-from cudakit.core.allocator.tally import Tally
+from cudakit.core.allocator.pool_stats import DeviceStats, PoolId, PoolStats
+from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, SegmentSource
+from cudakit.core.allocator.streams import StreamFilter
 from cudakit.errors import UsageError
-
-# Whether a request on a stream, from the thread that calls, goes to a pool.
-Takes: TypeAlias = Callable[[int], bool]
 
 
 class PoolError(UsageError):
-    """A private pool was begun, ended, held or let go of when that could not be."""
-
-
-class SegmentSource(Protocol):
-    """Where the segments of one pool come from. What fails raises a CudaError; no memory: of code 2."""
-
-    def malloc(self, size_bytes: int, stream: int) -> int: ...
-    def free(self, ptr: int) -> None: ...
+    """A private pool was begun, ended, held or released at the wrong time."""
 
 
 class PrivatePool(Pools):
-    """The small and the large pool of one id, and how many hold it.
+    """The small and the large pool of one id, and the number of its holders, ``uses``.
 
-    ``use_on_oom`` lends its free blocks to requests for the default pool before memory is said to be out.
+    ``use_on_oom`` lends its free blocks to requests for the default pool before those fail.
     """
 
     __slots__ = ("use_on_oom", "uses")
 
-    def __init__(self, owner: PoolId, small: Tally, large: Tally, *, use_on_oom: bool) -> None:
+    def __init__(
+        self, owner: PoolId, small: PoolStats, large: PoolStats, *, use_on_oom: bool
+    ) -> None:
         super().__init__(owner, small, large)
         self.use_on_oom = use_on_oom
         self.uses = 1
 
-    def __iter__(self) -> Iterator[Pool]:
-        """Go through both in the order in which memory is given back, which is not the default pool's."""
+    def __iter__(self) -> Iterator[BlockPool]:
+        """Iterate over both in the order in which memory is released, which is not the default pool's."""
         yield self.small
         yield self.large
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the requests go that a pool takes, and the thread that began it."""
+    """The requests that go to a pool, and the thread that began it."""
 
     pool: PrivatePool
-    takes: Takes
+    takes: StreamFilter
     thread: int = field(default_factory=threading.get_ident)
 
 
 class PrivatePools:
     """The private pools of one device. The caller holds the allocator's guard."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        self._statistics = statistics
+    def __init__(self, stats: DeviceStats) -> None:
+        self._stats = stats
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
         self.routes: list[Route] = []  # the last begun is the last
-        # Let go of by finalizers, which may come at any time; and whether to give back what they have.
+        # Released by finalizers, which run at any time; and whether to release the cached memory.
         self.abandoned: deque[tuple[PoolId, bool]] = deque()
 
     def __iter__(self) -> Iterator[PrivatePool]:
-        """Go through the pools, oldest first; they may be forgotten meanwhile."""
+        """Iterate over the pools, oldest first; pools may be dropped meanwhile."""
         return iter(list(self._pools.values()))
 
     def issue(self, *, graph: bool) -> PoolId:
-        """Return an id that no pool has had."""
+        """Return a new id."""
         self._issued[graph] += 1
         number = self._issued[graph]
         return (number, 0) if graph else (0, number)
 
     def find(self, pool_id: PoolId) -> PrivatePool:
-        """Return a pool. Raises PoolError where there is none, or none any more."""
+        """Return a pool. Raises PoolError if it does not exist, or not any more."""
         self.check_issued(pool_id)
         pool = self._pools.get(pool_id)
         if pool is None:
@@ -97,16 +89,16 @@ class PrivatePools:
         return pool
 
     def is_known(self, pool_id: PoolId) -> bool:
-        """Say whether a pool is there. Raises PoolError for an id that was never issued."""
+        """Return whether a pool exists. Raises PoolError for an id that was never issued."""
         self.check_issued(pool_id)
         return pool_id in self._pools
 
     def is_routed(self, pool_id: PoolId) -> bool:
-        """Say whether requests go to a pool, of whatever thread."""
+        """Return whether requests of any thread go to a pool."""
         return any(route.pool.id == pool_id for route in self.routes)
 
     def live(self, pool_id: PoolId) -> PrivatePool:
-        """Return a pool that somebody holds. Raises PoolError."""
+        """Return a pool that has a holder. Raises PoolError."""
         pool = self.find(pool_id)
         if not pool.uses:
             raise PoolError(
@@ -121,21 +113,21 @@ class PrivatePools:
         *,
         source: SegmentSource | None = None,
         use_on_oom: bool = False,
-        splits: bool = True,
+        no_split: bool = False,
     ) -> PrivatePool:
         """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
         self.check_issued(pool_id)
-        counted = self._statistics
-        pool = PrivatePool(pool_id, counted.small, counted.large, use_on_oom=use_on_oom)
-        pool.custom = source
+        stats = self._stats
+        pool = PrivatePool(pool_id, stats.small, stats.large, use_on_oom=use_on_oom)
+        pool.source = source
         for kind in pool:
-            kind.splits = splits
-            kind.reserved = counted.reserved_by(pool_id, small=kind.small)
+            kind.no_split = no_split
+            kind.reserved = stats.reserved_by(pool_id, small=kind.small)
         self._pools[pool_id] = pool
         return pool
 
     def hold(self, pool_id: PoolId) -> PrivatePool:
-        """Hold a pool once more, or make it. Raises PoolError where all who held it have let go."""
+        """Hold a pool once more, or make it. Raises PoolError if all its holders have let go."""
         if pool_id not in self._pools:
             return self.create(pool_id)
         pool = self.live(pool_id)
@@ -145,8 +137,8 @@ class PrivatePools:
     def let_go(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
         """Hold a pool no longer.
 
-        Raises PoolError where nobody does, and where requests go there: to be held by nobody then, or
-        (``unrouted``) in any case.
+        Raises PoolError if nobody holds it, and if requests still go there and nobody else holds it, or with
+        ``unrouted`` if any requests still go there.
         """
         pool = self.live(pool_id)
         if (unrouted or pool.uses == 1) and self.is_routed(pool_id):
@@ -157,13 +149,13 @@ class PrivatePools:
         pool.uses -= 1
 
     def forget(self, pool: PrivatePool) -> None:
-        """Drop a pool that has no memory any more."""
+        """Drop a pool without memory."""
         del self._pools[pool.id]
 
-    def begin(self, pool_id: PoolId, takes: Takes) -> None:
+    def begin(self, pool_id: PoolId, takes: StreamFilter) -> None:
         """Route requests to a pool from now on, and hold it.
 
-        Of several that take a request the last begun has it. Raises PoolError where requests go there
+        If several pools match a request, the last begun gets it. Raises PoolError if requests go there
         already.
         """
         if self.is_routed(pool_id):
@@ -174,7 +166,7 @@ class PrivatePools:
         self.routes.append(Route(self.hold(pool_id), takes))
 
     def end(self, pool_id: PoolId) -> None:
-        """Route requests to a pool no longer; it is still held. Raises PoolError where none go there."""
+        """Route requests to a pool no longer; it is still held. Raises PoolError if none go there."""
         for route in self.routes:
             if route.pool.id == pool_id:
                 self.routes.remove(route)
@@ -188,12 +180,12 @@ class PrivatePools:
                 return route.pool
         return None
 
-    # Of the pools of pinned memory, which are under another guard.
+    # For pinned memory, which has another guard.
 
     def pool_of(self, stream: int | None) -> PoolId:
-        """Return where a request of this thread for pinned memory goes: as one for the device's would.
+        """Return the pool of a request of this thread for pinned memory: the same as for device memory.
 
-        One that names no stream goes where the thread has begun last.
+        Without a stream it is the pool that this thread began last.
         """
         own = threading.get_ident()
         for route in reversed(list(self.routes)):
@@ -202,21 +194,21 @@ class PrivatePools:
         return DEFAULT_POOL
 
     def is_held(self, pool_id: PoolId) -> bool:
-        """Say whether somebody holds a pool; the default one is held for ever."""
+        """Return whether a pool has a holder; the default pool always has."""
         pool = self._pools.get(pool_id)
         return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
 
     def source(self, pool_id: PoolId) -> SegmentSource | None:
-        """Return where a pool has its segments from; None where from the device."""
+        """Return where the segments of a pool come from; None: the device."""
         pool = self._pools.get(pool_id)
-        return None if pool is None else pool.custom
+        return None if pool is None else pool.source
 
     def lenders(self) -> Iterator[PrivatePool]:
-        """Go through the pools whose free blocks serve others before memory is out."""
+        """Iterate over the pools that lend free blocks before a request fails."""
         return (pool for pool in self if pool.use_on_oom and pool.uses)
 
     def check_issued(self, pool_id: PoolId) -> None:
-        """Raise PoolError for what is no id, or one that was never issued."""
+        """Raise PoolError for an id that was never issued."""
         match pool_id:
             case (int(number), 0) if 0 < number <= self._issued[True]:
                 return

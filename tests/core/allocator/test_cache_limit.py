@@ -4,7 +4,7 @@ import pytest
 from core.allocator.device import MIB, Device
 from core.allocator.watching import segments
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import UsageError
 
 
@@ -62,7 +62,7 @@ def test_without_a_limit_all_is_kept_again(allocator: CachingAllocator, device: 
     allocator.free(allocator.alloc(20 * MIB))
 
     assert device.used == 20 * MIB
-    assert allocator._watchers == []
+    assert allocator._state.guard.watchers == []
 
 
 def test_the_limit_is_in_the_snapshot(allocator: CachingAllocator) -> None:

@@ -1,4 +1,4 @@
-"""Private pools as objects: who has one holds the pool, and lets go of it at the end.
+"""Objects that hold private pools, and let go of them at their end.
 
 MemPool is torch.cuda.MemPool (torch/cuda/memory.py, c10/cuda/CUDACachingAllocator.cpp: MemPool).
 """
@@ -7,21 +7,35 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from cudakit.core.allocator.private import SegmentSource
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import SegmentSource
 
-if TYPE_CHECKING:
-    from cudakit.core.allocator.pooled import Pooled
-    from cudakit.core.allocator.pools import PoolId
+
+class PoolOwner(Protocol):
+    """The calls of an allocator that these objects use."""
+
+    def create_pool(
+        self,
+        *,
+        source: SegmentSource | None = None,
+        use_on_oom: bool = False,
+        splits: bool = True,
+    ) -> PoolId: ...
+    def abandon_pool(self, pool_id: PoolId, empties: bool) -> None: ...
+    def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None: ...
+    def empty_pool(self, pool_id: PoolId) -> None: ...
+    def pool_uses(self, pool_id: PoolId) -> int: ...
+    def snapshot(self) -> dict[str, Any]: ...
 
 
 class HeldPool:
     """A private pool that is held until ``close``, the end of a with block, or the end of this object."""
 
-    _empties = False  # whether what it caches is given back at once
+    _empties = False  # whether the cached memory is released at once
 
-    def __init__(self, allocator: Pooled, pool_id: PoolId) -> None:
+    def __init__(self, allocator: PoolOwner, pool_id: PoolId) -> None:
         self.id = pool_id
         self._allocator = allocator
         self._finalizer = weakref.finalize(self, allocator.abandon_pool, pool_id, self._empties)
@@ -29,7 +43,7 @@ class HeldPool:
 
     @property
     def uses(self) -> int:
-        """How many hold the pool, this object included: 0 once all have let go."""
+        """The number of holders of the pool, this object included: 0 once all have let go."""
         return self._allocator.pool_uses(self.id)
 
     @property
@@ -80,7 +94,7 @@ class MemPool(HeldPool):
 
     def __init__(
         self,
-        allocator: Pooled,
+        allocator: PoolOwner,
         *,
         upstream: SegmentSource | None = None,
         use_on_oom: bool = False,

@@ -1,4 +1,4 @@
-"""An allocator that has a device: it gives it back, and knows the end of its process, and forks."""
+"""The allocator of a Gpu: it closes the device, and handles forks and the end of the interpreter."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.hot_path import Alloc, Free
-from cudakit.core.allocator.mempool import GraphMemory, HeldPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import GraphMemory, HeldPool
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
-from cudakit.core.allocator.pools import PoolId
-from cudakit.core.allocator.reuse import CaptureGraph
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
 from cudakit.torch_rules.settings import Settings
 
-# What reaches other processes and devices, and is refused as memory is.
+# Calls for other processes and devices, which are refused as allocations are.
 _OF_OTHERS = ("share", "ipc_handle", "open_shared", "enable_peer_access")
 
 
 class ForkedAllocator(EnvironmentUnusable):
-    """The process was forked, and memory of a device does not go with it."""
+    """The process was forked, and the memory of a device stays with its parent."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -35,16 +33,13 @@ class ForkedAllocator(EnvironmentUnusable):
         )
 
 
-class OpenedAllocator(CachingAllocator):
-    """The allocator of a Gpu, for as long as both are used.
+class DeviceAllocator(CachingAllocator):
+    """The allocator of a Gpu.
 
-    ``owned`` says whether the Gpu goes with it: when nobody has the allocator any more, all its memory is
-    given back. When the interpreter ends nothing is freed any more, and the driver takes all of it. In a
-    child that was forked it allocates nothing, and frees in silence.
+    With ``owned`` it closes the Gpu when it is garbage-collected, which frees all its memory. At the end of
+    the interpreter nothing is freed any more, since the driver frees everything. In a forked child it
+    allocates nothing, and frees do nothing.
     """
-
-    alloc: Alloc
-    free: Free
 
     def __init__(
         self,
@@ -56,7 +51,7 @@ class OpenedAllocator(CachingAllocator):
         owned: bool = True,
         shares: bool = True,
     ) -> None:
-        upstream = OfGpu(gpu, shares=shares)
+        upstream = GpuUpstream(gpu, shares=shares)
         super().__init__(upstream, settings, device=device, front_cache=front_cache)
         self._gpu = gpu
         self._finalizer = weakref.finalize(self, gpu.close if owned else _nothing)
@@ -69,16 +64,16 @@ class OpenedAllocator(CachingAllocator):
     @property
     def device(self) -> int:
         """CUDA's number of the device."""
-        return self._device
+        return self._state.device
 
     @cached_property
     def pinned(self) -> CachingHostAllocator:
         """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
         pool = CachingHostAllocator(
-            PinnedOfGpu(self._gpu), self.settings, holders=self._cache.private
+            PinnedOfGpu(self._gpu), self.settings, holders=self._state.engine.private
         )
         self.include_pinned(pool)
-        for _ in range(self._uses.captures):
+        for _ in range(self._state.captures.count):
             pool.begin_capture()
         return pool
 
@@ -94,12 +89,12 @@ class OpenedAllocator(CachingAllocator):
 
         As of any allocator; besides, no event of the pinned pool is asked meanwhile.
         """
-        self._tell_pinned(CachingHostAllocator.begin_capture)
+        self._call_pinned(CachingHostAllocator.begin_capture)
         try:
             with super().capture(pool, stream, graph=graph) as memory:
                 yield memory
         finally:
-            self._tell_pinned(CachingHostAllocator.end_capture)
+            self._call_pinned(CachingHostAllocator.end_capture)
 
     def memory_info(self) -> MemoryInfo:
         """Return the bytes of the device that are free, and all that it has."""
@@ -117,37 +112,37 @@ class OpenedAllocator(CachingAllocator):
             self._retire(_closed)
             self._finalizer()
 
-    def _tell_pinned(self, what: Callable[[CachingHostAllocator], None]) -> None:
-        """Tell something to the pinned pool, unless nobody has asked for it yet."""
+    def _call_pinned(self, method: Callable[[CachingHostAllocator], None]) -> None:
+        """Call a method of the pinned pool, if there is one."""
         pool = self.__dict__.get("pinned")
         if pool is not None:
-            what(pool)
+            method(pool)
 
     def _retire(self, alloc: object) -> None:
-        """Allocate as said from now on, reach others as little, and do nothing else."""
+        """Refuse allocations and the calls for others by a function, and do nothing else from now on."""
         self._become(dict.fromkeys(("free", "record_use", "empty_cache", "close"), _nothing))
         self._become({"alloc": alloc})
         self.__dict__.update(dict.fromkeys(_OF_OTHERS, alloc))
 
     def _become(self, calls: dict[str, object]) -> None:
-        """Let other functions be called, of the pinned pool as well: attributes go before methods."""
+        """Replace calls, of the pinned pool as well: attributes of an object hide those of its class."""
         for each in filter(None, (self, self.__dict__.get("pinned"))):
             each.__dict__.update(calls)
 
 
-def _at_exit(reference: weakref.ref[OpenedAllocator]) -> None:
-    """Free nothing from now on: the driver may go before what still has memory."""
+def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
+    """Free nothing from now on: the driver may be unloaded before the last free."""
     allocator = reference()
     if allocator is not None:
         allocator._become({"free": _nothing})
 
 
-def _in_child(reference: weakref.ref[OpenedAllocator]) -> None:
+def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
     allocator = reference()
     if allocator is not None:
         allocator._finalizer.detach()
-        # Another thread of the parent may have had the lock, and is not here to give it back.
-        allocator._guard = type(allocator._guard)()
+        # A thread of the parent may have held the lock, and does not exist here.
+        allocator._state.guard.reset()
         allocator._retire(_forked)
 
 
