@@ -1,4 +1,4 @@
-"""Values as plain words, before any renderer escapes, cuts or colours them."""
+"""Values as plain text, before a renderer escapes, cuts or colours it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _INSTALLED = ("site-packages/", "dist-packages/")
 _UNKNOWN_FILE = ("", "??")
 
 
-def words(value: Value) -> str:
-    """Write a value in words; a derived size is marked with ``~``, a stack is its site."""
+def format_value(value: Value) -> str:
+    """Format a value; ``~`` marks a derived size, a stack is its site."""
     match value:
         case Text(text):
             return text
         case Frame():
-            return frame_words(value)
+            return format_frame(value)
         case Stack():
-            return frame_words(site(value)) if value.frames else NO_STACK
+            return format_frame(site(value)) if value.frames else NO_STACK
         case Unavailable():
             return NOT_AVAILABLE
         case _:
@@ -49,7 +49,7 @@ def words(value: Value) -> str:
 
 
 def magnitude(value: Value) -> float:
-    """Return the size of a value for drawing: 0 for what is no amount, not finite or negative."""
+    """Return the size of a value for drawing: 0 if it is no amount, not finite or negative."""
     match value:
         case Text() | Frame() | Stack() | Unavailable():
             return 0.0
@@ -58,24 +58,24 @@ def magnitude(value: Value) -> float:
 
 
 def site(stack: Stack) -> Frame:
-    """Return the frame that a reader should see first. Raises IndexError for an empty stack."""
+    """Return the frame to show first. Raises IndexError for an empty stack."""
     return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
 
 
 def leaf(stack: Stack) -> Frame | None:
-    """Return the innermost frame where it is not the site: what the site's line asked a library for."""
+    """Return the innermost frame, the library function that the site called, or None if it is the site."""
     if not stack.frames or site(stack) == stack.frames[0]:
         return None
     return stack.frames[0]
 
 
-def frame_words(frame: Frame) -> str:
-    """Write a frame as ``train.py:15 step``, or the function alone where the file is unknown."""
-    return f"{place_words(frame)} {frame.name}".strip()
+def format_frame(frame: Frame) -> str:
+    """Format a frame as ``train.py:15 step``, or the function alone if the file is unknown."""
+    return f"{format_place(frame)} {frame.name}".strip()
 
 
-def place_words(frame: Frame) -> str:
-    """Write where a frame stands, ``loop/train.py:15``; nothing where the file is unknown."""
+def format_place(frame: Frame) -> str:
+    """Format the file and line of a frame, ``loop/train.py:15``; empty if the file is unknown."""
     if frame.filename in _UNKNOWN_FILE:
         return ""
     line = f":{frame.line}" if frame.line > 0 else ""
@@ -83,7 +83,7 @@ def place_words(frame: Frame) -> str:
 
 
 def _shortened(path: str) -> str:
-    """Keep what tells a path apart: what is behind site-packages, else its last two components."""
+    """Shorten a path to the part behind site-packages, else to its last two components."""
     tidy = path.replace("\\", "/")
     for folder in _INSTALLED:
         _, found, inside = tidy.rpartition(folder)
@@ -109,25 +109,25 @@ def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
 
 
 def x_value(chart: Chart, x: float) -> Value:
-    """Give a position on the x axis its unit."""
+    """Return a position on the x axis as a value with its unit."""
     return _with_unit(chart.x_unit, x)
 
 
 def y_value(chart: Chart, y: float) -> Value:
-    """Give a height its unit."""
+    """Return a height as a value with its unit."""
     return _with_unit(chart.y_unit, y)
 
 
-def x_words(chart: Chart) -> list[str]:
-    """Write every item of the x axis: names as they are, numbers with their unit."""
+def format_x(chart: Chart) -> list[str]:
+    """Format every item of the x axis: names unchanged, numbers with their unit."""
     if chart.x.dtype.kind in "OSU":
         return [str(item) for item in chart.x.tolist()]
-    return [words(x_value(chart, item)) for item in chart.x.tolist()]
+    return [format_value(x_value(chart, item)) for item in chart.x.tolist()]
 
 
-def y_words(chart: Chart, y: float) -> str:
-    """Write a height with its unit."""
-    return words(y_value(chart, y))
+def format_y(chart: Chart, y: float) -> str:
+    """Format a height with its unit."""
+    return format_value(y_value(chart, y))
 
 
 def _with_unit(unit: str, number: float) -> Value:
