@@ -20,14 +20,14 @@ from cudakit.gpu.machine import (
     open_machine,
     record,
 )
-from cudakit.gpu.probe import ask
+from cudakit.gpu.probe import start_probe
 from cudakit.units import Unavailable
 
 NO_DRIVER = [sys.executable, "-c", 'print(\'{"missing": "libcuda.so.1: no such file"}\')']
 
 
 def without_driver() -> RealMachine:
-    return RealMachine(ask(environment={}, command=NO_DRIVER))
+    return RealMachine(start_probe(environment={}, command=NO_DRIVER))
 
 
 def test_the_real_machine_is_not_simulated_and_the_others_are() -> None:

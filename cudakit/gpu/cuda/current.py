@@ -17,7 +17,7 @@ from cudakit.gpu.api import LEGACY, PER_THREAD, MemoryInfo
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.cuda import driver
 from cudakit.gpu.cuda.driver import check, cu, initialize, is_initialized
-from cudakit.gpu.probe import ask
+from cudakit.gpu.probe import start_probe
 
 _STREAM: ContextVar[int] = ContextVar("cudakit_stream", default=LEGACY)
 _STREAM_HINT = "give a stream of torch, CuPy, Numba or cuda.core, or its handle as a number"
@@ -27,7 +27,7 @@ def device_count() -> int:
     """Return the number of visible devices; if CUDA is not initialized, ask in a child process."""
     if is_initialized():
         return int(check(cu.cuDeviceGetCount()))
-    view = ask().answer()
+    view = start_probe().answer()
     return len(getattr(view, "devices", ()))
 
 

@@ -8,7 +8,7 @@ import pytest
 from core.devices.machines import MadeMachine, cuda, gpu, moving, nvml, seen
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.show import Redraw, Writer, again_and_again, ticks
+from cudakit.cli.devices.show import Redraw, Writer, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
 from cudakit.errors import EnvironmentUnusable
@@ -58,7 +58,7 @@ def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> 
     with pytest.raises(
         EnvironmentUnusable, match="lost: cuda:1 = nvml:1 = GPU-1a1b0000"
     ) as failure:
-        again_and_again(machine, Writer(target, view(form), (), watching=True), 0.01)
+        watch_devices(machine, Writer(target, view(form), (), watching=True), 0.01)
     assert failure.value.exit_code == 3
     assert "dmesg" in failure.value.hint
     shown = stream.getvalue()
@@ -72,7 +72,7 @@ def test_watching_plain_fields_needs_no_second_look_to_begin_with() -> None:
     names = ("power_draw_w",)
 
     with pytest.raises(EnvironmentUnusable):
-        again_and_again(
+        watch_devices(
             machine, Writer(target, view("csv", *names), named(names), watching=True), 0.01
         )
     assert stream.getvalue() == 'power_draw_w\r\n5.0\r\n""\r\n'

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _NOBODY, Identity, redacted, redacted_text
+from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted, redacted_text
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -17,7 +17,7 @@ WHO = Identity(
 )
 
 names = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=12).filter(
-    lambda name: name not in _NOBODY and not name.isdigit()
+    lambda name: name not in _ANONYMOUS and not name.isdigit()
 )
 between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 
