@@ -16,14 +16,13 @@ from tempfile import TemporaryDirectory
 
 import race_logs
 
-from cudakit.core.sanitize.message import findings
+from cudakit.core.sanitize.report import findings
 from cudakit.gpu.capture.exact import Accesses, with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.render import json
 from cudakit.run.child import shell_status
 from cudakit.run.command import resolve
-from cudakit.run.environment import Settings
-from cudakit.run.notices import Notice
+from cudakit.run.protocol import Notice, Settings
 from cudakit.run.supervise import supervise
 
 

@@ -16,7 +16,16 @@ import cudakit
 ANYTHING = frozenset({""})
 
 # What any feature may import; never another feature, never a renderer.
-FEATURE = {"torch_rules", "gpu.api", "kernels", "trace", "document", "units", "errors"}
+FEATURE = {
+    "torch_rules",
+    "gpu.api",
+    "kernels",
+    "trace",
+    "document",
+    "serialize",
+    "units",
+    "errors",
+}
 
 # A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
 ROOMS = {
@@ -25,7 +34,8 @@ ROOMS = {
     "torch_rules": {"units", "errors"},
     "document": {"units", "errors"},
     "trace": {"units", "errors"},
-    "gpu": {"trace", "units", "errors"},
+    "serialize": {"units"},
+    "gpu": {"trace", "serialize", "units", "errors"},
     "kernels": {"gpu", "errors"},
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
@@ -36,7 +46,7 @@ ROOMS = {
     "core.profile": FEATURE,
     "run": {"gpu.capture", "trace", "errors"},
     "run.agent": frozenset(),
-    "render": {"document", "units", "errors"},
+    "render": {"document", "serialize", "units", "errors"},
     "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "pytest_plugin": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "cli": ANYTHING,
@@ -44,15 +54,27 @@ ROOMS = {
     "__main__": {"cli"},
 }
 
-# These import the rest of us inside functions, or for types, only: to import them must cost nothing.
-LAZY_ROOMS = {"api", "pytest_plugin"}
+# pytest imports its plugins always: they import the rest of us inside functions, or for types, only.
+LAZY_ROOMS = {"pytest_plugin"}
 
 # A package that is not in the standard library, and the rooms that may import it.
 THIRD_PARTY = {
     "backports": {"core.memory"},  # zstd before Python 3.14
     "click": {"cli"},
     "compression": {"core.memory"},  # the same, of the standard library since then
-    "numpy": {"document", "trace", "gpu", "kernels", "core", "run", "render", "api", "cli"},
+    "numpy": {
+        "torch_rules",
+        "document",
+        "serialize",
+        "trace",
+        "gpu",
+        "kernels",
+        "core",
+        "run",
+        "render",
+        "api",
+        "cli",
+    },
     "pytest": {"pytest_plugin"},
     "rich": {"render"},
     # The seam to the hardware.
@@ -225,7 +247,7 @@ def test_the_package_is_looked_at() -> None:
         ("render.console", "import cuda.bindings.driver"),
         ("run.agent.start", "from cudakit.errors import CudakitError"),
         ("kernels.fill", "import ctypes"),
-        ("api", "from cudakit.core.memory.load import load_snapshot"),
+        ("pytest_plugin", "from cudakit.core.sanitize.report import Report"),
         ("__init__", "import cudakit.core.memory"),
         ("helpers", ""),
     ],
@@ -244,8 +266,9 @@ def test_a_forbidden_module_is_caught(name: str, source: str) -> None:
         ("render.html", "from cudakit.document import Document"),
         ("cli.run", "import cudakit.gpu.sim, cudakit.run.supervisor\nprint(1)"),
         ("run.supervisor", "from cudakit.gpu.capture import recorder"),
-        ("api", "def f():\n    from cudakit.core.memory.load import load_snapshot"),
-        ("api", "if TYPE_CHECKING:\n    from cudakit.core.memory.snapshot import Snapshot"),
+        ("api", "from cudakit.core.memory.load import load_snapshot"),
+        ("pytest_plugin", "def f():\n    from cudakit.core.sanitize.report import Report"),
+        ("pytest_plugin", "if TYPE_CHECKING:\n    from cudakit.core.sanitize.report import Report"),
         ("api", "from cudakit.errors import InputError"),
     ],
 )
@@ -272,3 +295,51 @@ def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
     feature = shown.pop("core.*")
     shown |= {room: feature for room in ROOMS if room.startswith("core.")}
     assert shown == ROOMS
+
+
+# --- paths of the system ---------------------------------------------------------------------------
+
+_SYSTEM_PATH = re.compile(r"/(?:(?:proc|sys)(?:/\S*)?|dev/(?:nvidia|nvhost|dxg|kmsg|shm)\S*)")
+# A module outside of ``gpu`` that names such a path, and why it may.
+PATH_EXCEPTIONS = {
+    "run.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
+    "core.devices.diagnose.driver": "names what is absent in the evidence of a report",
+    "core.devices.diagnose.kernel": "names device nodes in reports",
+}
+
+
+def system_paths(source: str) -> list[str]:
+    """List the string literals of a module that are paths of the kernel's files or device nodes."""
+    texts = (
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    return [text for text in texts if _SYSTEM_PATH.fullmatch(text)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_paths_of_the_system_are_known_to_the_hardware_layer_only(name: str) -> None:
+    found = system_paths(MODULES[name].read_text(encoding="utf-8"))
+
+    assert not found or _within(name, {"gpu", *PATH_EXCEPTIONS})
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("open('/proc/meminfo')", ["/proc/meminfo"]),
+        ("Path(f'/proc/{pid}/stat')", ["/proc/"]),
+        ("os.listdir('/sys/bus/pci')", ["/sys/bus/pci"]),
+        ("os.open('/dev/nvidiactl', 2)", ["/dev/nvidiactl"]),
+        ("print('see /proc/meminfo')\nopen('/dev/null')\nopen('/systems')", []),
+    ],
+)
+def test_path_of_the_system_is_recognised_in_a_literal(source: str, found: list[str]) -> None:
+    assert system_paths(source) == found
+
+
+def test_exceptions_to_the_rule_on_paths_are_needed() -> None:
+    used = {name for name in MODULES if system_paths(MODULES[name].read_text(encoding="utf-8"))}
+
+    assert used >= PATH_EXCEPTIONS.keys()

@@ -109,7 +109,6 @@ def replay_snapshots(
 def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
     """Return the trace of a device as ``core.whatif`` reads it."""
     from cudakit.core.memory.replay import replay
-    from cudakit.core.memory.replay.reserved import whole_segments
     from cudakit.core.whatif.recording import Recording
 
     replayed = replay(snapshot, trace)
@@ -119,7 +118,7 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
         events=trace.events,
         allocations=replayed.allocations,
         curves=replayed.curves,
-        segments=whole_segments(trace),
+        segments=replayed.segments.whole,
         settings=snapshot.settings,
         pool_count=len(snapshot.pools),
         begins_complete=replayed.begins_complete,
@@ -129,15 +128,9 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
 
 def new_allocator(device: Replica, settings: Settings, search_again: bool) -> ReplayAllocator:
     """Return the caching allocator as ``core.whatif`` replays traces with it."""
-    from cudakit.core.allocator.caching import CachingAllocator
+    from cudakit.core.allocator.allocator import CachingAllocator
 
-    class Replaying(CachingAllocator):
-        def process_events(self) -> None:
-            """Complete the frees whose streams are done, as the next request would."""
-            with self._inside():
-                self._uses.process()
-
-    return Replaying(device, settings, search_again=search_again)
+    return CachingAllocator(device, settings, search_again=search_again)
 
 
 def record_memory(

@@ -1,4 +1,4 @@
-"""``cudakit doctor``: why does CUDA not work, or not well, here?"""
+"""``cudakit doctor``: diagnose the CUDA set-up and GPU health."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cudakit.cli.output import open_output
 from cudakit.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from cudakit.core.devices.circumstances import Circumstances, Trial
     from cudakit.core.devices.diagnose.redact import Identity
     from cudakit.gpu.api.facts import Machine
+    from cudakit.gpu.api.run_context import RunContext, SelfTestStep
     from cudakit.units import Unavailable
 
 
 def _ids(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Read ``CK005,ck012`` as ids."""
+    """Parse ``CK005,ck012`` as ids."""
     parts = text if isinstance(text, tuple) else text.split(",")
     return tuple(part.strip().upper() for part in parts if part.strip())
 
@@ -77,12 +77,10 @@ def doctor(
     with open_output(output.path, force=output.force) as target:
         from cudakit.gpu.machine import open_machine
 
-        machine = open_machine(gpu)
-        trials = _try(machine, quiet=output.quiet) if deep else ()
-        seen = _look(machine, trials)
-        result = diagnose(seen, only=only, skip=skip, deep=deep)
+        context = _gather(open_machine(gpu), self_test=deep, quiet=output.quiet)
+        result = diagnose(context, only=only, skip=skip, deep=deep)
         if for_others:
-            result = redacted(result, _identity(seen))
+            result = redacted(result, _identity(context))
         layout = present.paste if for_others else present.report
         target.answer(result, lambda: layout(result), as_json=output.json)
     wrong = result.failures or (strict and result.warnings)
@@ -98,38 +96,36 @@ def _explain(name: str, options: OutputOptions) -> int:
     return ExitCode.OK
 
 
-def _try(machine: Machine, *, quiet: bool) -> tuple[Trial, ...] | Unavailable:
-    from cudakit.gpu.deep import try_devices
+def _gather(machine: Machine, *, self_test: bool, quiet: bool) -> RunContext:
+    from cudakit.gpu.run_context import gather_all
+
+    return gather_all(
+        machine,
+        variables=dict(os.environ),
+        search_path=sys.path,
+        self_test=_run_self_test(machine, quiet=quiet) if self_test else (),
+    )
+
+
+def _run_self_test(machine: Machine, *, quiet: bool) -> tuple[SelfTestStep, ...] | Unavailable:
+    from cudakit.gpu.selftest import run_self_test
     from cudakit.units import Unavailable
 
     if machine.simulated:
         return Unavailable("the GPU is simulated")
     with progress_line(quiet=quiet) as progress:
         progress("using the GPU for a moment", 0.0)
-        return try_devices()
+        return run_self_test()
 
 
-def _look(machine: Machine, trials: tuple[Trial, ...] | Unavailable) -> Circumstances:
-    from cudakit.core.devices.circumstances import gather
-    from cudakit.core.devices.circumstances.files import Files
-
-    return gather(
-        machine,
-        environment=dict(os.environ),
-        search_path=sys.path,
-        files=Files(None if machine.simulated else Path("/")),
-        trials=trials,
-    )
-
-
-def _identity(seen: Circumstances) -> Identity:
+def _identity(context: RunContext) -> Identity:
     import getpass
     import platform
 
     from cudakit.core.devices.diagnose.redact import Identity
     from cudakit.units import Unavailable
 
-    devices = () if isinstance(seen.nvml, Unavailable) else seen.nvml.devices
+    devices = () if isinstance(context.nvml, Unavailable) else context.nvml.devices
     serials = (device.fields.get("serial") for device in devices)
     return Identity(
         hostname=platform.node(),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Gpu, Ptr, Stream
-from cudakit.gpu.sim.twins import Launch, twin
-from cudakit.kernels.loaded import Kernels
+from cudakit.gpu.api import Kernels, Ptr, Stream
+from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16
 SOUGHT = 0x6B8B4567  # any number
@@ -67,8 +67,8 @@ class Bandwidth:
     Raises UsageError for another size. What has no bytes is done at once.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._kernels = Kernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
+    def __init__(self, gpu: Kernels) -> None:
+        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
 
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
         """Copy: reads and writes ``size_bytes`` each."""
@@ -109,31 +109,31 @@ class Bandwidth:
             self._kernels.launch(name, given, stream, grid=blocks, block=_THREADS)
 
 
-@twin("cudakit_copy")
+@host_kernel("cudakit_copy")
 def _copy(launch: Launch, to: Ptr, from_: Ptr, count: np.uint64) -> None:
     words = 2 * int(count)
     launch.write(to, np.uint64, words)[:] = launch.read(from_, np.uint64, words)
 
 
-@twin("cudakit_read")
+@host_kernel("cudakit_read")
 def _read(launch: Launch, sink: Ptr, from_: Ptr, sought: np.uint32, count: np.uint64) -> None:
     vectors = launch.read(from_, np.uint32, _LANES * int(count)).reshape(-1, _LANES)
     if (np.bitwise_xor.reduce(vectors, axis=1) == sought).any():
         launch.write(sink, np.uint32)[:] = sought
 
 
-@twin("cudakit_write")
+@host_kernel("cudakit_write")
 def _write(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
     launch.write(to, np.uint32, _LANES * int(count))[:] = word
 
 
-@twin("cudakit_scale")
+@host_kernel("cudakit_scale")
 def _scale(launch: Launch, to: Ptr, from_: Ptr, factor: np.float32, count: np.uint64) -> None:
     floats = _LANES * int(count)
     launch.write(to, np.float32, floats)[:] = factor * launch.read(from_, np.float32, floats)
 
 
-@twin("cudakit_triad")
+@host_kernel("cudakit_triad")
 def _triad(launch: Launch, to: Ptr, b: Ptr, c: Ptr, factor: np.float32, count: np.uint64) -> None:
     floats = _LANES * int(count)
     # In fp64 the product is exact, and only the sum is rounded: what a fused operation does, but for ties.

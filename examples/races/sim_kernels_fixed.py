@@ -3,13 +3,13 @@
 import numpy as np
 
 from cudakit.gpu.open import open_gpu
-from cudakit.gpu.sim import twin
+from cudakit.gpu.sim import host_kernel
 
 COUNT = 1000
 SOURCE = 'extern "C" __global__ void add(float* numbers, float amount, int count) {}'
 
 
-@twin("add")
+@host_kernel("add")
 def add(launch, numbers, amount, count):
     launch.update(numbers, np.float32, count)[:] += amount
 

@@ -1,18 +1,18 @@
 """Two kernels on two streams update the same numbers; on a simulated device, where every access is known.
 
-A kernel runs as its twin: a function that does to simulated memory what the kernel does on a device.
+A kernel runs as its host kernel: a function that does to simulated memory what the kernel does on a device.
 """
 
 import numpy as np
 
 from cudakit.gpu.open import open_gpu
-from cudakit.gpu.sim import twin
+from cudakit.gpu.sim import host_kernel
 
 COUNT = 1000
 SOURCE = 'extern "C" __global__ void add(float* numbers, float amount, int count) {}'
 
 
-@twin("add")
+@host_kernel("add")
 def add(launch, numbers, amount, count):
     launch.update(numbers, np.float32, count)[:] += amount
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from allocator_scenarios.scenario import STREAMS
 from allocator_scenarios.upstreams import InMemory
-from cudakit.core.allocator.reuse import CaptureGraph
-from cudakit.core.allocator.upstream import GraphOfGpu
+from cudakit.core.allocator.upstream import CaptureGraph, GpuGraph
 from cudakit.gpu.api import Gpu, Ptr, Stream
 
 MOST_NS = 2_000_000_000
@@ -178,11 +177,11 @@ class WorkOnGpu:
         self._gates[stream].pass_through(self._stream(stream))
 
     def begin_capture(self, stream: str) -> CaptureGraph:
-        self._captured.begin(self._gpu.handle(self._stream(stream)))
-        return GraphOfGpu(self._gpu)
+        self._captured.begin(self._gpu.streams.handle(self._stream(stream)))
+        return GpuGraph(self._gpu)
 
     def end_capture(self, stream: str) -> None:
-        self._captured.end(self._gpu.handle(self._stream(stream)))
+        self._captured.end(self._gpu.streams.handle(self._stream(stream)))
 
     def _stream(self, name: str) -> Stream:
         return Stream(self.numbers[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
-import contract.twins  # noqa: F401 gives the simulated device its kernels
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import pytest
 from contract.kernels import SOURCE
 from contract.workbench import Workbench

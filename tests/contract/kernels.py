@@ -1,4 +1,4 @@
-"""The kernels of the contract in CUDA C++; tests/contract/twins.py has the same in numpy."""
+"""The kernels of the contract in CUDA C++; tests/contract/host_kernels.py has the same in numpy."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Desk:
     """A simulated device with those kernels loaded."""
 
     def __init__(self, **options: Any) -> None:
-        self.gpu = Sim(twins=TWINS, **options)
+        self.gpu = Sim(host_kernels=TWINS, **options)
         module = self.gpu.load(self.gpu.compile(SOURCE))
         names = [*TWINS, "orphan"]
         self.kernels: dict[str, Kernel] = {name: self.gpu.kernel(module, name) for name in names}

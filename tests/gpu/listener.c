@@ -29,7 +29,8 @@ typedef struct {
     const char *message;
 } Attributes;
 
-static void heard(const char *what, const char *domain, const Attributes *event) {
+static void heard(const char *what, const char *domain, const Attributes *event)
+{
     printf("%s %s %s", what, domain, event->message_type == MESSAGE_REGISTERED ? event->message : "?");
     if (event->payload_type == PAYLOAD_INT64)
         printf(" %lld", (long long)event->payload);
@@ -37,28 +38,38 @@ static void heard(const char *what, const char *domain, const Attributes *event)
     fflush(stdout);
 }
 
-static void mark(const char *domain, const Attributes *event) { heard("mark", domain, event); }
+static void mark(const char *domain, const Attributes *event)
+{
+    heard("mark", domain, event);
+}
 
-static int push(const char *domain, const Attributes *event) {
+static int push(const char *domain, const Attributes *event)
+{
     heard("push", domain, event);
     return 0;
 }
 
-static int pop(const char *domain) {
+static int pop(const char *domain)
+{
     printf("pop %s\n", domain);
     fflush(stdout);
     return 0;
 }
 
 /* What is a handle to the program is the text itself to us. */
-static char *register_string(void *domain, const char *text) {
+static char *register_string(void *domain, const char *text)
+{
     (void)domain;
     return strdup(text);
 }
 
-static char *create_domain(const char *name) { return strdup(name); }
+static char *create_domain(const char *name)
+{
+    return strdup(name);
+}
 
-int InitializeInjectionNvtx2(const void *(*table)(uint32_t)) {
+int InitializeInjectionNvtx2(const void *(*table)(uint32_t))
+{
     const Callbacks *callbacks = table(CALLBACKS);
     Function **functions;
     unsigned count;
@@ -73,7 +84,8 @@ int InitializeInjectionNvtx2(const void *(*table)(uint32_t)) {
 }
 
 /* Without this one the program believes that nobody listens to its domains. */
-int InitializeInjectionNvtxExtension(void *module) {
+int InitializeInjectionNvtxExtension(void *module)
+{
     (void)module;
     return 1;
 }

@@ -12,8 +12,7 @@ import pytest
 
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.probe import ask, child
-from cudakit.gpu.probe.answer import cuda_view
+from cudakit.gpu.probe import child, cuda_view, start_probe
 from cudakit.units import Unavailable
 
 FIRST = "11111111222233334444555555555555"
@@ -55,7 +54,7 @@ def view(
 
 def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
     """Ask a child that runs a script of the test instead of asking a driver."""
-    return ask(
+    return start_probe(
         environment=environment, command=[sys.executable, "-c", script], seconds=seconds
     ).answer()
 
@@ -175,7 +174,7 @@ def test_a_child_that_cannot_work_says_its_last_word() -> None:
 
 
 def test_without_an_interpreter_to_ask_in_the_reason_is_told() -> None:
-    made = ask(environment={}, command=["/nowhere/python"]).answer()
+    made = start_probe(environment={}, command=["/nowhere/python"]).answer()
 
     assert isinstance(made, Unavailable)
     assert "no process can be started" in made.reason
@@ -270,7 +269,7 @@ def driver(tmp_path: Path) -> Any:
             ["cc", "-shared", "-fPIC", f"-DINIT={init}", f"-DHANG={hang}", "-o", library, source],  # noqa: S607
             check=True,
         )
-        return ask(environment={"LD_LIBRARY_PATH": str(tmp_path)}, seconds=2).answer()
+        return start_probe(environment={"LD_LIBRARY_PATH": str(tmp_path)}, seconds=2).answer()
 
     return build
 

@@ -10,10 +10,10 @@ from gpu.kernels import ONE, Desk
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.machine import models
 from cudakit.gpu.open import open_gpu
-from cudakit.gpu.sim import Launch, Sim, twin
+from cudakit.gpu.sim import Launch, Sim, host_kernel
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 
@@ -203,7 +203,7 @@ def test_elapsed_time_is_that_of_the_device_and_exact(desk: Desk) -> None:
 def test_a_kernel_without_a_twin_is_refused_with_what_to_write(desk: Desk) -> None:
     with pytest.raises(UsageError, match="orphan") as caught:
         desk.launch("orphan")
-    assert '@twin("orphan")' in caught.value.hint
+    assert '@host_kernel("orphan")' in caught.value.hint
 
 
 def test_a_twin_sees_the_shape_of_the_launch_and_its_arguments() -> None:
@@ -212,7 +212,7 @@ def test_a_twin_sees_the_shape_of_the_launch_and_its_arguments() -> None:
     def look(launch: Launch, *args: object) -> None:
         seen.append((launch.grid, launch.block, launch.shared_bytes, launch.threads, args))
 
-    gpu = Sim(twins={"look": look})
+    gpu = Sim(host_kernels={"look": look})
     kernel = gpu.kernel(
         gpu.load(gpu.compile('extern "C" __global__ void look(float x) {}')), "look"
     )
@@ -222,7 +222,7 @@ def test_a_twin_sees_the_shape_of_the_launch_and_its_arguments() -> None:
     assert seen == [((2, 3, 1), (32, 1, 1), 64, 192, (np.float32(1.5),))]
 
 
-@twin("tests.gpu.registered")
+@host_kernel("tests.gpu.registered")
 def registered(launch: Launch, where: Ptr) -> None:
     launch.write(where, np.uint8)[:] = 7
 
@@ -244,7 +244,7 @@ def test_a_twin_that_only_reads_cannot_write() -> None:
     def sly(launch: Launch, where: Ptr) -> None:
         launch.read(where, np.int32)[:] = 1
 
-    gpu = Sim(twins={"sly": sly})
+    gpu = Sim(host_kernels={"sly": sly})
     kernel = gpu.kernel(gpu.load(gpu.compile('extern "C" __global__ void sly(int* w) {}')), "sly")
     gpu.launch(kernel, ONE, ONE, (gpu.malloc(4),), LEGACY)
 
@@ -431,7 +431,7 @@ def test_a_name_that_the_compiler_changes_is_not_found() -> None:
     ],
 )
 def test_the_sizes_of_parameters_are_known_and_checked(parameter: str, size_bytes: int) -> None:
-    gpu = Sim(twins={"k": lambda *_: None})
+    gpu = Sim(host_kernels={"k": lambda *_: None})
     types = "typedef unsigned int word; typedef word *words;"
     image = gpu.compile(f'{types} /* k( */ extern "C" __global__ void k({parameter}) {{}}')
     kernel = gpu.kernel(gpu.load(image), "k")
@@ -444,7 +444,7 @@ def test_the_sizes_of_parameters_are_known_and_checked(parameter: str, size_byte
 
 
 def test_parameters_of_types_that_are_not_known_are_not_checked() -> None:
-    gpu = Sim(twins={"k": lambda *_: None})
+    gpu = Sim(host_kernels={"k": lambda *_: None})
     image = gpu.compile('struct S { int a; }; extern "C" __global__ void k(S s, int n) {}')
 
     gpu.launch(gpu.kernel(gpu.load(image), "k"), ONE, ONE, (), LEGACY)

@@ -15,7 +15,7 @@ from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.algorithms import algorithms, busy_ns, objection, recommended
-from cudakit.gpu.sim.rates import rates_of
+from cudakit.gpu.sim.costs import rates_of
 from cudakit.units import Unavailable
 
 USUAL = GemmSettings()

@@ -6,7 +6,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-import contract.twins  # noqa: F401 gives the simulated device its kernels
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import pytest
 from contract.kernels import SOURCE
 from contract.products import Places, Problem, put, result, run
@@ -21,7 +21,7 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
 )
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.algorithms import algorithms
 from cudakit.trace.events import Access, Alloc, Event, Free, GraphNode, Launch

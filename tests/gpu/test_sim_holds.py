@@ -37,7 +37,7 @@ class Held:
     """A stream that a kernel holds, and behind it a store to ``done``."""
 
     def __init__(self, *, seed: int | None = None) -> None:
-        self.gpu = Sim(seed=seed, twins={"poll": poll, "store": store})
+        self.gpu = Sim(seed=seed, host_kernels={"poll": poll, "store": store})
         module = self.gpu.load(self.gpu.compile(SOURCE))
         self._poll, self.store = (self.gpu.kernel(module, name) for name in ("poll", "store"))
         self.memory = self.gpu.host_malloc(12)

@@ -29,7 +29,7 @@ def test_copies_take_what_the_nvlinks_of_the_machine_do() -> None:
     here, there, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
 
-    assert gpu.nvlinks(1) == 18
+    assert gpu.peers.nvlinks(1) == 18
     taken_ns = took_ns(gpu, (there, here, stream))
     assert taken_ns == pytest.approx(
         SIZE / 18 / 20e9 * 1e9 + gpu.costs.least_ns, abs=2 * dispatch_ns

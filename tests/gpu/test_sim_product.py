@@ -3,7 +3,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-import contract.twins  # noqa: F401 gives the simulated device its kernels
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import numpy as np
 import pytest
 from contract.kernels import SOURCE

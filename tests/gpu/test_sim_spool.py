@@ -11,7 +11,7 @@ import pytest
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.spool import ONLY, VARIABLE, attachment
+from cudakit.gpu.sim.recorder import ONLY, VARIABLE, attachment
 from cudakit.trace.events import Event
 from cudakit.trace.kinds import Kind
 from cudakit.trace.layout import unpack
@@ -34,9 +34,9 @@ for _ in range(3):
 LAUNCHES = """
 import numpy as np
 from cudakit.gpu.api import LEGACY
-from cudakit.gpu.sim import Sim, twin
+from cudakit.gpu.sim import Sim, host_kernel
 
-@twin("store")
+@host_kernel("store")
 def store(launch, where, value):
     launch.write(where, np.int32)[:] = value
 

@@ -14,11 +14,11 @@ from cudakit.document import (
     Seconds,
     Section,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.errors import UsageError
 from cudakit.render.collapsed import render
+from cudakit.units import Unavailable
 
 
 def lines_of(tree: Tree) -> list[str]:

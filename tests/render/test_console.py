@@ -34,10 +34,10 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.render.console import render
+from cudakit.units import Unavailable
 
 MIB, GIB = 1 << 20, 1 << 30
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

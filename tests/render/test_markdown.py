@@ -23,10 +23,10 @@ from cudakit.document import (
     Table,
     Text,
     Tree,
-    Unavailable,
     View,
 )
 from cudakit.render.markdown import render
+from cudakit.units import Unavailable
 
 
 def text_of(*nodes: Node) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
 from cudakit.cli.failure import ExitCode
@@ -15,10 +18,10 @@ from cudakit.cli.output import open_output
 from cudakit.cli.progress import Progress, progress_line
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.circumstances import Circumstances
     from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import Spec
     from cudakit.gpu.api import Gpu
+    from cudakit.gpu.api.run_context import RunContext
 
 
 def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
@@ -49,17 +52,18 @@ def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
 def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
     from cudakit.core.bench.pipeline import run
 
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
-        return run(spec, device, progress, circumstances=around)
+    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
+        return run(spec, device, progress, run_context=run_context)
 
 
 @contextmanager
-def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, Circumstances]]:
-    """Open a device to be measured, with its progress, where Ctrl-C comes through, and what is around it."""
-    from cudakit.cli.bench.surroundings import look_around
+def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunContext]]:
+    """Open a device to be measured, with its progress and run context; Ctrl-C interrupts between samples."""
+    from cudakit.gpu.machine import open_machine
     from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.run_context import gather
 
-    around = look_around(gpu)
+    run_context = gather(open_machine(gpu), variables=dict(os.environ), command=_command())
     with (
         closing(open_gpu(gpu)) as device,
         progress_line(quiet=quiet) as show,
@@ -70,7 +74,12 @@ def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, Circum
             show(stage, fraction)
             deliver()
 
-        yield device, progress, around
+        yield device, progress, run_context
+
+
+def _command() -> tuple[str, ...]:
+    arguments = click.get_current_context().find_object(tuple)
+    return ("cudakit", *(arguments or ()))
 
 
 def exit_code(result: BenchResult) -> ExitCode:

@@ -45,5 +45,5 @@ def suite(*, quick: bool, gpu: str, outputs: Outputs) -> int:
 def _check(gpu: str, *, quick: bool, quiet: bool) -> SuiteResult:
     from cudakit.core.bench.suite import SuiteSpec, check_health
 
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
-        return check_health(SuiteSpec(quick=quick), device, progress, circumstances=around)
+    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
+        return check_health(SuiteSpec(quick=quick), device, progress, run_context=run_context)

@@ -13,18 +13,17 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import Outputs, given, with_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.named_files import Files, open_by_name
-from cudakit.cli.output import Output, open_output, printable
+from cudakit.cli.output import Files, Output, open_by_name, open_output, printable
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.circumstances import Circumstances
     from cudakit.core.bench.spec import GemmSpec
     from cudakit.core.bench.tuning.search import Limits
     from cudakit.core.bench.tuning.torch_csv import TorchCsv
     from cudakit.core.bench.tuning.tuned import Tuned
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+    from cudakit.gpu.api.run_context import RunContext
 
 # What a tuning can be written as.
 FORMATS = ("json", "md", "html")
@@ -168,8 +167,8 @@ def tuned_algorithms(
     from cudakit.core.bench.tuning.tune import tuning_machine
 
     known = load_tuned(path)
-    with opened_gpu(gpu, quiet=True) as (device, _, around):
-        machine = tuning_machine(device, around)
+    with opened_gpu(gpu, quiet=True) as (device, _, run_context):
+        machine = tuning_machine(device, run_context)
     found = known.products_on(machine)
     _say_missing(path, sum((gemm, settings) not in found for gemm in gemms), len(gemms))
     return known.algorithms_for(machine, settings)
@@ -209,14 +208,14 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
 
     known = load_tuned(tuning.known) if tuning.known else None
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, around):
+    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # What cannot be written is said before the long work.
-        validators = _validators(tuning, device, around) if tuning.export else None
-        tuned = search(spec, device, limits, progress, known=known, circumstances=around)
+        validators = _validators(tuning, device, run_context) if tuning.export else None
+        tuned = search(spec, device, limits, progress, known=known, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
 
 
-def _validators(tuning: TuneOptions, device: Gpu, around: Circumstances) -> Mapping[str, str]:
+def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Mapping[str, str]:
     from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators
     from cudakit.core.bench.tuning.tune import tuning_machine
 
@@ -225,12 +224,12 @@ def _validators(tuning: TuneOptions, device: Gpu, around: Circumstances) -> Mapp
             "algorithms of a simulated GPU are of no use to torch", hint="leave out --export"
         )
     found = read_validators(tuning.validators) if tuning.validators else _of_torch()
-    check_validators(found, tuning_machine(device, around))
+    check_validators(found, tuning_machine(device, run_context))
     return found
 
 
 def _of_torch() -> Mapping[str, str]:
-    from cudakit.gpu.torch_tunable import torch_validators
+    from cudakit.gpu.blas.vendor import torch_validators
 
     try:
         return torch_validators()

@@ -10,24 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.allocator.block import Block, Segment
-from cudakit.core.allocator.pools import DEFAULT_POOL, PoolId
-
-
-@dataclass(frozen=True, slots=True)
-class Silo:
-    """Memory that serves the requests of one pool, one kind and one stream only; in bytes."""
-
-    pool: PoolId
-    small: bool
-    stream: int
-    reserved_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
-    releasable_bytes: int = (
-        0  # whole segments and pages of the default pool, which empty_cache gives back
-    )
-    pending_bytes: int = 0  # freed, but used by other streams
+from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import DEFAULT_POOL
+from cudakit.torch_rules.oom_facts import Silo
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,92 +1,24 @@
-"""What was true when memory ran out."""
+"""The facts of a failed request, gathered from all that the engine holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from cudakit.core.allocator.block import Block, Segment
-from cudakit.core.allocator.cache import Cache, Request
-from cudakit.core.allocator.fragmentation import Silo, awaited_bytes, silos_of
-from cudakit.core.allocator.pools import PoolId
-from cudakit.core.allocator.stacks import Frames, Stacks
+from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.fragmentation import awaited_bytes, silos_of
+from cudakit.core.allocator.history import Stacks
+from cudakit.core.allocator.pools import Request
 from cudakit.gpu.api import MemoryInfo
-from cudakit.gpu.api.facts import Process
-from cudakit.units import Unavailable
+from cudakit.torch_rules.oom_facts import OomReport, Pin
 
 _MOST_PINS = 3
 # The part of the request that must be free in a segment for it to be named before others.
 _WORTH_NAMING = 64
-_NOT_ASKED = Unavailable("nobody was asked")
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A block in use that keeps a segment, most of which is free, from being given back."""
-
-    address: int
-    size_bytes: int
-    requested_bytes: int
-    segment_bytes: int
-    segment_free_bytes: int
-    frames: Frames  # of its allocation; empty where no stacks are recorded
-
-
-@dataclass(frozen=True, slots=True)
-class OomReport:
-    """A request that failed, and what there was of memory."""
-
-    device: int
-    requested_bytes: int
-    block_bytes: int  # rounded
-    segment_bytes: int  # what the device was asked for
-    stream: int
-    pool: PoolId
-    small: bool
-    device_free_bytes: int
-    device_total_bytes: int
-    limit_bytes: int | None  # the most that may be reserved
-    allocated_bytes: int
-    reserved_bytes: int
-    private_free_bytes: int  # cached in private pools
-    pending_bytes: int  # freed, but used by other streams
-    max_split_size_bytes: int | None
-    expandable_segments: bool
-    silos: tuple[Silo, ...]  # the one with most free bytes first
-    pins: tuple[Pin, ...]  # the one that costs most first
-    awaited: tuple[
-        tuple[int, int], ...
-    ] = ()  # streams, and bytes of freed blocks that wait for them
-    capturing: bool = False  # nothing could be waited for or given back
-    rejected: bool = False  # by throw_on_cudamalloc_oom: nothing was tried
-    most_addresses: int | None = None  # that an expandable segment sets aside; None: there are none
-    reserve_class: str = ""  # of the stream, by which that is chosen
-    processes: tuple[Process, ...] | Unavailable = _NOT_ASKED  # that use the device
-
-    @property
-    def elsewhere_bytes(self) -> int:
-        """Bytes of the device that this allocator does not hold: contexts, other processes."""
-        used = self.device_total_bytes - self.device_free_bytes
-        return max(used - self.reserved_bytes, 0)
-
-    @property
-    def unallocated_bytes(self) -> int:
-        """Bytes that are reserved and free in the default pool."""
-        free = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
-        return max(free - self.pending_bytes, 0)
-
-    @property
-    def own(self) -> Silo:
-        """Where the request was looked for."""
-        key = self.pool, self.small, self.stream
-        for silo in self.silos:
-            if (silo.pool, silo.small, silo.stream) == key:
-                return silo
-        return Silo(*key, 0, 0, 0)
 
 
 def report_of(
-    cache: Cache,
+    engine: Engine,
     request: Request,
     device: int,
     info: MemoryInfo,
@@ -95,9 +27,9 @@ def report_of(
     capturing: bool = False,
     rejected: bool = False,
 ) -> OomReport:
-    """Look at all that the cache holds."""
-    total = cache.statistics.total
-    silos = silos_of((segment, segment.blocks()) for segment in cache.segments.values())
+    """Look at all that the engine holds."""
+    total = engine.stats.total
+    silos = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
     return OomReport(
         device=device,
         requested_bytes=request.requested,
@@ -108,28 +40,28 @@ def report_of(
         small=request.pool.small,
         device_free_bytes=info.free_bytes,
         device_total_bytes=info.total_bytes,
-        limit_bytes=cache.limit_bytes if cache.limited else None,
+        limit_bytes=engine.limit_bytes if engine.is_limited else None,
         allocated_bytes=total("allocated_bytes"),
         reserved_bytes=total("reserved_bytes"),
-        private_free_bytes=sum(s.free_bytes for s in silos if s.pool != cache.default.id),
+        private_free_bytes=sum(s.free_bytes for s in silos if s.pool != engine.default.id),
         pending_bytes=total("pending_bytes"),
-        max_split_size_bytes=cache.settings.max_split_size_bytes,
-        expandable_segments=cache.settings.expandable_segments,
+        max_split_size_bytes=engine.settings.max_split_size_bytes,
+        expandable_segments=engine.settings.expandable_segments,
         silos=silos,
-        pins=_pins(cache.segments.values(), request.segment_bytes // _WORTH_NAMING),
+        pins=_pins(engine.segments.values(), request.segment_bytes // _WORTH_NAMING),
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,
         rejected=rejected,
-        most_addresses=_most_addresses(cache, request, info.total_bytes),
-        reserve_class=cache.expandable.classes.get(request.stream, "") if cache.expandable else "",
+        most_addresses=_most_addresses(engine, request, info.total_bytes),
+        reserve_class=engine.stream_classes.get(request.stream, ""),
     )
 
 
-def _most_addresses(cache: Cache, request: Request, total_bytes: int) -> int | None:
-    expandable = cache.expandable if cache.expands else None
-    if expandable is None or cache.private.source(request.pool.id):
+def _most_addresses(engine: Engine, request: Request, total_bytes: int) -> int | None:
+    if engine.expandable is None or not engine.expands(request.pool):
         return None
-    return expandable.reserve_bytes(request.pool, request.stream, total_bytes)
+    pool, stream = request.pool, request.stream
+    return engine.expandable.reserve_bytes(engine.settings, pool, stream, total_bytes)
 
 
 def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:

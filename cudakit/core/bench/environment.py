@@ -1,4 +1,4 @@
-"""The machine that a figure is of, and the state that it was in."""
+"""The machine and its state that a benchmark result records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudakit.gpu.api.facts import DeviceFacts, Field, Scalar, Telemetry
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _NOT_ASKED = Unavailable("nobody was there to ask")
@@ -17,7 +18,7 @@ _SLOWED = {
     "slowed_by_hardware_thermal_ns": "heat, by hardware",
     "slowed_by_power_brake_ns": "power brake",
 }
-# What changes how CUDA, its libraries and Python's users of them behave.
+# Prefixes of variables that change how CUDA and its libraries behave.
 _VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
 
 
@@ -65,7 +66,7 @@ class Environment:
 
     @property
     def slowed(self) -> Mapping[str, float]:
-        """Seconds for which the clock was held down between ``before`` and ``after``, by reason."""
+        """Seconds of throttling between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
         earlier = self.before.slowed_ns
@@ -87,7 +88,7 @@ class Environment:
         return last if isinstance(last, Unavailable) else last - first
 
     def unlike(self, other: Environment) -> tuple[str, ...]:
-        """Name what makes two machines different ones: figures of both say nothing of the software."""
+        """Return the differences that make results of two machines incomparable."""
         return (
             *_difference("the GPU is", self.gpu, other.gpu),
             *_difference("simulated is", self.simulated, other.simulated),
@@ -98,22 +99,18 @@ class Environment:
 
 def environment(
     facts: DeviceFacts,
+    run_context: RunContext,
     *,
     simulated: bool,
-    versions: Mapping[str, str],
-    management: DeviceFacts | None = None,
     before: Telemetry | None = None,
     after: Telemetry | None = None,
-    other_processes: int | Unavailable = _NOT_ASKED,
-    host: Mapping[str, str] | None = None,
-    variables: Mapping[str, str] | None = None,
-    command: tuple[str, ...] = (),
 ) -> Environment:
-    """Record a machine. ``facts`` are CUDA's, ``management`` are NVML's of the same device.
+    """Return what a result records of its machine; ``facts`` are CUDA's of the measured device.
 
-    Of ``variables``, which may be the whole process environment, only those that matter are kept.
+    Of the environment variables only those that change how CUDA behaves are kept.
     """
-    known: dict[str, Field] = {**(management.fields if management else {}), **facts.fields}
+    device = run_context.nvml_device
+    known: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
     moving = after or before
     limits = moving.fields if moving else {}
     return Environment(
@@ -132,18 +129,18 @@ def environment(
         power_limit_w=_number(limits, "power_limit_enforced_w"),
         power_limit_default_w=_number(known, "power_limit_default_w"),
         modes={name: _mode(known[name]) for name in _MODES if name in known},
-        versions=dict(sorted(versions.items())),
-        other_processes=other_processes,
-        host=dict(host or {}),
-        variables=relevant_variables(variables or {}),
-        command=command,
+        versions=dict(sorted(run_context.versions.items())),
+        other_processes=run_context.other_processes,
+        host=run_context.host.summary(),
+        variables=relevant_variables(run_context.variables),
+        command=run_context.command,
         before=moment(before) if before else None,
         after=moment(after) if after else None,
     )
 
 
 def moment(telemetry: Telemetry) -> Moment:
-    """Take from a look at the device what figures depend on."""
+    """Return the state of a device that measurements depend on."""
     fields = telemetry.fields
     reasons = fields.get("clock_event_reasons", _NOT_ASKED)
     return Moment(
@@ -162,7 +159,7 @@ def moment(telemetry: Telemetry) -> Moment:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Pick the environment variables that change how CUDA and its users behave, in order of name."""
+    """Return the environment variables that change how CUDA and its libraries behave, sorted by name."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
 
 
@@ -209,7 +206,7 @@ def _difference(what: str, mine: object, others: object) -> tuple[str, ...]:
 
 
 def _versions(mine: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, ...]:
-    # Other versions of cudakit or Python do not make the device do something else.
+    # The versions of cudakit and Python do not change what the device does.
     names = sorted((mine.keys() | others.keys()) - {"cudakit", "python"})
     return tuple(
         line

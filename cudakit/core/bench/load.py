@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 from cudakit.core.bench.health import SuiteResult
-from cudakit.core.bench.plain import Mismatch, read
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.saved import read_saved
 from cudakit.errors import InputError
+from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
 _HINT = "write one with cudakit bench ... --json"
@@ -32,7 +32,7 @@ def load_result(path: Path) -> BenchResult:
             hint=_HINT if not _is_newer(schema) else "read it with the cudakit that wrote it",
         )
     try:
-        result = read(BenchResult, plain)
+        result = from_plain(BenchResult, plain)
     except Mismatch as problem:
         raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
     _check(result, path)

@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from cudakit.core.bench.case import Case, Implementation, check_fit
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.energy import count_energy
 from cudakit.core.bench.graph_costs import graph_costs
 from cudakit.core.bench.measurement import Measurement, merge_rounds
@@ -29,6 +28,7 @@ from cudakit.core.bench.verify import verify
 from cudakit.core.bench.warm_up import warm_up
 from cudakit.core.bench.workload import Refused, Workload
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.run_context import RunContext
 
 
 def no_progress(stage: str, fraction: float) -> None:
@@ -40,7 +40,7 @@ def run(
     gpu: Gpu,
     progress: Progress = no_progress,
     *,
-    circumstances: Circumstances | None = None,
+    run_context: RunContext | None = None,
     cases: Sequence[Case] | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> BenchResult:
@@ -53,9 +53,9 @@ def run(
     """
     begin_ns = now_ns()
     cases = plan_cases(spec, gpu) if cases is None else cases
-    circumstances = circumstances or Circumstances()
-    check_fit(cases, gpu.memory_info().free_bytes, circumstances.host_free_bytes)
-    summary = Summarizer(gpu, circumstances)
+    run_context = run_context or RunContext()
+    check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
+    summary = Summarizer(gpu, run_context)
     try:
         with closing(Timer(gpu)) as timer:
             complete = _measure_cases(timer, spec, cases, summary, progress)

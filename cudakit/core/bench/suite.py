@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import no_progress, run
@@ -28,6 +27,7 @@ from cudakit.errors import MissingDependency
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.elements import FP64
 from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.api.run_context import RunContext
 
 _QUICK_S = 60.0
 # Each case of a quick check is as short as a median needs that is known to a few percent.
@@ -63,17 +63,17 @@ def check_health(
     gpu: Gpu,
     progress: Progress = no_progress,
     *,
-    circumstances: Circumstances | None = None,
+    run_context: RunContext | None = None,
 ) -> SuiteResult:
     """Measure and judge what says most of a GPU. What lacks a library is left out, and said.
 
     Raises what ``pipeline.run`` does.
     """
-    around = circumstances or Circumstances()
+    run_context = run_context or RunContext()
     left_out = missing_libraries(gpu)
     cases = suite_cases(spec, gpu, gemm=not left_out)
-    result = run(spec, gpu, progress, circumstances=around, cases=cases)
-    managed: Fields = around.management.fields if around.management else {}
+    result = run(spec, gpu, progress, run_context=run_context, cases=cases)
+    managed: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
     moving = gpu.telemetry(("pcie_width",)).fields
     return conclude(result, quick=spec.quick, left_out=left_out, fields={**managed, **moving})
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import median
 
 from cudakit.core.bench.case import OURSELVES, Case, Implementation
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.environment import Environment, environment
 from cudakit.core.bench.l2_cache import is_cold
 from cudakit.core.bench.measurement import Measurement, Samples
@@ -21,6 +20,7 @@ from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, Refused, Verification
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import Telemetry
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _NO_VALUES = Unavailable("it computes no values")
@@ -114,13 +114,13 @@ def case_result(
 class Summarizer:
     """Collects the results and warnings of all cases on one device."""
 
-    def __init__(self, gpu: Gpu, circumstances: Circumstances) -> None:
+    def __init__(self, gpu: Gpu, run_context: RunContext) -> None:
         self.results: list[CaseResult] = []
         self.refusals: list[Refused] = []
-        self.variables = circumstances.variables
+        self.variables = run_context.variables
         self._simulated, self._facts = gpu.simulated, gpu.facts()
-        self._circumstances = circumstances
-        managed = circumstances.management
+        self._run_context = run_context
+        managed = run_context.nvml_device
         self._fields = {**(managed.fields if managed else {}), **self._facts.fields}
         self._titles: dict[str, list[str]] = {}  # of the cases, by warning
 
@@ -199,18 +199,12 @@ class Summarizer:
     def _environment(
         self, before: Telemetry | None = None, after: Telemetry | None = None
     ) -> Environment:
-        around = self._circumstances
         return environment(
             self._facts,
+            self._run_context,
             simulated=self._simulated,
-            versions=around.versions,
-            management=around.management,
             before=before,
             after=after,
-            other_processes=around.other_processes,
-            host=around.host,
-            variables=around.variables,
-            command=around.command,
         )
 
     def _limit(self, case: Case, samples: Samples) -> Limit | Unavailable:

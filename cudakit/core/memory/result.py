@@ -14,6 +14,7 @@ from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame
+from cudakit.torch_rules.oom_facts import Fit
 
 SCHEMA = "cudakit.memviz/1"
 DIFF_SCHEMA = "cudakit.memviz.diff/1"
@@ -165,16 +166,6 @@ class Fragmentation:
     stranded_bytes: int  # free in segments that hold at least one block
     releasable_bytes: int  # segments that hold nothing
     pins: tuple[Pin, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Whether a failed request would have fitted, had one thing been different."""
-
-    without_cache: bool  # empty segments given back to the device
-    without_holes: bool  # all free bytes of the request's own pool and stream in one piece
-    in_another_pool: bool  # a hole of another pool or stream is large enough
-    after_pending_frees: bool  # frees waiting for other streams done
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,21 @@
-"""Graphs: what their nodes touch, and which of them wait for which.
+"""CUDA graphs: what their nodes access, which nodes wait for which, and the launches of graphs.
 
-To the outside a launch is one operation of its stream, so its nodes have one tick; inside, the edges order
-them. CUDA C++ Programming Guide, "CUDA Graphs".
+A launch is one operation of its stream, so its nodes have one tick; inside, the edges order them. CUDA C++
+Programming Guide, "CUDA Graphs".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
-from cudakit.core.sanitize.calls import ASSUMED, Call
-from cudakit.core.sanitize.clocks import Clock
-from cudakit.core.sanitize.columns import ACCESS_FIELDS, AccessRow
-from cudakit.core.sanitize.races import Grade
+from cudakit.core.sanitize.clocks import ASSUMED, Call, Clock, Release
+from cudakit.core.sanitize.ordering import StreamOrder
+from cudakit.core.sanitize.races import Coverage, Grade, Sync, SyncKind
+from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
+from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import Kind, Work
 
 _KNOWN = ACCESS_FIELDS.index("known")
@@ -30,7 +32,7 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Node:
-    """A node, as it was added to its graph."""
+    """A node as it was added to its graph, and its accesses in each launch."""
 
     call: Call
     accesses: list[AccessRow] = field(default_factory=list)
@@ -45,19 +47,19 @@ class Graph:
         self._ancestors: dict[int, int] | None = None
 
     def add(self, call: Call, node: int, work: int) -> None:
-        """Append a node; a number that was there is replaced."""
+        """Add a node; it replaces one of the same number."""
         call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
         call.node = node
         self._nodes[node] = Node(call)
         self._ancestors = None
 
     def order(self, before: int, after: int) -> None:
-        """Let a node wait for another one."""
+        """Order a node after another one."""
         self._before.setdefault(after, []).append(before)
         self._ancestors = None
 
-    def touches(self, row: AccessRow) -> None:
-        """Say what a node does in each launch."""
+    def add_access(self, row: AccessRow) -> None:
+        """Add an access that a node makes in each launch."""
         if row[-1] in self._nodes:
             self._nodes[row[-1]].accesses.append(row)
 
@@ -66,7 +68,7 @@ class Graph:
 
     @property
     def ancestors(self) -> Mapping[int, int]:
-        """For each node, the nodes before it as bits of a number; the mapping's order is one to work in."""
+        """For each node, in topological order, the nodes that happen before it as bits of a number."""
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._in_order():
@@ -81,11 +83,11 @@ class Graph:
 
     @property
     def kernels(self) -> Iterator[int]:
-        """The nodes that are kernels."""
+        """The numbers of the nodes that are kernels."""
         return (number for number, node in self._nodes.items() if node.call.kind == Kind.LAUNCH)
 
     def _in_order(self) -> list[int]:
-        """List the nodes so that each stands behind those it waits for: as they were made, if they can."""
+        """List the nodes in topological order: in order of their creation where that is one."""
         if all(before < node for node, some in self._before.items() for before in some):
             return sorted(self._nodes)
         try:
@@ -98,7 +100,7 @@ class Graph:
 
 @dataclass(slots=True)
 class GraphLaunch:
-    """A launch whose accesses are still coming in."""
+    """A launch whose accesses are still being recorded."""
 
     call: Call
     graph: Graph
@@ -106,11 +108,11 @@ class GraphLaunch:
     tick: int
     past: Clock
     accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
-    exact: set[int] = field(default_factory=set)  # the nodes of which all is told
-    lost: set[int] = field(default_factory=set)  # the nodes of which something was lost
+    exact: set[int] = field(default_factory=set)  # nodes whose accesses are all recorded
+    lost: set[int] = field(default_factory=set)  # nodes with lost accesses
 
     def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
-        """Yield what each node does, in an order that keeps to the edges."""
+        """Yield the accesses of each node, in topological order."""
         own = self.call
         for number in self.graph.ancestors:
             added = self.graph.node(number)
@@ -120,13 +122,101 @@ class GraphLaunch:
                 yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
 
     def grade(self, number: int) -> Grade:
-        """Say how well it is known what a node did; of nothing told, that it was assumed to do nothing."""
+        """Return how well the accesses of a node are known; no access at all is an assumption."""
         if number in self.exact:
             return Grade.EXACT
         worst = max((row[_KNOWN] for row in self._accesses(number)), default=ASSUMED)
         return Grade.ASSUMED if number in self.lost or worst >= ASSUMED else Grade.EXACT
 
     def _accesses(self, number: int) -> list[AccessRow]:
-        """List what a node did: what its description says, unless all is told of this launch."""
+        """List the accesses of a node, described ones included unless this launch is recorded completely."""
         told = self.accesses.get(number, [])
         return told if number in self.exact else self.graph.node(number).accesses + told
+
+
+UNKNOWN_GRAPH = "launch of a graph whose nodes were not seen"
+
+
+class GraphTracker:
+    """All graphs, and the last launch of each executable, whose launches never overlap."""
+
+    def __init__(
+        self, order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
+    ) -> None:
+        self._order = order
+        self._shadow = shadow
+        self._coverage = coverage
+        self._gaps = gaps
+        self._graphs: dict[int, Graph] = {}
+        self._last: dict[int, tuple[Release, Call]] = {}  # by executable
+        self._node_graph = Graph()  # the last graph that a node was added to
+        self.launched: GraphLaunch | None = (
+            None  # the launch whose accesses are still being recorded
+        )
+
+    def add_node(self, call: Call, graph: int, node: int, work: int) -> None:
+        call.graph = graph
+        self._node_graph = self._graph(graph)
+        self._node_graph.add(call, node, work)
+
+    def add_edge(self, _: Call, graph: int, before: int, after: int) -> None:
+        self._graph(graph).order(before, after)
+
+    def node_accesses(self, rows: Iterable[AccessRow]) -> None:
+        """Add accesses of the last nodes, which happen in each launch."""
+        for row in rows:
+            self._node_graph.add_access(row)
+
+    def launch(self, call: Call, graph: int, executable: int) -> None:
+        """Enqueue a graph as one operation, with a tick of its own for all its nodes."""
+        self._coverage.graph_launches += 1
+        stream = self._order.enqueue(call)
+        if stream is None:
+            return
+        if executable in self._last:
+            release, earlier = self._last[executable]
+            reason = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
+            stream.acquire(release, reason)
+        if not self._graph(graph):
+            self._gaps[UNKNOWN_GRAPH] += 1
+        call.graph = graph
+        stream.release()
+        past = stream.past.copy()
+        past[stream.slot] = stream.tick - 1
+        self.launched = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, past)
+        self._order.enqueue(call)
+        self._last[executable] = stream.release(), call
+
+    def launch_accesses(self, rows: Iterable[AccessRow]) -> None:
+        """Add accesses of nodes in the last launch."""
+        for row in rows:
+            if self.launched is not None:
+                self.launched.accesses.setdefault(row[-1], []).append(row)
+
+    def accessed(self, call: Call, node: int, exact: bool) -> None:
+        """Mark a node of the last launch as completely recorded, or as one with lost accesses."""
+        if self.launched is not None and self.launched.call.seq == call.seq:
+            (self.launched.exact if exact else self.launched.lost).add(node)
+
+    def finish(self) -> None:
+        """Check the accesses of the last launch, now that they are recorded."""
+        launched, self.launched = self.launched, None
+        if launched is None:
+            return
+        for kernel in launched.graph.kernels:
+            self._coverage.count(launched.grade(kernel))
+        self._shadow.checker.ancestors = launched.graph.ancestors
+        for call, accesses in launched.work():
+            self._shadow.add_all(accesses, call, launched)
+
+    def prune(self) -> None:
+        """Remove the launches that all future work is ordered after."""
+        known = self._order.is_known
+        self._last = {
+            executable: (release, call)
+            for executable, (release, call) in self._last.items()
+            if not known(release.slot, release.tick)
+        }
+
+    def _graph(self, number: int) -> Graph:
+        return self._graphs.setdefault(number, Graph())

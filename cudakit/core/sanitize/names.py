@@ -1,11 +1,12 @@
-"""What kernels and streams are called, in full for programs and short for people."""
+"""Names of kernels and streams, in full for programs and short for people, and of call sites."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
 # Gives a mangled name its readable form, and any other name back.
@@ -144,3 +145,32 @@ def _is_balanced(text: str) -> bool:
         ):
             return False
     return not open_
+
+
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
+    | /lib/python3[.\d]*/                             # the standard library
+    | /cudakit/(?:api|core|gpu|run)/                  # ourselves, wherever installed
+    | ^<(?!stdin>|string>|ipython)                    # generated code, not what a person typed
+    | ^$                                              # unknown
+    """,
+    re.VERBOSE,
+)
+
+
+def site(frames: Sequence[Frame]) -> int:
+    """Find the frame to see first: the innermost of the program's own, else the innermost."""
+    return next((at for at, frame in enumerate(frames) if is_own(frame)), 0)
+
+
+def is_own(frame: Frame) -> bool:
+    """Say whether a frame is the program's own: not of a library, of Python or of cudakit."""
+    return not _LIBRARY.search(frame.filename)
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """Write where the frame to see first stands, ``train.py:15``; nothing where there is no frame."""
+    if not frames:
+        return ""
+    frame = frames[site(frames)]
+    return f"{frame.filename.rpartition('/')[2]}:{frame.line}"

@@ -31,6 +31,11 @@ class Confidence(StrEnum):
         "possible"  # two kernels that were given the same memory, or one given memory near it
     )
 
+    @property
+    def is_finding(self) -> bool:
+        """Whether such a race fails a run, a test or a ``with`` block."""
+        return self is not Confidence.POSSIBLE
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

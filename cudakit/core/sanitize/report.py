@@ -1,21 +1,142 @@
-"""Collects the races of all processes of a program, each once, into the Result."""
+"""The races of all processes of a program, each once, as the Result and as plain text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from itertools import takewhile
+from typing import Protocol, TypeAlias
 
-from cudakit.core.sanitize.names import Demangle
-from cudakit.core.sanitize.races import Confidence, Coverage, Operation, Race
-from cudakit.core.sanitize.reader import Reader
-from cudakit.core.sanitize.result import FoundRace, Process, SanitizeResult, Suppressed
-from cudakit.core.sanitize.suppress import Suppression
+from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
+from cudakit.core.sanitize.names import Demangle, is_own, place, short_kernel, site, stream_name
+from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
+from cudakit.core.sanitize.result import (
+    FoundRace,
+    Memory,
+    Process,
+    SanitizeResult,
+    Side,
+    Suppressed,
+    Synchronisation,
+)
+from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
-from cudakit.trace.kinds import StreamFlag
+from cudakit.trace.kinds import Kind, Mode, StreamFlag
 from cudakit.trace.log import Stack
+from cudakit.units import format_bytes
+
+_OPERATIONS = {
+    Kind.COPY: "copy",
+    Kind.FILL: "fill",
+    Kind.ALLOC: "allocation",
+    Kind.FREE: "free",
+}
+
+
+class Stacks(Protocol):
+    """Gives the number of a stack its frames, innermost first."""
+
+    def __call__(self, number: int, /) -> tuple[Frame, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What the numbers of one process stand for."""
+
+    process: int
+    stacks: Stacks
+    streams: Mapping[int, StreamFlag]
+    demangle: Demangle
+
+    def found(self, race: Race) -> FoundRace:
+        """Say in words and stacks what was found, once."""
+        current, previous = self.side(race.current), self.side(race.previous)
+        memory = self._memory(race.allocation)
+        size_bytes = race.hi - race.lo
+        return FoundRace(
+            kind=race.kind,
+            confidence=race.confidence,
+            sentence=sentence(race.kind, current, previous, size_bytes),
+            address=race.lo,
+            size_bytes=size_bytes,
+            offset_bytes=race.lo - memory.address if memory else None,
+            count=1,
+            current=current,
+            previous=previous,
+            hint=fix(race.kind, current, previous),
+            remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
+            memory=memory,
+            last_sync=self._synchronisation(race.last_sync, current, previous),
+            approximate=race.approximate,
+            process=self.process,
+        )
+
+    def side(self, operation: Operation) -> Side:
+        """Make a side of an operation."""
+        stack = self.stacks(operation.site)
+        kernel = self.demangle(operation.name) if operation.kind is Kind.LAUNCH else None
+        return Side(
+            stream=stream_name(
+                operation.stream, self.streams.get(operation.stream), operation.thread
+            ),
+            operation=_operation(operation.kind, kernel),
+            stack=stack,
+            site=site(stack),
+            stream_number=operation.stream,
+            device=operation.device,
+            context=operation.context,
+            thread=operation.thread,
+            seq=operation.seq,
+            kernel=kernel,
+            mangled=None if kernel is None else operation.name,
+            reads=Mode.READ in operation.mode,
+            writes=Mode.WRITE in operation.mode,
+            atomic=Mode.ATOMIC in operation.mode,
+            known=operation.known,
+            address=operation.lo,
+            size_bytes=operation.hi - operation.lo,
+            graph=operation.graph,
+            node=operation.node,
+        )
+
+    def _memory(self, allocation: Allocation | None) -> Memory | None:
+        if allocation is None:
+            return None
+        stack = self.stacks(allocation.site)
+        return Memory(
+            address=allocation.address,
+            size_bytes=allocation.size_bytes,
+            how=allocation.how,
+            seq=allocation.seq,
+            stack=stack,
+            site=site(stack),
+        )
+
+    def _synchronisation(
+        self, sync: Sync | None, current: Side, previous: Side
+    ) -> Synchronisation | None:
+        if sync is None:
+            return None
+        recorded, waited = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
+        return Synchronisation(
+            kind=sync.kind,
+            sentence=why_not_covered(sync.kind, current, previous, place(recorded), place(waited)),
+            recorded_seq=sync.recorded_seq,
+            recorded_stack=recorded,
+            recorded_site=site(recorded),
+            waited_seq=sync.waited_seq,
+            waited_stack=waited,
+            waited_site=site(waited),
+        )
+
+
+def _operation(kind: Kind, kernel: str | None) -> str:
+    if kernel is None:
+        return _OPERATIONS.get(kind, kind.name.lower().replace("_", " "))
+    return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"
+
 
 _Frames: TypeAlias = tuple[Frame, ...]
 _Key: TypeAlias = tuple[object, ...]
@@ -146,3 +267,45 @@ class Report:
 
 def _doubt(found: FoundRace) -> int:
     return _SUREST_FIRST.index(found.confidence)
+
+
+# Innermost frames of a stack: enough to find the place, few enough to be read.
+_FRAMES = 4
+
+
+def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
+    """Return the races that count: all but those that are only possible."""
+    return tuple(race for race in result.races if race.confidence.is_finding)
+
+
+def message(races: Sequence[FoundRace]) -> str:
+    """Write races one below the other, behind a line that counts them."""
+    return "\n\n".join((headline(races), *map(_race, races)))
+
+
+def headline(races: Sequence[FoundRace]) -> str:
+    """Count races in a few words."""
+    return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
+
+
+def _race(race: FoundRace) -> str:
+    times = f", {race.count} times" if race.count > 1 else ""
+    lines = [f"{race.kind} ({race.confidence}{times}): {race.sentence}"]
+    lines += _side("later", race.current) + _side("earlier", race.previous)
+    if memory := race.memory:
+        size = f"memory:  {format_bytes(memory.size_bytes)} at {memory.address:#x}"
+        lines += _with_stack(size, memory)
+    if race.last_sync:
+        lines.append(f"  order:   {race.last_sync.sentence}")
+    return "\n".join([*lines, f"  fix:     {race.hint}"])
+
+
+def _side(when: str, side: Side) -> list[str]:
+    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}", side)
+
+
+def _with_stack(line: str, holder: Side | Memory) -> list[str]:
+    """Write the program's own frames below a line, without those of what called the program."""
+    own = tuple(takewhile(is_own, holder.stack[holder.site :])) or holder.stack[:1]
+    places = (f"{frame.filename}:{frame.line} {frame.name}" for frame in own[:_FRAMES])
+    return [f"  {line}", *(f"           {place}" for place in places)]

@@ -18,10 +18,9 @@ from cudakit.document import (
     Section,
     Table,
     Text,
-    Unavailable,
     Value,
 )
-from cudakit.units import format_bytes, format_count
+from cudakit.units import Unavailable, format_bytes, format_count
 
 _NOT_TOLD = Unavailable("the file does not tell who gave memory back")
 

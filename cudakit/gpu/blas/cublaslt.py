@@ -1,20 +1,19 @@
-"""cuBLASLt through the bindings of nvmath-python: it names its algorithms, and takes any of them."""
+"""cuBLASLt through the bindings of nvmath-python: it lists its algorithms, and takes any of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, never
-from cudakit.gpu.blas.configuration import Configurations, choices
-from cudakit.gpu.blas.descriptors import Problem
-from cudakit.gpu.blas.ltproduct import LtMultiplication
+from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
 from cudakit.gpu.blas.refusals import (
     UNSUPPORTED,
     Capability,
@@ -23,19 +22,16 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublaslt,
     refused_call,
 )
-from cudakit.gpu.blas.search import allowed_reductions, configurations, in_turn
-from cudakit.gpu.blas.trial import Trial
-from cudakit.gpu.blas.vendor import Nvmath
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
+from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
+from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
+from cudakit.units import format_bytes
 
 _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
 
-# More than there are of any combination of types.
+# More than any combination of types has.
 _MOST_IDS = 1000
 
-# A scale is one float; it has a line of memory to itself.
+# The scale is one float in a memory line of its own.
 _ONE_BYTES = 256
 
 
@@ -44,7 +40,7 @@ class CublasLt:
 
     library: Library = "cublaslt"
 
-    def __init__(self, cuda: Cuda, vendor: Nvmath, capability: Capability) -> None:
+    def __init__(self, cuda: CudaDevice, vendor: Nvmath, capability: Capability) -> None:
         self.cuda, self.vendor = cuda, vendor
         self._capability = capability
         lt = vendor.lt
@@ -55,7 +51,7 @@ class CublasLt:
 
     @property
     def handle(self) -> int:
-        """Of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """The handle of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
             raise closed(self.library)
         return self._handle
@@ -70,7 +66,7 @@ class CublasLt:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> LtMultiplication:
-        """Get ready. Raises Unsupported for an algorithm that the library or the settings refuse."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm that the library or the settings refuse."""
         with ExitStack() as owned:
             problem = owned.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
@@ -79,11 +75,11 @@ class CublasLt:
                 structure, chosen = self._configured(problem, algorithm)
             given = algorithm is not None
             product = LtMultiplication(self, problem, structure, chosen, given=given)
-            owned.pop_all()  # they are the product's now
+            owned.pop_all()  # owned by the GEMM from now on
             return product
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """List what cublasLtMatmulAlgoGetHeuristic proposes, the best by its estimate first."""
+        """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, the best by its estimate first."""
         with closing(self._problem(gemm, settings)) as problem:
             return [algorithm for _, algorithm in self._recommended(problem, most)]
 
@@ -95,7 +91,7 @@ class CublasLt:
         return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
-        """Give back the handle. A second time does nothing, nor does it where the device was closed."""
+        """Destroy the handle. A second time, or after the device was closed, has no effect."""
         if self._handle and not self.cuda.closed:
             self.cuda.ask(self.vendor.lt.destroy, self._handle)
             if self._one is not None:
@@ -114,7 +110,7 @@ class CublasLt:
             raise refused_call(error.status, "the description of a product") from error
 
     def _recommended(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
-        """Ask the heuristics: structures and their numbers. Raises Unsupported where there are none."""
+        """Return algorithms of the heuristics, as structures and numbers. Raises Unsupported without any."""
         lt = self.vendor.lt
         results = np.zeros(most, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
@@ -143,7 +139,7 @@ class CublasLt:
         return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
 
     def _configured(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
-        """Make the structure of an algorithm from its numbers, and have it checked."""
+        """Return the checked structure of an algorithm, given its numbers."""
         scheme = algorithm.reduction
         if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
             raise Unsupported(
@@ -151,12 +147,12 @@ class CublasLt:
                 "deterministic product, or one without reduced precision, does not allow",
                 hint=_TAKE_ANOTHER,
             )
-        trial = Trial(self, problem, algorithm.id)
-        if not (checked := trial.accepts(algorithm)):
+        check = _AlgorithmCheck(self, problem, algorithm.id)
+        if not (checked := check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} refuses for this product {algorithm}", hint=_TAKE_ANOTHER
             )
-        return trial.structure, checked
+        return check.structure, checked
 
     def _search(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
@@ -173,27 +169,162 @@ class CublasLt:
                 what="cublasLtMatmulAlgoGetIds",
             )
             asked = (self._configurations_of(problem, number) for number in ids)
-            yield from in_turn(asked, is_over)
+            yield from round_robin(asked, is_over)
 
     def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
-        trial = Trial(self, problem, number)
-        if not trial.initialized:
+        check = _AlgorithmCheck(self, problem, number)
+        if not check.initialized:
             return
         allowed = allowed_reductions(problem.gemm, problem.settings)
         able = self.call(
             choices,
             self.vendor.lt,
             number,
-            trial.address,
+            check.address,
             allowed,
             self._capability,
             what="cublasLtMatmulAlgoCapGetAttribute",
         )
-        yield from configurations(able, trial.accepts)
+        yield from configurations(able, check.accepts)
 
 
-def _one(cuda: Cuda) -> Ptr:
-    """Put an fp32 of 1 on the device."""
+class LtMultiplication:
+    """One call of cublasLtMatmul, prepared except for operands and stream."""
+
+    def __init__(
+        self,
+        blas: CublasLt,
+        problem: Problem,
+        structure: Any,
+        algorithm: Algorithm,
+        *,
+        given: bool,
+    ) -> None:
+        self.algorithm = algorithm
+        self.settings: Mapping[str, str] = MappingProxyType(
+            _describe(problem, algorithm, given=given)
+        )
+        self._blas, self._problem = blas, problem
+        self._matmul = blas.vendor.lt.matmul
+        self._structure = structure  # kept alive: only its address is passed on
+        self._algorithm_at: int = structure.ctypes.data
+        self._workspace_bytes = algorithm.workspace_bytes
+        self._workspace = (
+            blas.cuda.malloc(self._workspace_bytes) if self._workspace_bytes else Ptr(0)
+        )
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``.
+
+        The operands begin at multiples of 256 bytes, as what cuMemAlloc returns does.
+        """
+        if self._closed:
+            raise closed("a product of cuBLASLt")
+        problem, cuda = self._problem, self._blas.cuda
+        if problem.gemm.has_bias:
+            problem.place_bias(operands.bias)
+        self._blas.call(
+            self._matmul,
+            self._blas.handle,
+            problem.operation,
+            problem.alpha,
+            operands.a,
+            problem.a,
+            operands.b,
+            problem.b,
+            problem.beta,
+            operands.d if problem.reads_c else 0,
+            problem.c,
+            operands.d,
+            problem.d,
+            self._algorithm_at,
+            self._workspace,
+            self._workspace_bytes,
+            cuda.stream_address(stream),
+            what="cublasLtMatmul",
+        )
+
+    def close(self) -> None:
+        """Free the workspace. A second time, or after the device was closed, has no effect."""
+        if self._closed:
+            return
+        self._closed = True
+        self._problem.close()
+        if self._workspace and not self._blas.cuda.closed:
+            self._blas.cuda.free(self._workspace)
+
+
+def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[str, str]:
+    gemm, settings = problem.gemm, problem.settings
+    words = {
+        "chosen_by": "the user" if given else "the heuristics of cuBLASLt",
+        "compute_type": f"CUBLAS_{problem.names.compute}",
+        "scale_type": problem.names.scale,
+        "workspace": (
+            f"{format_bytes(algorithm.workspace_bytes)} used, "
+            f"{format_bytes(settings.workspace_bytes)} at most"
+        ),
+        "deterministic": "yes" if settings.deterministic else "no",
+        "reduction_schemes": " ".join(map(str, allowed_reductions(gemm, settings))),
+    }
+    if gemm.dtype.startswith("fp8"):
+        words["scales"] = "1 for each factor"
+        words["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
+    return words
+
+
+class _AlgorithmCheck:
+    """One algorithm id, whose configurations are checked one after the other."""
+
+    def __init__(self, blas: CublasLt, problem: Problem, number: int) -> None:
+        lt = blas.vendor.lt
+        self._blas, self._problem = blas, problem
+        self._result = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        self.structure = np.zeros(1, lt.matmul_algo_dtype)
+        self.address: int = self.structure.ctypes.data
+        self._arguments = (
+            problem.operation,
+            *problem.layouts,
+            self.address,
+            self._result.ctypes.data,
+        )
+        self.initialized = self._initialize(number)
+
+    def accepts(self, algorithm: Algorithm) -> Algorithm | None:
+        """Return the algorithm with the workspace that it needs; None if it cannot run here."""
+        blas, lt = self._blas, self._blas.vendor.lt
+        if not self.initialized:
+            return None
+        try:
+            blas.configurations.write(self.address, algorithm)
+            blas.cuda.ask(lt.matmul_algo_check, blas.handle, *self._arguments)
+        except lt.cuBLASLtError:
+            return None
+        needed = int(self._result["workspace_size"][0])
+        if self._result["state"][0] or needed > self._problem.settings.workspace_bytes:
+            return None
+        return replace(algorithm, workspace_bytes=needed)
+
+    def _initialize(self, number: int) -> bool:
+        lt, types = self._blas.vendor.lt, self._problem.types
+        try:
+            self._blas.cuda.ask(
+                lt.matmul_algo_init,
+                self._blas.handle,
+                types.compute,
+                types.scale,
+                *types.matrices,
+                number,
+                self.address,
+            )
+        except lt.cuBLASLtError:
+            return False
+        return True
+
+
+def _one(cuda: CudaDevice) -> Ptr:
+    """Return an fp32 of 1 in device memory."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))
     cuda.host_view(pinned, len(value))[:] = value

@@ -1,15 +1,30 @@
-"""Which function of torch computes a product: the one that its users call for it."""
+"""The function of torch that computes a product, and torch's tensors over memory that is not torch's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings
-from cudakit.gpu.blas.torch_tensors import TensorSet, dtype
-from cudakit.gpu.blas.types import narrow
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings, Operands
+from cudakit.gpu.blas.frameworks import View, views
+from cudakit.gpu.blas.types import is_fp8_output
+
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "fp64": "float64",
+        "fp32": "float32",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "fp8_e4m3": "float8_e4m3fn",
+        "fp8_e5m2": "float8_e5m2",
+        "int8": "int8",
+        "int32": "int32",
+    }
+)
 
 # aten/src/ATen/native/cuda/Blas.cpp, _scaled_mm and _int_mm.
 _FP8_MULTIPLE = 16
@@ -18,15 +33,79 @@ _INT8_ROWS_ABOVE = 16
 
 
 @dataclass(frozen=True, slots=True)
+class TensorSet:
+    """The operands of one GEMM: ``result`` is ``left`` times ``right`` plus ``bias``."""
+
+    left: Any
+    right: Any
+    result: Any
+    bias: Any  # None where there is none
+
+
+class Tensors:
+    """Tensors over the operands of a GEMM, created once for each set of addresses."""
+
+    def __init__(self, torch: Any, gemm: Gemm, device: Any) -> None:
+        self._torch, self._device = torch, device
+        self._views = views(gemm)
+        self._has_bias = gemm.has_bias
+        self._known: dict[tuple[Ptr, ...], TensorSet] = {}
+
+    def of(self, operands: Operands) -> TensorSet:
+        """Return tensors over operands, which own and copy nothing."""
+        places = (operands.a, operands.b, operands.d, operands.bias)
+        known = self._known.get(places)
+        if known is None:
+            known = self._known[places] = self._made(operands)
+        return known
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def _made(self, operands: Operands) -> TensorSet:
+        seen = self._views
+        return TensorSet(
+            left=self._tensor(seen.left, operands.b),
+            right=self._tensor(seen.right, operands.a),
+            result=self._tensor(seen.result, operands.d),
+            bias=self._tensor(seen.bias, operands.bias) if self._has_bias else None,
+        )
+
+    def _tensor(self, view: View, place: Ptr) -> Any:
+        memory = _Memory(place, view.size_bytes)
+        octets = self._torch.as_tensor(memory, device=self._device)
+        elements = octets.view(dtype(self._torch, view.element.name))
+        return elements.as_strided(view.shape, view.strides)
+
+
+def dtype(torch: Any, element: str) -> Any:
+    """Return torch's type of elements."""
+    return getattr(torch, DTYPES[element])
+
+
+class _Memory:
+    """Bytes of the device (CUDA Array Interface, version 3)."""
+
+    def __init__(self, place: Ptr, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (int(place), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A function of torch by its name, and how it is called."""
+    """A function of torch: its name, and how to call it."""
 
     name: str
     run: Callable[[TensorSet], object]
 
 
 def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
-    """Choose the function for a product. Raises Unsupported where torch has none, with the reason."""
+    """Choose the function for a GEMM. Raises Unsupported, with the reason, if torch has none."""
     if gemm.dtype.startswith("fp8"):
         return _scaled(torch, gemm, settings, device)
     if gemm.dtype == "int8":
@@ -53,7 +132,7 @@ def _plain(torch: Any, gemm: Gemm) -> Call:
 
 
 def _widened(torch: Any, gemm: Gemm) -> Call:
-    """Sums of 16 bits to a result of 32: the argument ``out_dtype`` came with torch 2.8."""
+    """16-bit factors with an fp32 result: the argument ``out_dtype`` exists since torch 2.8."""
     if gemm.epilogue != "none":
         raise Unsupported(
             f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
@@ -76,7 +155,7 @@ def _biased(torch: Any, gemm: Gemm) -> Call:
 
 
 def _activated(torch: Any, gemm: Gemm) -> Call:
-    """What torch.nn.Linear and an activation are fused to; its gelu is the one by tanh, as cuBLASLt's."""
+    """torch.nn.Linear fused with an activation; its gelu is the tanh form, as in cuBLASLt."""
     if gemm.batch > 1:
         raise Unsupported(
             f"torch fuses {gemm.epilogue} into single products, a batch of {gemm.batch} was asked",
@@ -94,8 +173,8 @@ def _activated(torch: Any, gemm: Gemm) -> Call:
 def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
     _check_scaled(gemm)
     one = torch.ones((), dtype=torch.float32, device=device)
-    torch.cuda.synchronize(device)  # what is enqueued later may be on any stream
-    result_scale = one if narrow(gemm) else None
+    torch.cuda.synchronize(device)  # later calls may use any stream
+    result_scale = one if is_fp8_output(gemm) else None
     kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(
         f"torch._scaled_mm(use_fast_accum={fast})",

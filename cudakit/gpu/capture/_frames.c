@@ -1,15 +1,15 @@
 /* Reads the Python frames of the calling thread without the GIL.
  *
- * While a thread is inside a call into C, its frames stand still: only the thread itself pushes, pops
- * and runs them. So it may read them from there whoever holds the GIL. They keep their code objects
- * alive, whose names, files and location tables never change once they run.
+ * While a thread is inside a call into C, its frames do not change: only the thread itself pushes, pops and runs
+ * them. Therefore it may read them whoever holds the GIL. Frames keep their code objects alive, and names, files
+ * and location tables of code objects never change once they run.
  *
- * What is read lies in the interpreter's internal structs, whose layout each version of CPython has
- * anew: Include/internal/pycore_frame.h, from 3.14 on pycore_interpframe.h and its _structs.h.
+ * The data are internal structs of the interpreter, whose layout differs between versions of CPython:
+ * Include/internal/pycore_frame.h, from 3.14 on pycore_interpframe.h and its _structs.h.
  */
 
 #define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE_MODULE 1 /* opens the internal headers to a module that is not part of CPython */
+#define Py_BUILD_CORE_MODULE 1 /* makes the internal headers available outside of CPython */
 #include <Python.h>
 
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
@@ -33,9 +33,10 @@
 
 typedef struct _PyInterpreterFrame Frame;
 
-/* ---- what differs between the versions -------------------------------------------------------- */
+/* --- differences between versions ------------------------------------------------------------- */
 
-static inline Frame *newest(const PyThreadState *thread) {
+static inline Frame *newest(const PyThreadState *thread)
+{
 #if PY_VERSION_HEX >= 0x030D0000
     return thread->current_frame;
 #else
@@ -43,7 +44,8 @@ static inline Frame *newest(const PyThreadState *thread) {
 #endif
 }
 
-static inline PyCodeObject *executed(const Frame *frame) {
+static inline PyCodeObject *executed(const Frame *frame)
+{
 #if PY_VERSION_HEX >= 0x030E0000
     PyObject *executable = PyStackRef_AsPyObjectBorrow(frame->f_executable);
 #elif PY_VERSION_HEX >= 0x030D0000
@@ -54,7 +56,8 @@ static inline PyCodeObject *executed(const Frame *frame) {
     return executable && PyCode_Check(executable) ? (PyCodeObject *)executable : NULL;
 }
 
-static inline const _Py_CODEUNIT *instruction(const Frame *frame) {
+static inline const _Py_CODEUNIT *instruction(const Frame *frame)
+{
 #if PY_VERSION_HEX >= 0x030D0000
     return frame->instr_ptr;
 #else
@@ -62,8 +65,9 @@ static inline const _Py_CODEUNIT *instruction(const Frame *frame) {
 #endif
 }
 
-/* Such frames only link the stack of C to that of Python: nothing of the program runs in them. */
-static inline bool is_trampoline(const Frame *frame) {
+/* These frames only link the C stack to the Python stack; they run no Python code. */
+static inline bool is_trampoline(const Frame *frame)
+{
 #if PY_VERSION_HEX >= 0x030E0000
     return frame->owner >= FRAME_OWNED_BY_INTERPRETER;
 #elif PY_VERSION_HEX >= 0x030C0000
@@ -74,7 +78,8 @@ static inline bool is_trampoline(const Frame *frame) {
 #endif
 }
 
-static inline bool is_finalizing(void) {
+static inline bool is_finalizing(void)
+{
 #if PY_VERSION_HEX >= 0x030D0000
     return Py_IsFinalizing();
 #else
@@ -82,11 +87,12 @@ static inline bool is_finalizing(void) {
 #endif
 }
 
-/* ---- walking ---------------------------------------------------------------------------------- */
+/* --- walking ---------------------------------------------------------------------------------- */
 
-/* A frame counts once it is past its prologue, which makes cells or a generator: the rule of
+/* Frames count only after their prologue, which creates cells or a generator: the rule of
  * _PyFrame_IsIncomplete. */
-static inline bool is_complete(const Frame *frame) {
+static inline bool is_complete(const Frame *frame)
+{
     if (is_trampoline(frame))
         return false;
     PyCodeObject *code = executed(frame);
@@ -96,27 +102,31 @@ static inline bool is_complete(const Frame *frame) {
            instruction(frame) >= _PyCode_CODE(code) + code->_co_firsttraceable;
 }
 
-static inline const Frame *complete(const Frame *frame) {
+static inline const Frame *complete(const Frame *frame)
+{
     while (frame && !is_complete(frame))
         frame = frame->previous;
     return frame;
 }
 
-static inline uint64_t offset_bytes(const Frame *frame, PyCodeObject *code) {
+static inline uint64_t offset_bytes(const Frame *frame, PyCodeObject *code)
+{
     return (uint64_t)((const char *)instruction(frame) - (const char *)_PyCode_CODE(code));
 }
 
-static inline uint64_t address(const void *object) {
+static inline uint64_t address(const void *object)
+{
     return (uint64_t)(uintptr_t)object;
 }
 
-/* The address of a code object that is gone, and those of its parts, may all come back with the next
- * one: what else tells the two apart. */
-static inline uint64_t birth(PyCodeObject *code) {
+/* A new code object and its parts may reuse all addresses of a freed one. Return something that differs
+ * between the two. */
+static inline uint64_t birth(PyCodeObject *code)
+{
 #if PY_VERSION_HEX >= 0x030C0000
-    return code->co_version; /* counts the code objects */
+    return code->co_version; /* counts code objects */
 #else
-    /* Programs that write programs number their files, at the end: <ipython-input-7>, kernel_7.py. */
+    /* Generated code usually numbers its files at the end: <ipython-input-7>, kernel_7.py. */
     uint64_t file = 0, lines = 0;
     size_t length = (size_t)PyUnicode_GET_LENGTH(code->co_filename);
     size_t tail = length < sizeof file ? length : sizeof file;
@@ -128,21 +138,22 @@ static inline uint64_t birth(PyCodeObject *code) {
 #endif
 }
 
-/* Odd numbers with no pattern in their bits, so that the sum of the products has none either. */
-static inline uint64_t key_of(PyCodeObject *code, uint64_t offset) {
+/* Odd multipliers without a bit pattern, so that sums of products have none either. */
+static inline uint64_t key_of(PyCodeObject *code, uint64_t offset)
+{
     uint64_t key = address(code) * 0x9e3779b97f4a7c15u + offset * 0xbf58476d1ce4e5b9u +
                    (uint64_t)code->co_firstlineno * 0x94d049bb133111ebu +
                    address(code->co_linetable) * 0xd6e8feb86659fd93u +
-                   address(code->co_qualname) * 0xa0761d6478bd642fu +
-                   birth(code) * 0xe7037ed1a0b428dbu;
+                   address(code->co_qualname) * 0xa0761d6478bd642fu + birth(code) * 0xe7037ed1a0b428dbu;
     key = (key ^ (key >> 32)) * 0xd6e8feb86659fd93u;
     key ^= key >> 32;
     return key ? key : 1;
 }
 
-static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit) {
+static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
+{
     PyThreadState *thread = PyGILState_GetThisThreadState();
-    /* The states of threads that outlive the interpreter are freed under their feet. */
+    /* Thread states are freed at finalization, while their threads may still run. */
     if (!thread || is_finalizing())
         return 0;
     int depth = 0;
@@ -158,14 +169,15 @@ static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit) {
     return depth;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------ */
+/* --- lines ------------------------------------------------------------------------------------ */
 
-/* PyCode_Addr2Line as a pure read: CPython's own looks first into a table that a tracer may be about
- * to fill. The format is that of Objects/locations.md (3.11: locations in Objects/codeobject.c). */
+/* A read-only PyCode_Addr2Line: CPython's own first reads a table that a tracer may be filling. The format
+ * is that of Objects/locations.md (3.11: locations in Objects/codeobject.c). */
 
 enum { ENTRY = 0x80, MORE = 0x40, LONG = 14, NO_COLUMNS = 13, ONE_LINE_0 = 10, NO_LOCATION = 15 };
 
-static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end) {
+static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end)
+{
     uint32_t value = 0;
     for (int shift = 0; bytes < end && shift < 32; shift += 6) {
         value |= (uint32_t)(*bytes & 0x3f) << shift;
@@ -176,14 +188,16 @@ static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end) {
     return value & 1 ? -magnitude : magnitude;
 }
 
-static int32_t line_delta(const uint8_t *entry, const uint8_t *end) {
+static int32_t line_delta(const uint8_t *entry, const uint8_t *end)
+{
     int form = (*entry >> 3) & 15;
     if (form == NO_COLUMNS || form == LONG)
         return signed_varint(entry + 1, end);
     return form >= ONE_LINE_0 && form < NO_COLUMNS ? form - ONE_LINE_0 : 0;
 }
 
-static int32_t line_of(PyCodeObject *code, uint64_t offset) {
+static int32_t line_of(PyCodeObject *code, uint64_t offset)
+{
     const uint8_t *entry = (const uint8_t *)PyBytes_AS_STRING(code->co_linetable);
     const uint8_t *end = entry + PyBytes_GET_SIZE(code->co_linetable);
     int32_t line = code->co_firstlineno;
@@ -200,11 +214,12 @@ static int32_t line_of(PyCodeObject *code, uint64_t offset) {
     return 0;
 }
 
-/* ---- texts ------------------------------------------------------------------------------------ */
+/* --- strings ---------------------------------------------------------------------------------- */
 
 static const Py_UCS4 REPLACEMENT = 0xfffd;
 
-static size_t encode(Py_UCS4 letter, char *bytes) {
+static size_t encode(Py_UCS4 letter, char *bytes)
+{
     if (letter < 0x80) {
         bytes[0] = (char)letter;
         return 1;
@@ -217,7 +232,8 @@ static size_t encode(Py_UCS4 letter, char *bytes) {
     return count;
 }
 
-static void copy_text(PyObject *text, char *out, size_t capacity) {
+static void copy_text(PyObject *text, char *out, size_t capacity)
+{
     size_t used = 0;
     bool readable = text && PyUnicode_Check(text);
 #if PY_VERSION_HEX < 0x030C0000
@@ -236,7 +252,8 @@ static void copy_text(PyObject *text, char *out, size_t capacity) {
     out[used] = 0;
 }
 
-static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out) {
+static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
+{
     if (!code)
         return -1;
     PyCodeObject *object = (PyCodeObject *)(uintptr_t)code;
@@ -248,17 +265,19 @@ static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out) {
 
 static const struct ck_walker WALKER = {walk, resolve};
 
-/* ---- the module ------------------------------------------------------------------------------- */
+/* --- module ----------------------------------------------------------------------------------- */
 
 enum { STACK_LIMIT = 1024 };
 
-static PyObject *as_tuple(uint64_t code, uint64_t offset) {
+static PyObject *as_tuple(uint64_t code, uint64_t offset)
+{
     struct ck_frame frame;
     resolve(code, offset, &frame);
     return Py_BuildValue("(ssi)", frame.function, frame.file, (int)frame.line);
 }
 
-static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int depth) {
+static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int depth)
+{
     PyObject *list = PyList_New(depth);
     for (int index = 0; list && index < depth; index++) {
         PyObject *tuple = as_tuple(codes[index], offsets[index]);
@@ -270,7 +289,8 @@ static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int dep
     return list;
 }
 
-static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *names) {
+static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *names)
+{
     (void)module;
     static char *keywords[] = {"limit", NULL};
     int limit = 64;
@@ -281,16 +301,16 @@ static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *names) {
     return as_list(codes, offsets, depth);
 }
 
-/* Whether the frames read here are those that the interpreter itself shows: a later release of the
- * same version might lay them out anew. */
-static bool agrees(PyThreadState *thread) {
+/* Check that the frames read here are those that the interpreter reports: a patch release might change the
+ * layout. */
+static bool agrees(PyThreadState *thread)
+{
     const Frame *read = complete(newest(thread));
     PyFrameObject *shown = PyThreadState_GetFrame(thread);
     bool same = true;
     while (same && shown) {
         PyCodeObject *code = PyFrame_GetCode(shown);
-        same = read && executed(read) == code &&
-               offset_bytes(read, code) == (uint64_t)PyFrame_GetLasti(shown);
+        same = read && executed(read) == code && offset_bytes(read, code) == (uint64_t)PyFrame_GetLasti(shown);
         Py_DECREF(code);
         PyFrameObject *caller = same ? PyFrame_GetBack(shown) : NULL;
         Py_SETREF(shown, caller);
@@ -300,7 +320,8 @@ static bool agrees(PyThreadState *thread) {
     return same;
 }
 
-static int prepare(PyObject *module) {
+static int prepare(PyObject *module)
+{
     if (Py_Version >> 16 != PY_VERSION_HEX >> 16 || !agrees(PyThreadState_Get())) {
         PyErr_SetString(PyExc_ImportError, "built for another version of CPython than this one");
         return -1;
@@ -313,14 +334,22 @@ static int prepare(PyObject *module) {
 
 PyDoc_STRVAR(stack_doc, "stack(limit=64)\n--\n\n"
                         "List (function, file, line) of the caller's frames, innermost first, at most\n"
-                        "1,024: what the recorder sees of this thread. Line 0 is unknown.");
+                        "1,024: as the recorder reads them. Line 0: unknown.");
 
 static PyMethodDef METHODS[] = {
     {"stack", (PyCFunction)(void (*)(void))stack, METH_VARARGS | METH_KEYWORDS, stack_doc},
     {0},
 };
 
-static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, prepare}, {0}};
+/* A build without the GIL is rejected above, so Py_mod_gil is not declared. */
+static PyModuleDef_Slot SLOTS[] = {
+    {Py_mod_exec, prepare},
+#ifdef Py_mod_multiple_interpreters
+    /* PyGILState_GetThisThreadState returns the main interpreter's state of a thread. */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0},
+};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
@@ -330,6 +359,7 @@ static struct PyModuleDef MODULE = {
     .m_slots = SLOTS,
 };
 
-PyMODINIT_FUNC PyInit__frames(void) {
+PyMODINIT_FUNC PyInit__frames(void)
+{
     return PyModuleDef_Init(&MODULE);
 }

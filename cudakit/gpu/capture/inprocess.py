@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.exact import Accesses, with_accesses
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
-from cudakit.gpu.sim.spool import VARIABLE as SPOOL
+from cudakit.gpu.sim.recorder import VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]

@@ -1,4 +1,4 @@
-"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and how calls reach it."""
+"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and calls in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeVar
 
-from cudakit.gpu.cuda.driver import Result, check, cu, initialize
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.architectures import Capability
+from cudakit.gpu.cuda.driver import Result, capability, check, cu, initialize
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _T = TypeVar("_T")
 
@@ -20,13 +21,18 @@ class Context:
     def __init__(self, ordinal: int) -> None:
         initialize()
         self.ordinal = ordinal
-        self._device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
-        self._context = check(cu.cuDevicePrimaryCtxRetain(self._device))
-        self._address = int(self._context)
+        self.device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
+        self.handle = check(cu.cuDevicePrimaryCtxRetain(self.device))
+        self._address = int(self.handle)
+
+    @property
+    def capability(self) -> Capability:
+        """The compute capability of the device."""
+        return capability(self.device)
 
     @property
     def name(self) -> str:
-        """What messages call this device."""
+        """The name of this device in messages."""
         return f"cuda:{self.ordinal}"
 
     @property
@@ -55,23 +61,23 @@ class Context:
         return check(self.ask(function, *args), seen)
 
     def close(self) -> None:
-        """Let go of the context; the last one to do so ends it, and all that is left in it."""
+        """Release the context; the last release destroys it, with all that is left in it."""
         self._address = _CLOSED
-        # Its status is that of the work: of a context that was lost it would say so once more.
-        cu.cuDevicePrimaryCtxRelease(self._device)
+        # The status is ignored: for a lost context it repeats the error of the work.
+        cu.cuDevicePrimaryCtxRelease(self.device)
 
     def _enter(self) -> None:
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
-        check(cu.cuCtxPushCurrent(self._context))
+        check(cu.cuCtxPushCurrent(self.handle))
 
 
 class Handles:
-    """The driver's handles behind the ids that were given out. An id is never given twice."""
+    """The driver's handles by the ids that stand for them. An id is never given twice."""
 
     def __init__(self, kind: str, *, first: int = 1) -> None:
         self._kind = kind
-        self._numbers = count(first)  # counts atomically, whichever threads take from it
+        self._numbers = count(first)  # atomic, so that threads need no lock
         self._handles: dict[int, Any] = {}
 
     def add(self, handle: Any) -> int:
@@ -92,12 +98,12 @@ class Handles:
             raise self._unknown(number) from None
 
     def discard(self, unwanted: Callable[[Any], bool]) -> None:
-        """Forget the handles of which that is true."""
+        """Remove the handles that a predicate is true of."""
         for number in [number for number, handle in self._handles.items() if unwanted(handle)]:
             self._handles.pop(number, None)
 
     def clear(self) -> list[Any]:
-        """Forget every handle, and return them, the youngest first."""
+        """Remove and return all handles, the newest first."""
         handles = [*reversed(self._handles.values())]
         self._handles.clear()
         return handles

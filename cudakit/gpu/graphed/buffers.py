@@ -1,7 +1,12 @@
-"""Buffers of a device, whoever made them: where they are, how large, and of what form."""
+"""Device buffers of any library: address, size, dtype and shape.
+
+DLPack capsules are read here: the structures are those of dlpack.h, version 0.8 and, before it carries a
+version, 1.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -12,19 +17,25 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.graphed import dlpack
 
 _HINT = "pass arrays of a device, or addresses, and bind all else by functools.partial or a lambda"
+# kDLCUDA and kDLCUDAManaged.
+DLPACK_DEVICES = frozenset({2, 13})
+_CAPSULE_NAME = b"dltensor"
+# No synchronization ("Python Specification for DLPack", stream).
+_NO_STREAM = -1
+# By DLDataTypeCode: numpy's names.
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is in a buffer, so that contents fit only where they belong."""
+    """Dtype, shape and density of a buffer, which new contents must match."""
 
-    dtype: str  # as numpy calls it
+    dtype: str  # numpy's name
     shape: tuple[int, ...]
     size_bytes: int
-    dense: bool  # whether its elements lie one behind the other, in the order of C
+    dense: bool  # C-contiguous
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}{'' if self.dense else ', strided'}"
@@ -32,14 +43,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of a device. Of a mere address nothing else is known."""
+    """Device memory; without a form, only its address is known."""
 
     ptr: Ptr
     form: Form | None = None
 
 
 def buffer_of(given: object, place: int) -> Buffer:
-    """Look at the buffer that was given as number ``place``. Raises UsageError for anything else."""
+    """Return the buffer given as argument number ``place``. Raises UsageError for anything else."""
     if isinstance(given, int) and not isinstance(given, bool):
         return Buffer(Ptr(given))
     read = _reader(given)
@@ -49,7 +60,7 @@ def buffer_of(given: object, place: int) -> Buffer:
 
 
 def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
-    """Refuse contents that do not fit into the buffer that was captured. Raises UsageError."""
+    """Raise UsageError if contents do not fit the captured buffer."""
     if new.ptr == captured.ptr:
         return
     for buffer, which in ((captured, "was captured as"), (new, "is")):
@@ -68,7 +79,7 @@ def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
 def _reader(given: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
-        # torch shows neither bfloat16 nor what requires a gradient by an interface.
+        # The array interface of torch supports neither bfloat16 nor tensors that require a gradient.
         return _of_torch if given.is_cuda else None
     if hasattr(given, "__cuda_array_interface__"):
         return _of_interface
@@ -76,11 +87,11 @@ def _reader(given: object) -> Callable[[Any], Buffer] | None:
 
 
 def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
-    """Return how to read what speaks DLPack and is memory of a device."""
+    """Return the reader for device memory that supports DLPack."""
     if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
         return None
     kind, _ = given.__dlpack_device__()
-    return _of_dlpack if int(kind) in dlpack.ON_DEVICE else None
+    return _of_dlpack if int(kind) in DLPACK_DEVICES else None
 
 
 def _of_torch(tensor: Any) -> Buffer:
@@ -101,14 +112,14 @@ def _of_interface(given: Any) -> Buffer:
 
 
 def _of_dlpack(given: Any) -> Buffer:
-    tensor = dlpack.read(given)
+    tensor = _read_dlpack(given)
     dense = tensor.strides is None or _is_dense(tensor.shape, tensor.strides)
     size_bytes = math.prod(tensor.shape) * tensor.item_bits // 8
     return Buffer(Ptr(tensor.address), Form(tensor.dtype, tensor.shape, size_bytes, dense))
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
-    """Say whether strides, in elements, are those of an array in the order of C."""
+    """Return whether strides, in elements, are those of a C-contiguous array."""
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
         if extent != 1 and stride != expected:
@@ -121,3 +132,57 @@ def _shown(given: object) -> str:
     text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
     on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
     return f"{text}, in memory of the host" if on_host else text
+
+
+class _DlDevice(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
+
+
+class _DlDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DlTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DlDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DlDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """The tensor of a DLPack capsule."""
+
+    address: int
+    dtype: str  # numpy's name
+    item_bits: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None is C-contiguous
+
+
+def _read_dlpack(given: Any) -> _Tensor:
+    """Read the DLPack capsule of an object, which keeps its memory."""
+    capsule = given.__dlpack__(stream=_NO_STREAM)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # A managed tensor begins with the tensor. The unrenamed capsule frees its tensor itself.
+    tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
+    ndim, kind = tensor.ndim, tensor.dtype
+    return _Tensor(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        dtype=_dtype_name(kind.code, kind.bits, kind.lanes),
+        item_bits=kind.bits * kind.lanes,
+        shape=tuple(tensor.shape[:ndim]) if ndim else (),
+        strides=tuple(tensor.strides[:ndim]) if ndim and tensor.strides else None,
+    )
+
+
+def _dtype_name(code: int, bits: int, lanes: int) -> str:
+    kind = _KINDS.get(code, f"dlpack{code}_")
+    name = kind if kind == "bool" else f"{kind}{bits}"
+    return name if lanes == 1 else f"{name}x{lanes}"

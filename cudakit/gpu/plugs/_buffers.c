@@ -126,8 +126,7 @@ static PyMethodDef methods[] = {
 
 /* Without a member of its own, it goes with whatever other class a resource is of. */
 static PyTypeObject calls_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "cudakit.gpu.plugs._buffers.Calls",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu.plugs._buffers.Calls",
     .tp_basicsize = sizeof(PyObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_methods = methods,

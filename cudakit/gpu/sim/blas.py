@@ -5,24 +5,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, never
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
-from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.algorithms import algorithms, objection, recommended
-from cudakit.gpu.sim.multiplication import SimMultiplication
+from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.elements import Bits
+from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.gemm import (
+    DATA_TYPES,
+    Algorithm,
+    Gemm,
+    GemmSettings,
+    Library,
+    Matrix,
+    Operands,
+    never,
+)
+from cudakit.gpu.blas.refusals import (
+    CHOOSES_ITSELF,
+    TAKE_CUBLASLT,
+    closed,
+    refuse_for_cublas,
+    refuse_for_cublaslt,
+)
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.algorithms import algorithms, blocks, busy_ns, objection, recommended
+from cudakit.gpu.sim.costs import capability, rates_of
+from cudakit.gpu.sim.host_kernels import Launch
+from cudakit.gpu.sim.kernels import SimKernels
+from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.product import Products
-from cudakit.gpu.sim.rates import rates_of
-from cudakit.gpu.sim.refusals import refuse_library, refuse_unsupported
 from cudakit.units import Unavailable, format_bytes
-
-if TYPE_CHECKING:
-    from cudakit.gpu.sim.device import Sim
 
 _ITS_OWN_CHOICE = f"cuBLAS {CHOOSES_ITSELF}"
 _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
+_THREADS = 256
+# The least compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8 cuBLAS Library,
+# "cublasLtMatmul").
+_LEAST: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "fp16": (5, 3),
+        "int8": (6, 1),
+        "tf32": (8, 0),
+        "bf16": (8, 0),
+        "fp8_e4m3": (8, 9),
+        "fp8_e5m2": (8, 9),
+    }
+)
+# Of columns (cuBLAS Library, "cublasLtMatmul").
+_FP8_ALIGNMENT_BYTES = 16
+_INT8_ALIGNMENT_BYTES = 4
 
 
 class SimBlas:
@@ -30,10 +65,10 @@ class SimBlas:
 
     version = "simulated"
 
-    def __init__(self, sim: Sim, library: Library) -> None:
-        refuse_library(library)
+    def __init__(self, library: Library, memory: SimMemory, kernels: SimKernels) -> None:
+        _refuse_library(library)
         self.library = library
-        self._sim = sim
+        self._context, self._memory, self._kernels = memory.context, memory, kernels
         self._products = Products()
         self._closed = False
         self._check_open()
@@ -41,7 +76,7 @@ class SimBlas:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> SimMultiplication:
-        """Get ready. Raises Unsupported for an algorithm that is not of those that ``algorithms`` yields."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm that ``algorithms`` does not yield."""
         self._check(gemm)
         if algorithm is not None:
             chosen = self._known(gemm, settings, algorithm)
@@ -49,10 +84,12 @@ class SimBlas:
             chosen = self._recommended(gemm, settings)[0]
         shown = Unavailable(_ITS_OWN_CHOICE) if self.library == "cublas" else chosen
         words = _words(settings, chosen, given=algorithm is not None)
-        return SimMultiplication(self._sim, gemm, chosen, shown, words, self._products)
+        return SimMultiplication(
+            self._memory, self._kernels, self._products, gemm, chosen, shown, words
+        )
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """List the ``most`` best by an estimate, which the first is not always the best by."""
+        """Return the ``most`` best algorithms by an estimate; the first is not always the fastest."""
         self._check(gemm)
         self._check_choice()
         return self._recommended(gemm, settings)[:most]
@@ -66,18 +103,18 @@ class SimBlas:
         return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
 
     def close(self) -> None:
-        """Refuse every call from then on. A second time does nothing."""
+        """Refuse every later call. A second time has no effect."""
         self._closed = True
 
     def _allowed(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         return tuple(each for each in algorithms(gemm) if not objection(each, settings))
 
     def _recommended(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
-        rates = rates_of(self._sim.facts(), gemm.dtype)
+        rates = rates_of(self._context.facts, gemm.dtype)
         return recommended(gemm, self._allowed(gemm, settings), rates)
 
     def _known(self, gemm: Gemm, settings: GemmSettings, asked: Algorithm) -> Algorithm:
-        """Return the algorithm that has these numbers; what it needs of workspace is for us to say."""
+        """Return the known algorithm with these numbers, whatever workspace they name."""
         self._check_choice()
         for each in algorithms(gemm):
             if replace(each, workspace_bytes=asked.workspace_bytes) == asked:
@@ -88,17 +125,89 @@ class SimBlas:
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
-        refuse_unsupported(gemm, self.library, self._sim.facts())
+        _refuse_unsupported(gemm, self.library, self._context.facts)
 
     def _check_choice(self) -> None:
         if self.library == "cublas":
             raise Unsupported(_ITS_OWN_CHOICE, hint=TAKE_CUBLASLT)
 
     def _check_open(self) -> None:
-        if self._sim.closed:
-            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self._sim.name} was closed")
+        if self._context.closed:
+            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self._context.name} was closed")
         if self._closed:
             raise closed(self.library)
+
+
+class SimMultiplication:
+    """One kernel per GEMM, which reads its operands and writes D, and nothing between their columns.
+
+    The workspace of the algorithm is device memory that every GEMM writes, as on a real device: two streams
+    that use it at once race.
+    """
+
+    def __init__(
+        self,
+        memory: SimMemory,
+        kernels: SimKernels,
+        products: Products,
+        gemm: Gemm,
+        chosen: Algorithm,
+        shown: Algorithm | Unavailable,
+        settings: Mapping[str, str],
+    ) -> None:
+        self.algorithm = shown
+        self.settings = MappingProxyType({**settings})
+        self._memory, self._kernels = memory, kernels
+        self._gemm = gemm
+        self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
+        self._products = products
+        self._grid = (blocks(gemm, chosen), 1, 1)
+        rates = rates_of(memory.context.facts, gemm.dtype)
+        self._busy_ns = busy_ns(gemm, chosen, rates, memory.context.costs.memory_bytes_per_s)
+        self._workspace_bytes = chosen.workspace_bytes
+        self._workspace = (
+            memory.malloc(chosen.workspace_bytes) if chosen.workspace_bytes else Ptr(0)
+        )
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises what a launch does, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        if self._closed:
+            raise closed(self._name)
+        places = (operands.a, operands.b, operands.d, operands.bias)
+        block = (_THREADS, 1, 1)
+        self._kernels.launch_host_kernel(
+            self._multiply, self._name, self._grid, block, places, stream
+        )
+
+    def close(self) -> None:
+        """Free the workspace. A second time, or after the device was closed, has no effect."""
+        if not self._closed and self._workspace and not self._memory.context.closed:
+            self._memory.free(self._workspace)
+        self._closed = True
+
+    def _multiply(self, launch: Launch, a: Ptr, b: Ptr, d: Ptr, bias: Ptr) -> None:
+        gemm = self._gemm
+        launch.write(self._workspace, np.uint8, self._workspace_bytes)
+        added: Bits | None = launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
+        factors = _read(launch, a, gemm.a), _read(launch, b, gemm.b)
+        result = launch.write(d, *_columns(gemm.d), step_bytes=_step_bytes(gemm.d))
+        result["column"][:] = self._products.multiply(gemm, *factors, added)
+        launch.busy(self._busy_ns)
+
+
+def _read(launch: Launch, place: Ptr, matrix: Matrix) -> Bits:
+    return launch.read(place, *_columns(matrix), step_bytes=_step_bytes(matrix))["column"]
+
+
+def _columns(matrix: Matrix) -> tuple[np.dtype[Any], int]:
+    """Return a column as an element of a numpy array, and how many of them all the batch has."""
+    column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
+    return column, matrix.columns * matrix.batch
+
+
+def _step_bytes(matrix: Matrix) -> int:
+    return matrix.leading * matrix.element.size_bytes
 
 
 def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping[str, str]:
@@ -111,3 +220,65 @@ def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping
         "reduced_precision": not_simulated,
         "fast_accumulate": not_simulated,
     }
+
+
+def _refuse_library(library: Library) -> None:
+    """Raise Unsupported for a library that works on real devices only."""
+    if library not in ("cublaslt", "cublas"):
+        raise Unsupported(
+            f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
+        )
+
+
+def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
+    """Raise Unsupported, with the reason, for a GEMM that the library does not compute on a device."""
+    _check_device(gemm, facts)
+    if library == "cublas":
+        refuse_for_cublas(gemm)
+    else:
+        refuse_for_cublaslt(gemm, capability(facts))
+    if gemm.dtype.startswith("fp8"):
+        _check_alignment(gemm, _FP8_ALIGNMENT_BYTES)
+    if gemm.dtype == "int8":
+        _check_int8(gemm)
+
+
+def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
+    have, least = capability(facts), _LEAST.get(gemm.dtype, (0, 0))
+    if have < least:
+        name = facts.fields.get("name")
+        possible = [dtype for dtype in DATA_TYPES if have >= _LEAST.get(dtype, (0, 0))]
+        raise Unsupported(
+            f"{gemm.dtype} needs compute capability {_version(least)}, {name} has {_version(have)}",
+            hint=f"it multiplies {', '.join(possible)}",
+        )
+
+
+def _check_int8(gemm: Gemm) -> None:
+    """Check what cuBLAS Library, "cublasLtMatmul", demands of int8 in column-major order."""
+    if gemm.epilogue != "none":
+        raise Unsupported(
+            f"int8 is multiplied without an epilogue, {gemm.epilogue} was asked",
+            hint="take epilogue none",
+        )
+    _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)
+
+
+def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
+    for name, matrix in (("A", gemm.a), ("B", gemm.b), ("D", gemm.d)):
+        if any(size_bytes % alignment_bytes for size_bytes in _column_bytes(matrix)):
+            raise Unsupported(
+                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} bytes, those of {name} "
+                f"have {matrix.rows} elements of {matrix.element.size_bytes}, {matrix.leading} apart",
+                hint=f"take m, n, k and padding as multiples of {alignment_bytes}",
+            )
+
+
+def _column_bytes(matrix: Matrix) -> tuple[int, int]:
+    """Return the bytes of a column, and those from one column to the next."""
+    size_bytes = matrix.element.size_bytes
+    return matrix.rows * size_bytes, matrix.leading * size_bytes
+
+
+def _version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

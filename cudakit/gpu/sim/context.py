@@ -1,4 +1,4 @@
-"""The context of a simulated device: its time, its work, its faults, and the way into every call."""
+"""The context that the parts of a simulated device share: time, work, faults, and the entry of every call."""
 
 from __future__ import annotations
 
@@ -9,59 +9,31 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from cudakit.errors import CudaError, EnvironmentUnusable, UsageError
+from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, DeviceFacts
-from cudakit.gpu.explain import STICKY, Status, cuda_error
-from cudakit.gpu.machine import DEFAULT_MODEL, model_record
-from cudakit.gpu.sim.clock import Clock
+from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
+from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.costs import costs_of
-from cudakit.gpu.sim.recorder import Recorder, Sink, Sources
-from cudakit.gpu.sim.schedule import Schedule
-from cudakit.gpu.sim.spool import attachment
+from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attachment
+from cudakit.gpu.sim.schedule import Clock, Schedule, Task
 from cudakit.trace.events import Event, Fact
-
-_C = TypeVar("_C", bound="Context")
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def driver_call(
-    method: Callable[Concatenate[_C, _P], _T],
-) -> Callable[Concatenate[_C, _P], _T]:
-    """Make a method a call of the driver: one at a time, and refused where the context refuses it."""
-
-    @wraps(method)
-    def call(context: _C, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with context.lock:
-            context.enter(method.__name__)
-            try:
-                return method(context, *args, **kwargs)
-            finally:
-                context.recorder.flush()
-
-    return call
 
 
 class Context:
-    """One device of a simulated machine.
-
-    ``model`` names a recorded machine and ``ordinal`` a device of it. ``seed`` is what the schedule is
-    picked by, None for the one in which everything runs as early as it can. ``sink`` is given an event for
-    every call, ``site`` says where in the program the call comes from (see ``trace.log.Writer.stack``).
-    Without a sink, a device of a program that is watched writes to the spool that the environment names.
-    """
+    """One device of a simulated machine; the options are those of ``Sim``."""
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str,
         *,
-        ordinal: int = 0,
-        seed: int | None = None,
-        sink: Sink | None = None,
-        site: Callable[[], int] | None = None,
+        ordinal: int,
+        seed: int | None,
+        sink: Sink | None,
+        site: Callable[[], int] | None,
     ) -> None:
+        self.model = model
         self.name = f"sim:{model}"
         self.ordinal = ordinal
         self.closed = False
@@ -71,24 +43,22 @@ class Context:
         self._attached = None if sink else attachment(os.environ)
         if self._attached:
             sink, site = self._attached.sink, self._attached.site
-            atexit.register(self._tell_everything)
+            atexit.register(self._finish_at_exit)
         self.recorder = Recorder(sink)
-        self._view = _cuda_view(model)
-        self._facts = self._device(ordinal)
-        self.costs = costs_of(self._facts)
+        self.view = _cuda_view(model)
+        self.facts = self.device(ordinal)
+        self.costs = costs_of(self.facts)
         self._site = site or (lambda: 0)
         self._seq = 0
         self._threads: dict[int, int] = {}
         self._failures: defaultdict[str, deque[CudaError]] = defaultdict(deque)
 
     def fail_next(self, call: str, error: CudaError) -> None:
-        """Let the next call of that name fail; several are kept in order. After a sticky error all fail."""
-        if not hasattr(getattr(type(self), call, None), "__wrapped__"):
-            raise UsageError(f"the simulated device has no call {call!r} that could fail")
+        """Make the next call of that name fail; several errors are kept in order."""
         self._failures[call].append(error)
 
     def enter(self, call: str) -> None:
-        """Begin a call: time passes, the device goes on, and what failed by then is raised."""
+        """Begin a call: advance time, run what is due, and raise what has failed by then."""
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
         self.clock.advance(self.costs.call_ns)
@@ -99,14 +69,24 @@ class Context:
             self._fail(self._failures[call].popleft())
 
     def check(self) -> None:
-        """Raise what has failed on the device: for ever."""
+        """Raise the fault of the device, if it has one; it stays."""
         if self.schedule.fault is not None:
             raise self.schedule.fault.with_traceback(None)
+
+    def wait_for(self, tasks: tuple[Task, ...]) -> None:
+        """Make the host wait for tasks, and raise what failed meanwhile."""
+        self.schedule.wait(tasks)
+        self.check()
+
+    def wait_for_all(self) -> None:
+        """Make the host wait for all enqueued work, and raise what failed meanwhile."""
+        self.schedule.wait_for_all()
+        self.check()
 
     def emit(
         self, fact: Fact, sources: Sources | None = None, *, device: int | None = None
     ) -> None:
-        """Tell what this call did, here or on another ``device``; of ``sources`` accesses are to follow."""
+        """Record what this call did, here or on another ``device``; the accesses of ``sources`` follow."""
         where = self.ordinal if device is None else device
         event = Event(
             fact,
@@ -121,25 +101,35 @@ class Context:
 
     @property
     def thread(self) -> int:
-        """A number for the calling thread: 1 for the first one that was seen, and so on."""
+        """The number of the calling thread: 1 for the first thread that made a call, and so on."""
         return self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
 
-    def limit(self, name: str, otherwise: int) -> int:
-        """Return a fact that is a whole number, or what holds where it is not known."""
-        value = self._facts.fields.get(name)
-        return value if isinstance(value, int) else otherwise
+    def limit(self, name: str, default: int) -> int:
+        """Return a fact that is an integer, or the default if the model does not have it."""
+        value = self.facts.fields.get(name)
+        return value if isinstance(value, int) else default
+
+    def device(self, ordinal: int) -> DeviceFacts:
+        """Return the facts of a device of the machine. Raises CUDA_ERROR_INVALID_DEVICE."""
+        devices = self.view.devices
+        if not 0 <= ordinal < len(devices):
+            raise cuda_error(
+                Status.INVALID_DEVICE,
+                seen=f"{self.name} has {len(devices)} devices, number {ordinal} was asked",
+            )
+        return devices[ordinal]
 
     def close(self) -> None:
-        """Finish all work, and refuse every call from then on. A second time does nothing."""
+        """Complete all work, and refuse every later call. A second time has no effect."""
         with self.lock:
             self.schedule.wait_for_all()
             self._end_recording()
             self.closed = True
-        atexit.unregister(self._tell_everything)
+        atexit.unregister(self._finish_at_exit)
 
-    def _tell_everything(self) -> None:
-        """Tell at the end of the program what a device that was never closed has left to do."""
-        with suppress(Exception):  # what its kernels raise, nobody waits for any more
+    def _finish_at_exit(self) -> None:
+        """Complete and record the work of a device that the program never closed."""
+        with suppress(Exception):  # nobody waits any more for what its kernels raise
             self.schedule.wait_for_all()
         self._end_recording()
 
@@ -148,19 +138,80 @@ class Context:
         if self._attached:
             self._attached.close()
 
-    def _device(self, ordinal: int) -> DeviceFacts:
-        devices = self._view.devices
-        if not 0 <= ordinal < len(devices):
-            raise cuda_error(
-                Status.INVALID_DEVICE,
-                seen=f"{self.name} has {len(devices)} devices, number {ordinal} was asked",
-            )
-        return devices[ordinal]
-
     def _fail(self, error: CudaError) -> None:
         if error.code in STICKY:
             self.schedule.fault = error
         raise error
+
+
+class _Part(Protocol):
+    @property
+    def context(self) -> Context: ...
+
+
+_Self = TypeVar("_Self", bound=_Part)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def driver_call(
+    method: Callable[Concatenate[_Self, _P], _T],
+) -> Callable[Concatenate[_Self, _P], _T]:
+    """Make a method a driver call: one at a time, and refused if the context is closed or has failed."""
+
+    @wraps(method)
+    def call(part: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        context = part.context
+        with context.lock:
+            context.enter(method.__name__)
+            try:
+                return method(part, *args, **kwargs)
+            finally:
+                context.recorder.flush()
+
+    return call
+
+
+class Ids(Generic[_T]):
+    """Objects of one kind by their number. A number is never given twice."""
+
+    def __init__(self, kind: str, *, first: int = 1) -> None:
+        self._kind = kind
+        self._next = first
+        self._objects: dict[int, _T] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def add(self, make: Callable[[int], _T]) -> _T:
+        """Make an object with the next number, and return it."""
+        number, self._next = self._next, self._next + 1
+        made = self._objects[number] = make(number)
+        return made
+
+    def __getitem__(self, number: int) -> _T:
+        try:
+            return self._objects[number]
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def remove(self, number: int) -> _T:
+        try:
+            return self._objects.pop(number)
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def clear(self) -> list[_T]:
+        """Remove and return all objects."""
+        objects = [*self._objects.values()]
+        self._objects.clear()
+        return objects
+
+    def _unknown(self, number: int) -> CudaError:
+        return cuda_error(
+            Status.INVALID_HANDLE,
+            seen=f"{self._kind} {number} is not of this device, or was destroyed",
+        )
 
 
 def _cuda_view(model: str) -> CudaView:

@@ -1,37 +1,102 @@
-"""One simulated device: everything of the Gpu protocol."""
+"""One simulated device, composed of its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.api import HandleKind
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.graphs import Graphs
-from cudakit.gpu.sim.kernels import Kernels
-from cudakit.gpu.sim.sharing import Sharing
+from cudakit.gpu.device import Device
+from cudakit.gpu.machine import DEFAULT_MODEL
+from cudakit.gpu.sim.context import Context, driver_call
+from cudakit.gpu.sim.graphs import SimGraphs
+from cudakit.gpu.sim.host_kernels import HostKernel
+from cudakit.gpu.sim.ipc import Machine, SimIpc
+from cudakit.gpu.sim.kernels import SimKernels
+from cudakit.gpu.sim.memory import SimMemory
+from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.recorder import Sink
+from cudakit.gpu.sim.space import Heap
+from cudakit.gpu.sim.streams import SimStreams
+from cudakit.gpu.sim.virtual import SimVirtualMemory
 
 
-class Sim(Sharing, Kernels, Graphs):
-    """A device of a recorded machine, simulated; may be used from any thread. See ``Context`` for options.
+class Sim(Device):
+    """A device of a recorded machine, simulated; may be used from any thread.
 
-    ``capacity_bytes`` replaces the size of its memory, ``twins`` are kernels that only this device has. Each
-    is one of a simulated process of its own; those of the machine of another one are made ``beside`` it.
-    ``handle_kinds`` are the ways in which it exports memory to them.
+    ``model`` names the machine and ``ordinal`` a device of it. ``seed`` picks the schedule; without one,
+    everything runs as early as it can. ``sink`` is given an event for every call, ``site`` returns the number
+    of the call stack (see ``trace.log.Writer.stack``); without a sink, a device of a traced program writes to
+    the spool that the environment names. ``capacity_bytes`` replaces the size of the memory, ``host_kernels``
+    are kernels of this device only. Each device is one of a simulated process of its own, on the machine of
+    the device ``beside`` it, or on a new one; ``handle_kinds`` are the ways in which it exports memory.
     """
 
-    simulated = True
+    memory: SimMemory
+    peers: SimPeers
+    virtual: SimVirtualMemory
+    ipc: SimIpc
+    streams: SimStreams
+    kernels: SimKernels
+    graphs: SimGraphs
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        ordinal: int = 0,
+        seed: int | None = None,
+        sink: Sink | None = None,
+        site: Callable[[], int] | None = None,
+        capacity_bytes: int | None = None,
+        host_kernels: Mapping[str, HostKernel] | None = None,
+        beside: Sim | None = None,
+        handle_kinds: tuple[HandleKind, ...] = ("descriptor",),
+    ) -> None:
+        context = Context(model, ordinal=ordinal, seed=seed, sink=sink, site=site)
+        streams, heap = SimStreams(context), Heap(context, capacity_bytes)
+        machine = beside.ipc.machine if beside else Machine()
+        self.context, self.heap, self.streams = context, heap, streams
+        self.graphs = SimGraphs(context, streams)
+        self.kernels = SimKernels(context, streams, heap, host_kernels)
+        self.peers = SimPeers(context, streams, heap)
+        self.memory = SimMemory(context, streams, heap, self.peers)
+        self.virtual = SimVirtualMemory(context, heap, self.peers)
+        self.ipc = SimIpc(context, streams, heap, self.memory, self.virtual, machine, handle_kinds)
+        self.clock, self.costs = context.clock, context.costs
+
+    @property
+    def simulated(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        """The name of this device in messages."""
+        return self.context.name
+
+    @property
+    def ordinal(self) -> int:
+        """The number of this device on its machine."""
+        return self.context.ordinal
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.context.closed
 
     def facts(self) -> DeviceFacts:
         """Return what was recorded of the device."""
-        return self._facts
+        return self.context.facts
 
     @driver_call
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Say what the simulator knows of the moment, at its own time: bytes of memory."""
+        """Return the bytes of memory in use and free, at the virtual time."""
+        free_bytes = self.heap.free_bytes
         fields = {
-            "memory_free_bytes": self._capacity_bytes - self._used_bytes,
-            "memory_used_bytes": self._used_bytes,
+            "memory_free_bytes": free_bytes,
+            "memory_used_bytes": self.heap.capacity_bytes - free_bytes,
         }
         wanted = {name: known for name, known in fields.items() if not names or name in names}
         return Telemetry(self.clock.now_ns, wanted)
@@ -40,4 +105,25 @@ class Sim(Sharing, Kernels, Graphs):
         """Open a simulated library that multiplies matrices."""
         from cudakit.gpu.sim.blas import SimBlas
 
-        return SimBlas(self, library)
+        return SimBlas(library, self.memory, self.kernels)
+
+    def fail_next(self, call: str, error: CudaError) -> None:
+        """Make the next call of that name fail. After a sticky error all calls fail.
+
+        Several errors are kept in order. Raises UsageError if no call has that name.
+        """
+        parts = (self, self.streams, self.graphs, self.kernels, self.peers)
+        memory = (self.memory, self.virtual, self.ipc)
+        if not any(
+            hasattr(getattr(type(part), call, None), "__wrapped__") for part in (*parts, *memory)
+        ):
+            raise UsageError(f"the simulated device has no call {call!r} that could fail")
+        self.context.fail_next(call, error)
+
+    def close(self) -> None:
+        """Complete all work, and refuse every later call. A second time has no effect."""
+        self.context.close()
+        for part in (self.streams, self.graphs, self.kernels, self.peers, self.memory):
+            part.close()
+        self.virtual.close()
+        self.ipc.close()

@@ -1,18 +1,17 @@
-"""Graphs: work captured from a stream, and replayed at once."""
+"""The captures and graphs of a simulated device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
-from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.capture import Capture, Node, Nodes, difference
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.events import Events
-from cudakit.gpu.sim.ids import Ids
-from cudakit.gpu.sim.lanes import Lane
-from cudakit.gpu.sim.tasks import Job, Task
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.sim.lanes import Capture, Lane, Node, Nodes, difference
+from cudakit.gpu.sim.schedule import Job, Task
+from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
@@ -31,11 +30,12 @@ class _Executable:
     uploaded: tuple[Task, ...] = ()  # what the next upload waits for besides that
 
 
-class Graphs(Events):
-    """The graphs of one device."""
+class SimGraphs:
+    """The captures and graphs of one device."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, context: Context, streams: SimStreams) -> None:
+        self.context = context
+        self._streams = streams
         self._graphs: Ids[Capture] = Ids("graph")
         self._executables: Ids[_Executable] = Ids("graph executable")
 
@@ -45,21 +45,21 @@ class Graphs(Events):
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNSUPPORTED, seen="the legacy default stream cannot capture"
             )
-        lane = self.lane(stream)
+        lane = self._streams.lane(stream)
         if lane.capture:
             raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
-        capture = self._graphs.add(lambda number: Capture(number, self.thread, lane.number))
+        capture = self._graphs.add(lambda number: Capture(number, self.context.thread, lane.number))
         lane.capture, lane.nodes = capture, ()
-        self.captures.append(capture)
-        self.emit(facts.CaptureBegin(capture.graph, lane.number))
+        self._streams.captures.append(capture)
+        self.context.emit(facts.CaptureBegin(capture.graph, lane.number))
 
     @driver_call
     def capture_end(self, stream: Stream) -> Graph:
-        lane = self.lane(stream)
+        lane = self._streams.lane(stream)
         capture = self._ending(lane)
         joined = capture.is_joined(lane.nodes)
         self._release(capture)
-        self.emit(facts.CaptureEnd(capture.graph, lane.number))
+        self.context.emit(facts.CaptureEnd(capture.graph, lane.number))
         if capture.spoiled or not joined:
             self._graphs.remove(capture.graph)
             status = (
@@ -87,23 +87,25 @@ class Graphs(Events):
 
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
-        target, lane = self._executables[executable], self._uncaptured_lane(stream)
-        after = (*self.lanes.before(lane), *target.last, *target.uploaded)
-        delay_ns = self.costs.dispatch_ns + self.costs.node_ns * len(target.nodes)
+        target, lane = self._executables[executable], self._streams.uncaptured_lane(stream)
+        after = (*self._streams.lanes.before(lane), *target.last, *target.uploaded)
+        delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
         lane.tail = target.uploaded = (
-            self.schedule.add(Job(Work.EMPTY), after, delay_ns=delay_ns, priority=lane.priority),
+            self.context.schedule.add(
+                Job(Work.EMPTY), after, delay_ns=delay_ns, priority=lane.priority
+            ),
         )
 
     @driver_call
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        executable, lane = self._executables[graph], self.lane(stream)
+        executable, lane = self._executables[graph], self._streams.lane(stream)
         if lane.capture:
             self._inline(lane, lane.capture, executable)
             return
         tasks = self._enqueue_nodes(lane, executable)
         fact = facts.GraphLaunch(lane.number, executable.graph, executable.number)
         kernels = {node.number: task for node, task in tasks.items() if _is_kernel(node)}
-        self.emit(fact, kernels)
+        self.context.emit(fact, kernels)
 
     @driver_call
     def count_nodes(self, graph: Graph) -> int:
@@ -120,12 +122,12 @@ class Graphs(Events):
 
     @driver_call
     def capture_id(self, stream: Stream) -> int | None:
-        capture = _active(self._lane(stream))
+        capture = _active(self._streams.lane_of(stream))
         return capture.graph if capture else None
 
     @driver_call
     def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
-        lane = self._lane(stream)
+        lane = self._streams.lane_of(stream)
         capture = _active(lane)
         return _known(capture.graph, lane.nodes) if capture else ()
 
@@ -134,8 +136,20 @@ class Graphs(Events):
         graph, number = divmod(node, _MOST_NODES)
         return _known(graph, self._graphs[graph].nodes[number - 1].before)
 
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread do what its captures prohibit, unless it conflicts with them by itself."""
+        thread, relaxed = self.context.thread, self._streams.relaxed
+        nested = thread in relaxed
+        relaxed.add(thread)
+        try:
+            yield
+        finally:
+            if not nested:
+                relaxed.discard(thread)
+
     def close(self) -> None:
-        super().close()
+        """Forget all graphs and executables."""
         self._graphs.clear()
         self._executables.clear()
 
@@ -149,28 +163,28 @@ class Graphs(Events):
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNMATCHED, seen=f"it began in stream {capture.origin}"
             )
-        if capture.thread != self.thread:
+        if capture.thread != self.context.thread:
             raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {lane.number}")
         return capture
 
     def _release(self, capture: Capture) -> None:
         capture.ended = True
-        self.captures.remove(capture)
-        for lane in self.lanes.others:
+        self._streams.captures.remove(capture)
+        for lane in self._streams.lanes.others:
             if lane.capture is capture:
                 lane.capture, lane.nodes = None, ()
 
     def _enqueue_nodes(self, lane: Lane, executable: _Executable) -> dict[Node, Task]:
         """Enqueue what a graph does, between what is in a stream and what will be."""
-        begin = (*self.lanes.before(lane), *executable.last)
+        begin = (*self._streams.lanes.before(lane), *executable.last)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
             after = [tasks[before] for before in node.before] or begin
-            delay_ns = self.costs.dispatch_ns + self.costs.node_ns * len(tasks)
-            tasks[node] = self.schedule.add(
+            delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
+            tasks[node] = self.context.schedule.add(
                 node.job, after, delay_ns=delay_ns, priority=lane.priority
             )
-        end = self.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
+        end = self.context.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
         lane.tail = executable.last = (end,)
         return tasks
 
@@ -179,7 +193,7 @@ class Graphs(Events):
         begin, copies = lane.nodes, dict[Node, Node]()
         for node in executable.nodes:
             before = tuple(copies[each] for each in node.before) or begin
-            copies[node] = self.append(capture, node.job, before)
+            copies[node] = self._streams.append(capture, node.job, before)
         waited_for = {each for node in executable.nodes for each in node.before}
         ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
         lane.nodes = ends or begin

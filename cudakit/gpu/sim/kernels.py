@@ -1,4 +1,4 @@
-"""Kernels: named by the image, run by their twins."""
+"""The kernels of a simulated device: functions of numpy, launched with checked shapes and arguments."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
-from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.ids import Ids
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.sim.host_kernels import HostKernel, Launch, registered
 from cudakit.gpu.sim.lanes import Lane
+from cudakit.gpu.sim.schedule import Job, Outcome
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
-from cudakit.gpu.sim.tasks import Job, Outcome
-from cudakit.gpu.sim.transfers import Transfers
-from cudakit.gpu.sim.twins import Launch, Twin, registered
+from cudakit.gpu.sim.space import Heap
+from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
-# Of every device since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for
-# models that do not say.
+# Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models that
+# do not say.
 _LIMITS = {
     "max_threads_per_block": 1024,
     "max_block_dim_x": 1024,
@@ -53,14 +53,21 @@ class _Shape(NamedTuple):
     shared_bytes: int = 0
 
 
-class Kernels(Transfers):
-    """The code of one device."""
+class SimKernels:
+    """The modules and kernels of one device, and their launches."""
 
-    def __init__(self, *args: Any, twins: Mapping[str, Twin] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._own_twins = dict(twins or {})
-        self._limits = {name: self.limit(name, known) for name, known in _LIMITS.items()}
-        self._clock_khz = self.limit("clock_rate_khz", 1_000_000)
+    def __init__(
+        self,
+        context: Context,
+        streams: SimStreams,
+        heap: Heap,
+        host_kernels: Mapping[str, HostKernel] | None,
+    ) -> None:
+        self.context = context
+        self._streams, self._heap = streams, heap
+        self._own_host_kernels = dict(host_kernels or {})
+        self._limits = {name: context.limit(name, known) for name, known in _LIMITS.items()}
+        self._clock_khz = context.limit("clock_rate_khz", 1_000_000)
         self._modules: Ids[_Image] = Ids("module")
         self._kernels: Ids[_Loaded] = Ids("kernel")
 
@@ -101,57 +108,69 @@ class Kernels(Transfers):
         shared_bytes: int = 0,
     ) -> None:
         loaded = self._kernels[kernel]
-        self._modules[Module(loaded.module)]  # whose kernels go with it
-        lane = self.lane(stream)
+        self._modules[Module(loaded.module)]  # raises if the module was unloaded
+        lane = self._streams.lane(stream)
         _check_arguments(loaded, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
         shape = _Shape(loaded.name, grid, block, shared_bytes)
-        self._enqueue(lane, shape, self._twin(loaded.name), args)
+        self._enqueue(lane, shape, self._host_kernel(loaded.name), args)
 
     @driver_call
-    def launch_twin(
-        self, twin: Twin, name: str, grid: Dim3, block: Dim3, args: Sequence[Any], stream: Stream
+    def launch_host_kernel(
+        self,
+        host_kernel: HostKernel,
+        name: str,
+        grid: Dim3,
+        block: Dim3,
+        args: Sequence[Any],
+        stream: Stream,
     ) -> None:
-        """Launch a kernel that no module has, of a library that is simulated, with what its twin takes."""
-        lane = self.lane(stream)
+        """Launch a kernel of a simulated library, which is in no module, with its arguments."""
+        lane = self._streams.lane(stream)
         self._check_shape(name, grid, block, 0)
-        self._enqueue(lane, _Shape(name, grid, block), twin, args)
+        self._enqueue(lane, _Shape(name, grid, block), host_kernel, args)
 
     def close(self) -> None:
-        super().close()
+        """Forget all kernels and modules."""
         self._kernels.clear()
         self._modules.clear()
 
-    def _twin(self, name: str) -> Twin:
-        found = self._own_twins.get(name) or registered().get(name)
+    def _host_kernel(self, name: str) -> HostKernel:
+        found = self._own_host_kernels.get(name) or registered().get(name)
         if found is None:
             raise UsageError(
-                f"the simulated device cannot run kernel {name!r}: it has no twin",
-                hint=f'write what it does in numpy, and register it: @twin("{name}")',
+                f"the simulated device cannot run kernel {name!r}: it has no host kernel",
+                hint=f'write what it does in numpy, and register it: @host_kernel("{name}")',
             )
         return found
 
-    def _enqueue(self, lane: Lane, shape: _Shape, twin: Twin, args: Sequence[Any]) -> None:
+    def _enqueue(
+        self, lane: Lane, shape: _Shape, host_kernel: HostKernel, args: Sequence[Any]
+    ) -> None:
         values = tuple(args)
-        job = Job(Work.LAUNCH, lambda: self._run(twin, self._launch(shape), values), shape.name)
-        if task := self.submit(lane, job):
-            self.emit(facts.Launch(lane.number, shape.name, shape.grid, shape.block), {0: task})
+        job = Job(
+            Work.LAUNCH, lambda: self._run(host_kernel, self._launch(shape), values), shape.name
+        )
+        if task := self._streams.submit(lane, job):
+            self.context.emit(
+                facts.Launch(lane.number, shape.name, shape.grid, shape.block), {0: task}
+            )
 
     def _launch(self, shape: _Shape) -> Launch:
-        return Launch(*shape, self.span, self.schedule.begin_ns, self._clock_khz)
+        return Launch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
 
-    def _run(self, twin: Twin, launch: Launch, args: Sequence[Any]) -> Outcome:
+    def _run(self, host_kernel: HostKernel, launch: Launch, args: Sequence[Any]) -> Outcome:
         try:
-            twin(launch, *args)
+            host_kernel(launch, *args)
         except CudaError:
             raise
         except Exception as error:
             raise cuda_error(
-                Status.LAUNCH_FAILED, seen=f"the twin of {launch.name} raised {error!r}"
+                Status.LAUNCH_FAILED, seen=f"the host kernel of {launch.name} raised {error!r}"
             ) from error
         launch.finish()
         moved = sum(_moved_bytes(access) for access in launch.accesses)
-        cost_ns = self.costs.in_memory_ns(moved) + launch.busy_ns
+        cost_ns = self.context.costs.in_memory_ns(moved) + launch.busy_ns
         return Outcome(cost_ns, tuple(launch.accesses), launch.held)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:

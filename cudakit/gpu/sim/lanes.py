@@ -1,29 +1,90 @@
-"""Streams and events as the simulator keeps them: what the next piece of work has to wait for."""
+"""Streams, events and captured graphs as the simulator keeps them: what the next task has to wait for.
+
+CUDA C++ Programming Guide, "Default Stream" and "Creating a Graph Using Stream Capture".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from cudakit.gpu.sim.capture import Capture, Nodes
-from cudakit.gpu.sim.tasks import Task
+from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace.kinds import StreamFlag
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A node of a graph, and the nodes that it depends on. Numbers begin at 1 in each graph."""
+
+    number: int
+    job: Job
+    before: tuple[Node, ...]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The numbers of the nodes that it depends on."""
+        return tuple(node.number for node in self.before)
+
+
+Nodes: TypeAlias = tuple[Node, ...]
+
+
+def difference(these: Nodes, others: Nodes) -> str:
+    """Return why an executable of one graph cannot become the other: a CUgraphExecUpdateResult, or "".
+
+    Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
+    """
+    if [node.edges for node in these] != [node.edges for node in others]:
+        return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
+    if [node.job.work for node in these] != [node.job.work for node in others]:
+        return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """A capture in progress, and the graph that it makes."""
+
+    graph: int  # the number of the graph
+    thread: int
+    origin: int  # the stream where it began
+    nodes: list[Node] = field(default_factory=list)
+    spoiled: bool = False
+    ended: bool = False
+
+    def add(self, job: Job, before: Iterable[Node]) -> Node:
+        """Append a node."""
+        node = Node(len(self.nodes) + 1, job, tuple(dict.fromkeys(before)))
+        self.nodes.append(node)
+        return node
+
+    def is_joined(self, end: Nodes) -> bool:
+        """Return whether the end depends on every node."""
+        seen: set[Node] = set()
+        left = list(end)
+        while left:
+            node = left.pop()
+            if node not in seen:
+                seen.add(node)
+                left += node.before
+        return len(seen) == len(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A stream."""
+    """A stream: its order, and the end of its work."""
 
     number: int
     flag: StreamFlag
     priority: int = 0
-    tail: tuple[Task, ...] = ()  # what the next task waits for
+    tail: tuple[Task, ...] = ()  # the tasks that the next one waits for
     capture: Capture | None = None
-    nodes: Nodes = ()  # likewise, of a capture
+    nodes: Nodes = ()  # likewise, in a capture
 
     @property
     def blocks(self) -> bool:
-        """Whether it and the legacy stream wait for each other."""
+        """Whether the stream and the legacy stream wait for each other."""
         return self.flag in (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 
 
@@ -31,16 +92,16 @@ class Lane:
 class Lanes:
     """The streams of a device, and the rules of order among them.
 
-    CUDA C++ Programming Guide, "Default Stream": what is enqueued in the legacy stream waits for all that
-    is in blocking streams, and what is enqueued there later waits for it.
+    CUDA C++ Programming Guide, "Default Stream": work in the legacy stream waits for all earlier work in
+    blocking streams, and later work in blocking streams waits for it.
     """
 
     legacy: Lane
     others: list[Lane] = field(default_factory=list)
-    _left: tuple[Task, ...] = ()  # the ends of blocking streams that were destroyed
+    _left: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
     def before(self, lane: Lane) -> tuple[Task, ...]:
-        """Return what a new task of a stream has to wait for."""
+        """Return the tasks that a new task of a stream waits for."""
         if lane is self.legacy:
             return _without_past([*lane.tail, *self._blocking_tails()])
         if lane.blocks:
@@ -48,11 +109,11 @@ class Lanes:
         return _without_past(lane.tail)
 
     def work_of(self, lane: Lane) -> tuple[Task, ...]:
-        """Return what to wait for to have all that is in a stream done."""
+        """Return the tasks to wait for until a stream is complete."""
         return self.before(lane) if lane is self.legacy else lane.tail
 
     def destroy(self, lane: Lane) -> None:
-        """Take a stream out; its work goes on."""
+        """Remove a stream; its work completes."""
         self.others.remove(lane)
         if lane.blocks:
             self._left = _without_past([*self._left, *lane.tail])
@@ -70,7 +131,7 @@ class Lanes:
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """An event: the place of its last record, in a stream or in a capture."""
+    """An event: where it was last recorded, in a stream or in a capture."""
 
     number: int
     timing: bool
@@ -80,7 +141,7 @@ class Mark:
 
 
 def _without_past(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Leave out what is over anyway: of all that is done, keep what ended last."""
+    """Keep unfinished tasks and, of the finished ones, the last to end."""
     left = dict.fromkeys(tasks)
     done = [task for task in left if task.done]
     last = max(done, key=lambda task: task.end_ns, default=None)

@@ -1,178 +1,276 @@
-"""Memory of the device."""
+"""The memory of a simulated device and its host: allocations, copies and fills."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
-from cudakit.errors import CudaError
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
-from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.events import Events
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.lanes import Lane
-from cudakit.gpu.sim.space import Region, Space, Span, memory, round_up, span
-from cudakit.gpu.sim.tasks import Job, Outcome
+from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.schedule import Engine, Job, Outcome
+from cudakit.gpu.sim.space import Bytes, Heap, Region, check_size, forget
+from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
-from cudakit.trace.kinds import HostMemory, How, Work
+from cudakit.trace.events import Access
+from cudakit.trace.kinds import Direction, HostMemory, How, Mode, Work
 from cudakit.units import format_bytes
 
-# What sizes are rounded up to, and addresses are multiples of.
-_ALIGNMENT_BYTES = 512
+# By (source is host memory, target is host memory).
+_DIRECTIONS = {
+    (True, True): Direction.HOST_TO_HOST,
+    (True, False): Direction.HOST_TO_DEVICE,
+    (False, True): Direction.DEVICE_TO_HOST,
+    (False, False): Direction.DEVICE_TO_DEVICE,
+}
+_ENGINES = {
+    Direction.HOST_TO_DEVICE: Engine.HOST_TO_DEVICE,
+    Direction.DEVICE_TO_HOST: Engine.DEVICE_TO_HOST,
+}
 
 
-class Memory(Events):
-    """Allocations of one device, at once or in the order of a stream."""
+# A copy of no more pageable memory is staged and returns at once (CUDA Runtime API, "API synchronization
+# behavior", of cudaMemcpy).
+_STAGED_BYTES = 64 << 10
 
-    def __init__(self, *args: Any, capacity_bytes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        known = self.limit("usable_memory_bytes", 1 << 30)
-        self._capacity_bytes = known if capacity_bytes is None else capacity_bytes
-        self._used_bytes = 0
-        self.space = Space()
-        self._allocated: dict[int, Region] = {}
+
+class _Route(NamedTuple):
+    """The kinds of memory that a copy goes between, its engine and its duration."""
+
+    direction: Direction
+    host: HostMemory
+    engine: Engine | None
+    cost_ns: int
+
+    def is_staged(self, size_bytes: int) -> bool:
+        """Return whether the source is read before the call returns, without waiting for the copy."""
+        to_device = self.direction is Direction.HOST_TO_DEVICE
+        return to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
+
+    def waits(self, size_bytes: int) -> bool:
+        """Return whether the call waits for the copy."""
+        return self.host is HostMemory.PAGEABLE and not self.is_staged(size_bytes)
+
+
+class SimMemory:
+    """Allocations of one device and of its host, copies and fills. The trace has no pageable allocations."""
+
+    def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
+        self.context = context
+        self.allocated: dict[int, Region] = {}
+        self.on_free: Callable[[int], None] = _ignore  # is called when memory becomes free
+        self._streams, self._heap, self._peers = streams, heap, peers
+        self._of_host: dict[int, Region] = {}
+        self._registered: set[int] = set()
 
     @driver_call
     def memory_info(self) -> MemoryInfo:
-        return MemoryInfo(self._capacity_bytes - self._used_bytes, self._capacity_bytes)
+        return MemoryInfo(self._heap.free_bytes, self._heap.capacity_bytes)
 
     @driver_call
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
         lane = self._lane_of_memory(stream)
-        self.charge(size_bytes)
-        region = self.allocate(size_bytes, live=lane is None)
-        self._allocated[region.begin] = region
+        self._heap.charge(size_bytes)
+        region = self._heap.allocate(size_bytes, live=lane is None)
+        self.allocated[region.begin] = region
         if lane is None:
-            self.emit(facts.Alloc(region.begin, size_bytes))
+            self.context.emit(facts.Alloc(region.begin, size_bytes))
         else:
-            self.enqueue(lane, Job(Work.ALLOC, lambda: self._begin(region)))
+            self._streams.enqueue(lane, Job(Work.ALLOC, lambda: self._begin(region)))
             how = How.STREAM_ORDERED
-            self.emit(facts.Alloc(region.begin, size_bytes, how, lane.number))
+            self.context.emit(facts.Alloc(region.begin, size_bytes, how, lane.number))
         return Ptr(region.begin)
 
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         lane = self._lane_of_memory(stream)
-        region = forget(self._allocated, ptr, f"no allocation of {self.name}")
+        region = forget(self.allocated, ptr, f"no allocation of {self.context.name}")
         size_bytes = len(region.data)
         if lane is None:
-            self.wait_for_all()
+            self.context.wait_for_all()
             self._end(region)
-            self.emit(facts.Free(ptr, size_bytes))
+            self.context.emit(facts.Free(ptr, size_bytes))
         else:
-            self.enqueue(lane, Job(Work.FREE, lambda: self._end(region)))
-            self.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, lane.number))
+            self._streams.enqueue(lane, Job(Work.FREE, lambda: self._end(region)))
+            self.context.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, lane.number))
 
-    def span(self, ptr: int, size_bytes: int, what: str) -> Span:
-        """Return the bytes of a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
-        regions = self._live(ptr, size_bytes, what)
-        if not all(map(self._is_reached, regions)):
-            whose = "pageable memory of the host, or of a device that is out of reach"
-            raise cuda_error(
-                Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
+    @driver_call
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
+        check_size(size_bytes)
+        self._streams.refuse_in_capture()
+        try:
+            region = self._heap.allocate(
+                size_bytes, host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
-        return span(regions, ptr, size_bytes)
+        except (OSError, OverflowError):
+            seen = f"{format_bytes(size_bytes)} asked of the host, which has not as much"
+            raise cuda_error(Status.OUT_OF_MEMORY, seen=seen) from None
+        self._of_host[region.begin] = region
+        if pinned:
+            self.context.emit(facts.Alloc(region.begin, size_bytes, How.PINNED))
+        return Ptr(region.begin)
 
-    def copied(self, ptr: int, size_bytes: int, what: str) -> Span:
-        """Return the bytes of a range for a copy or fill that runs now. Raises as ``span``."""
-        return span(self._live(ptr, size_bytes, what), ptr, size_bytes)
+    @driver_call
+    def host_free(self, ptr: Ptr) -> None:
+        self._streams.refuse_in_capture()
+        if ptr in self._registered:
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"the memory at {ptr:#x} is registered: unregister it first",
+            )
+        region = forget(self._of_host, ptr, "no memory of the host")
+        self.context.wait_for_all()
+        self._heap.space.remove(region)
+        if region.host is HostMemory.PINNED:
+            self.context.emit(facts.Free(ptr, len(region.data), How.PINNED))
 
-    def charge(self, size_bytes: int) -> None:
-        """Take memory of the device. Raises CUDA_ERROR_OUT_OF_MEMORY."""
-        if self._used_bytes + rounded(size_bytes) > self._capacity_bytes:
-            self.wait_for_all()  # what is freed in the order of a stream may be enough
-        if self._used_bytes + rounded(size_bytes) > self._capacity_bytes:
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=self._shortage(size_bytes))
-        self._used_bytes += rounded(size_bytes)
+    @driver_call
+    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
+        region = self._of_kind(ptr, HostMemory.PAGEABLE, "no pageable memory of the host")
+        self._streams.refuse_in_capture()
+        region.host = HostMemory.PINNED
+        self._registered.add(region.begin)
+        self.context.emit(facts.Alloc(region.begin, len(region.data), How.PINNED))
 
-    def credit(self, size_bytes: int) -> None:
-        """Give memory of the device back."""
-        self._used_bytes -= rounded(size_bytes)
+    @driver_call
+    def host_unregister(self, ptr: Ptr) -> None:
+        if ptr not in self._registered:
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"no registered memory of the host begins at {ptr:#x}"
+            )
+        self._streams.refuse_in_capture()
+        self.context.wait_for_all()
+        region = self._of_host[ptr]
+        region.host = HostMemory.PAGEABLE
+        self._registered.discard(ptr)
+        self.context.emit(facts.Free(ptr, len(region.data), How.PINNED))
+
+    @driver_call
+    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
+        region = self._of_host.get(ptr)
+        if region is None or not 0 <= size_bytes <= len(region.data):
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+            )
+        return region.data[:size_bytes].data
+
+    @driver_call
+    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
+        lane = self._streams.lane(stream)
+        seen = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
+        target, source = (
+            self._heap.known(dst, size_bytes, seen),
+            self._heap.known(src, size_bytes, seen),
+        )
+        if size_bytes == 0:
+            return
+        route = self._route(target[0], source[0], size_bytes)
+        if route.host is HostMemory.PAGEABLE:
+            lane = self._streams.uncaptured_lane(stream)
+        task = self._streams.submit(lane, self._job(route, dst, src, size_bytes))
+        if task is None:
+            return
+        direction, host = route.direction, route.host
+        self.context.emit(
+            facts.Copy(lane.number, dst, src, size_bytes, direction=direction, host=host)
+        )
+        if route.waits(size_bytes):
+            self.context.wait_for((task,))
+
+    @driver_call
+    def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
+        if not 0 <= value <= 255:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
+        lane = self._streams.lane(stream)
+        regions = self._heap.known(ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}")
+        if any(region.host is HostMemory.PAGEABLE for region in regions):
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable memory of the host")
+        if size_bytes == 0:
+            return
+        job = Job(
+            Work.FILL,
+            lambda: self._fill(ptr, value, size_bytes),
+            accesses=(_access(ptr, size_bytes, Mode.WRITE),),
+        )
+        if self._streams.submit(lane, job):
+            self.context.emit(facts.Fill(lane.number, ptr, size_bytes))
 
     def close(self) -> None:
-        super().close()
-        self._allocated.clear()
+        """Forget all allocations."""
+        self.allocated.clear()
+        self._of_host.clear()
+        self._registered.clear()
 
     def _lane_of_memory(self, stream: Stream | None) -> Lane | None:
         if stream is None:
-            self.refuse_in_capture()
+            self._streams.refuse_in_capture()
             return None
-        lane = self.lane(stream)
+        lane = self._streams.lane(stream)
         if lane.capture:
             raise cuda_error(
                 Status.NOT_SUPPORTED, seen="a simulated graph does not allocate or free memory"
             )
         return lane
 
-    def allocate(
-        self,
-        size_bytes: int,
-        *,
-        live: bool = True,
-        host: HostMemory = HostMemory.NONE,
-        peer: int | None = None,
-    ) -> Region:
-        """Make memory of any kind, and give it addresses."""
-        data = memory(size_bytes)
-        begin = self.space.take(size_bytes, _ALIGNMENT_BYTES)
-        region = Region(begin, data, live, host, peer)
-        self.space.add(region)
-        return region
-
-    def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
-        regions = self.space.within(ptr, size_bytes)
-        if regions is None or not all(region.live for region in regions):
-            raise cuda_error(
-                Status.ILLEGAL_ADDRESS,
-                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
-            )
-        return regions
-
-    def _is_reached(self, region: Region) -> bool:
-        """Say whether kernels can use memory of whatever kind."""
-        if region.peer is not None:
-            return (self.ordinal, region.peer) in self._view.peer_access
-        pageable = region.host is HostMemory.PAGEABLE
-        return not pageable or self._facts.fields.get("pageable_memory_access") is True
-
     def _begin(self, region: Region) -> Outcome:
         region.live = True
         return Outcome()
 
     def _end(self, region: Region) -> Outcome:
+        self.on_free(region.begin)
         region.live = False
-        self.space.remove(region)
-        self.credit(len(region.data))
+        self._heap.space.remove(region)
+        self._heap.credit(len(region.data))
         return Outcome()
 
-    def _shortage(self, size_bytes: int) -> str:
-        free, total = (
-            format_bytes(amount)
-            for amount in (self._capacity_bytes - self._used_bytes, self._capacity_bytes)
-        )
-        return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self.name}"
+    def _of_kind(self, ptr: Ptr, kind: HostMemory, what: str) -> Region:
+        """Return host memory of a kind that begins at an address. Raises CUDA_ERROR_INVALID_VALUE."""
+        region = self._of_host.get(ptr)
+        if region is None or region.host is not kind:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
+        return region
+
+    def _route(self, target: Region, source: Region, size_bytes: int) -> _Route:
+        direction = _DIRECTIONS[bool(source.host), bool(target.host)]
+        host, costs = max(target.host, source.host), self.context.costs
+        if host:
+            cost_ns = costs.over_link_ns if host is HostMemory.PINNED else costs.pageable_ns
+            return _Route(direction, host, _ENGINES.get(direction), cost_ns(size_bytes))
+        if target.peer == source.peer:
+            return _Route(direction, host, None, costs.in_memory_ns(2 * size_bytes))
+        to_peer = source.peer is None
+        peer = target.peer if to_peer else source.peer
+        nvlinks = 0 if peer is None else self._peers.nvlinks(peer)
+        engine = Engine.TO_PEER if to_peer else Engine.FROM_PEER
+        return _Route(direction, host, engine, costs.to_peer_ns(size_bytes, nvlinks))
+
+    def _job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
+        staged = self._read(src, size_bytes).copy() if route.is_staged(size_bytes) else None
+
+        def run() -> Outcome:
+            content = self._read(src, size_bytes) if staged is None else staged
+            self._heap.copied(dst, size_bytes, "a copy writes").scatter(content)
+            return Outcome(route.cost_ns)
+
+        accesses = (_access(src, size_bytes, Mode.READ), _access(dst, size_bytes, Mode.WRITE))
+        return Job(Work.COPY, run, engine=route.engine, accesses=accesses)
+
+    def _read(self, ptr: int, size_bytes: int) -> Bytes:
+        return self._heap.copied(ptr, size_bytes, "a copy reads").gather()
+
+    def _fill(self, ptr: int, value: int, size_bytes: int) -> Outcome:
+        for piece in self._heap.copied(ptr, size_bytes, "a fill writes").pieces:
+            piece[:] = value
+        return Outcome(self.context.costs.in_memory_ns(size_bytes))
 
 
-def rounded(size_bytes: int) -> int:
-    """Say how much memory an allocation takes."""
-    return round_up(size_bytes, _ALIGNMENT_BYTES)
+def _ignore(ptr: int) -> None:
+    """Do nothing about an allocation that is freed."""
 
 
-def check_size(size_bytes: int) -> None:
-    """Refuse an allocation of nothing."""
-    if size_bytes <= 0:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
-
-
-def forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
-    """Take an allocation out. Raises CUDA_ERROR_INVALID_VALUE where none begins there."""
-    try:
-        return regions.pop(ptr)
-    except KeyError:
-        raise _no_such(ptr, what) from None
-
-
-def _no_such(ptr: int, what: str) -> CudaError:
-    return cuda_error(
-        Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
-    )
+def _access(ptr: int, size_bytes: int, mode: Mode) -> Access:
+    return Access(ptr, ptr + size_bytes, mode)

@@ -1,14 +1,20 @@
-"""What the device tells of itself: events, in the order of the calls."""
+"""The events of a simulated device, in the order of its calls: into a sink or the spool of a traced run."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import TypeAlias
 
-from cudakit.gpu.sim.tasks import Task
+from cudakit.gpu.sim.schedule import Task
 from cudakit.trace.events import Event
+from cudakit.trace.log import Clock, Frame, Stack
+from cudakit.trace.spool import SpoolWriter
 
 Sink: TypeAlias = Callable[[Event], None]
 
@@ -17,10 +23,9 @@ Sources: TypeAlias = Mapping[int, Task]
 
 
 class Recorder:
-    """Hands events to a sink, each followed by its accesses.
+    """Passes events to a sink in order, each followed by its accesses.
 
-    What a kernel accesses is known when it has run: until then its launch waits here, and with it all
-    that came after it, so that the sink sees everything in order.
+    The accesses of a kernel are known once it has run; until then its launch and all later events wait here.
     """
 
     def __init__(self, sink: Sink | None) -> None:
@@ -32,7 +37,7 @@ class Recorder:
             self._waiting.append((event, sources))
 
     def flush(self, *, all_of_it: bool = False) -> None:
-        """Hand over what is known by now; at the end, also what will never be."""
+        """Pass on the events whose accesses are known; at the end, all events."""
         while self._waiting and (all_of_it or _are_known(self._waiting[0][1])):
             self._hand_over(*self._waiting.popleft())
 
@@ -47,3 +52,63 @@ class Recorder:
 
 def _are_known(sources: Sources) -> bool:
     return all(task.done for task in sources.values())
+
+
+VARIABLE = "CUDAKIT_SPOOL"
+# Set if child processes are not traced: the number of the process that is.
+ONLY = "CUDAKIT_SPOOL_PROCESS"
+
+_OURS = str(Path(__file__).parent.parent)
+_MOST_FRAMES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Where events go, and which function numbers the call stack that they come from."""
+
+    sink: Sink
+    site: Callable[[], int]
+    close: Callable[[], None]
+
+
+def attachment(environment: Mapping[str, str]) -> Attachment | None:
+    """Return the spool that the environment names; None in a program that is not traced."""
+    directory = environment.get(VARIABLE)
+    if not directory or environment.get(ONLY) not in (None, str(os.getpid())):
+        return None
+    writer = SpoolWriter(Path(directory), clock=Clock.VIRTUAL)
+    return Attachment(writer.write, Sites(writer.stack), writer.close)
+
+
+class Sites:
+    """Numbers of the Python stacks that call this package; each stack is formatted once."""
+
+    def __init__(self, number: Callable[[Stack], int]) -> None:
+        self._number = number
+        self._known: dict[tuple[int, ...], int] = {}
+        self._kept: list[CodeType] = []  # alive, so that no other code object gets a known id
+
+    def __call__(self) -> int:
+        """Return the number of the caller's stack, without frames of this package."""
+        frames = _frames()
+        key = tuple(part for frame in frames for part in (id(frame.f_code), frame.f_lasti))
+        if key not in self._known:
+            self._kept += (frame.f_code for frame in frames)
+            self._known[key] = self._number(tuple(map(_shown, frames)))
+        return self._known[key]
+
+
+def _frames() -> list[FrameType]:
+    """Return the frames outside this package, innermost first."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    while frame and len(found) < _MOST_FRAMES:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _shown(frame: FrameType) -> Frame:
+    return Frame(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno or 0)

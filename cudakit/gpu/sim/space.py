@@ -1,26 +1,34 @@
-"""The address space of a simulated device: which bytes there are, and what stands in them."""
+"""The memory of a simulated device: its address space, the bytes behind it, and how much is in use."""
 
 from __future__ import annotations
 
 import mmap
 from bisect import bisect_right, insort
+from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context
 from cudakit.trace.kinds import HostMemory
+from cudakit.units import format_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# Addresses look like a device's, and the first ones, where null pointers with offsets lead, are not given.
+# Addresses look like a device's; low ones, where null pointers with offsets lead, are never allocated.
 _FIRST = 0x7F00_0000_0000
 _GAP_BYTES = 512
-# Larger memory comes from the operating system page by page, when it is touched.
+# Larger memory is mapped by the operating system, page by page as it is touched.
 _LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; a device has more memory than the host may have
-_FRESH = 0xC5  # what small memory holds before anything is written there
+_FRESH = 0xC5  # the initial bytes of small memory
+# What sizes are rounded up to, and addresses are multiples of.
+_ALIGNMENT_BYTES = 512
+# Of a device whose model does not say.
+DEFAULT_CAPACITY_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
@@ -29,18 +37,18 @@ class Region:
 
     begin: int
     data: Bytes
-    live: bool = True  # whether its turn has come, and not passed, in the order of its stream
-    host: HostMemory = HostMemory.NONE  # which kind of memory of the host it is
-    peer: int | None = None  # the number of the other device whose memory it is
+    live: bool = True  # between allocation and free in stream order
+    host: HostMemory = HostMemory.NONE  # the kind of host memory
+    peer: int | None = None  # the ordinal of the other device that owns it
 
     @property
     def end(self) -> int:
-        """The first address beyond it."""
+        """The first address behind the region."""
         return self.begin + len(self.data)
 
 
 class Space:
-    """All regions, by address. No address is given out twice, so what was freed stays recognisable."""
+    """All regions by address. No address is used twice, so that freed memory stays recognisable."""
 
     def __init__(self) -> None:
         self._next = _FIRST
@@ -48,7 +56,7 @@ class Space:
         self._regions: dict[int, Region] = {}
 
     def take(self, size_bytes: int, alignment_bytes: int) -> int:
-        """Give out addresses that nobody had."""
+        """Return new addresses."""
         begin = round_up(self._next, alignment_bytes)
         self._next = begin + size_bytes + _GAP_BYTES
         return begin
@@ -70,7 +78,7 @@ class Space:
         return region if address < region.end else None
 
     def within(self, begin: int, size_bytes: int) -> list[Region] | None:
-        """Return the regions that a range lies in, end to end; None where there is a hole."""
+        """Return the adjacent regions that a range lies in; None if there is a gap."""
         found: list[Region] = []
         place = begin
         while place < begin + size_bytes:
@@ -82,7 +90,7 @@ class Space:
         return found
 
     def is_empty(self, begin: int, size_bytes: int) -> bool:
-        """Say whether no region overlaps a range."""
+        """Return whether no region overlaps a range."""
         index = bisect_right(self._begins, begin + size_bytes - 1) - 1
         return index < 0 or self._regions[self._begins[index]].end <= begin
 
@@ -94,11 +102,11 @@ class Span:
     pieces: tuple[Bytes, ...]
 
     def gather(self) -> Bytes:
-        """Return the bytes: the memory itself where it is in one piece, else a copy."""
+        """Return the bytes: the memory itself if it is in one piece, else a copy."""
         return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
 
     def scatter(self, content: Bytes) -> None:
-        """Put bytes back."""
+        """Write bytes back."""
         at = 0
         for piece in self.pieces:
             piece[:] = content[at : at + len(piece)]
@@ -106,7 +114,7 @@ class Span:
 
 
 def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
-    """Cut a range out of the regions that it lies in."""
+    """Return a range of the regions that it lies in."""
     end = begin + size_bytes
     return Span(
         tuple(
@@ -117,7 +125,7 @@ def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
 
 
 def memory(size_bytes: int) -> Bytes:
-    """Make memory; where it is large, none of it is used before it is touched."""
+    """Create memory; large memory takes up pages of the host only as it is touched."""
     if size_bytes < _LAZY_BYTES:
         return np.full(size_bytes, _FRESH, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -127,3 +135,124 @@ def memory(size_bytes: int) -> Bytes:
 def round_up(value: int, multiple: int) -> int:
     """Round up to a multiple."""
     return -(-value // multiple) * multiple
+
+
+class Heap:
+    """All memory that a device can address, and how much of its own is in use."""
+
+    def __init__(self, context: Context, capacity_bytes: int | None) -> None:
+        self.space = Space()
+        self.capacity_bytes = (
+            context.limit("usable_memory_bytes", DEFAULT_CAPACITY_BYTES)
+            if capacity_bytes is None
+            else capacity_bytes
+        )
+        self.released: deque[int] = deque()  # sizes of physical memory that other processes let go
+        self._context = context
+        self._used_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes of the device that are not in use."""
+        while self.released:
+            self.credit(self.released.popleft())
+        return self.capacity_bytes - self._used_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Take memory of the device into use. Raises CUDA_ERROR_OUT_OF_MEMORY."""
+        if rounded(size_bytes) > self.free_bytes:
+            self._context.wait_for_all()  # stream-ordered frees may give enough back
+        if rounded(size_bytes) > self.free_bytes:
+            raise cuda_error(Status.OUT_OF_MEMORY, seen=self._shortage(size_bytes))
+        self._used_bytes += rounded(size_bytes)
+
+    def credit(self, size_bytes: int) -> None:
+        """Return memory of the device from use."""
+        self._used_bytes -= rounded(size_bytes)
+
+    def allocate(
+        self,
+        size_bytes: int,
+        *,
+        live: bool = True,
+        host: HostMemory = HostMemory.NONE,
+        peer: int | None = None,
+    ) -> Region:
+        """Create memory of any kind at new addresses."""
+        return self.add(memory(size_bytes), live=live, host=host, peer=peer)
+
+    def add(
+        self,
+        data: Bytes,
+        *,
+        live: bool = True,
+        host: HostMemory = HostMemory.NONE,
+        peer: int | None = None,
+    ) -> Region:
+        """Give existing memory new addresses."""
+        region = Region(self.space.take(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
+        self.space.add(region)
+        return region
+
+    def span(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        regions = self._live(ptr, size_bytes, what)
+        if not all(map(self._is_reached, regions)):
+            whose = "pageable memory of the host, or of a device that is out of reach"
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
+            )
+        return span(regions, ptr, size_bytes)
+
+    def copied(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return a range for a copy or fill that runs now. Raises as ``span``."""
+        return span(self._live(ptr, size_bytes, what), ptr, size_bytes)
+
+    def known(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
+        """Return the regions of a range given to a call, live or not. Raises CUDA_ERROR_INVALID_VALUE."""
+        regions = self.space.within(ptr, max(size_bytes, 1))
+        if size_bytes < 0 or regions is None:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{seen} is not all allocated memory")
+        return regions
+
+    def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
+        regions = self.space.within(ptr, size_bytes)
+        if regions is None or not all(region.live for region in regions):
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS,
+                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+            )
+        return regions
+
+    def _is_reached(self, region: Region) -> bool:
+        """Return whether kernels can use a region."""
+        context = self._context
+        if region.peer is not None:
+            return (context.ordinal, region.peer) in context.view.peer_access
+        pageable = region.host is HostMemory.PAGEABLE
+        return not pageable or context.facts.fields.get("pageable_memory_access") is True
+
+    def _shortage(self, size_bytes: int) -> str:
+        free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
+        return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
+
+
+def rounded(size_bytes: int) -> int:
+    """Return the bytes that an allocation takes up."""
+    return round_up(size_bytes, _ALIGNMENT_BYTES)
+
+
+def check_size(size_bytes: int) -> None:
+    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
+    if size_bytes <= 0:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
+
+
+def forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
+    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+    try:
+        return regions.pop(ptr)
+    except KeyError:
+        raise cuda_error(
+            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
+        ) from None

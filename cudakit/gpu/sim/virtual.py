@@ -9,59 +9,54 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import HandleKind
-from cudakit.gpu.explain import Status, cuda_error
-from cudakit.gpu.sim.context import driver_call
-from cudakit.gpu.sim.ids import Ids
-from cudakit.gpu.sim.space import Bytes, Region, memory
-from cudakit.gpu.sim.transfers import Transfers
+from cudakit.gpu.api import Backing, HandleKind, Ptr
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import How
 
-# What cuMemGetAllocationGranularity says on every device that we know of.
+# cuMemGetAllocationGranularity on every device tried.
 _GRANULARITY_BYTES = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """Physical memory, which lives as long as anybody has a reference to it, or it is mapped anywhere."""
+    """Physical memory, which lives while it has references or mappings."""
 
     data: Bytes
     ordinal: int  # of the device that has it
     handle: HandleKind | None
-    given_back: deque[int]  # the sizes that the device has not heard of yet
+    released: deque[int]  # of the device that has it: see Heap
     references: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)  # other processes have it, too
+    lock: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # devices of other threads share it
 
     def hold(self) -> None:
         with self.lock:
             self.references += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self.lock:
             self.references -= 1
             if not self.references:
-                self.given_back.append(len(self.data))
+                self.released.append(len(self.data))
 
 
-class VirtualMemory(Transfers):
+class SimVirtualMemory:
     """Address ranges of one device and the physical memory behind them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._backings: Ids[tuple[int, Physical]] = Ids("backing")
+    def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
+        self.context = context
+        self.backings: Ids[tuple[int, Physical]] = Ids("backing")
+        self.mapped: dict[int, tuple[Region, Physical]] = {}
+        self.access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
+        self._heap, self._peers = heap, peers
         self._reserved: dict[int, int] = {}
-        self._mapped: dict[int, tuple[Region, Physical]] = {}
-        self._access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
-        self._given_back: deque[int] = deque()
-
-    def enter(self, call: str) -> None:
-        self._hear()
-        super().enter(call)
 
     @driver_call
     def granularity(self) -> int:
@@ -70,34 +65,34 @@ class VirtualMemory(Transfers):
     @driver_call
     def reserve(self, size_bytes: int) -> Ptr:
         _check_size(size_bytes)
-        begin = self.space.take(size_bytes, _GRANULARITY_BYTES)
+        begin = self._heap.space.take(size_bytes, _GRANULARITY_BYTES)
         self._reserved[begin] = size_bytes
         return Ptr(begin)
 
     @driver_call
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        if self._reserved.get(ptr) != size_bytes or not self.space.is_empty(ptr, size_bytes):
+        if self._reserved.get(ptr) != size_bytes or not self._heap.space.is_empty(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "not a whole reservation, or memory is mapped there")
         del self._reserved[ptr]
 
     @driver_call
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
-        self.charge(size_bytes)
+        self._heap.charge(size_bytes)
         data = memory(size_bytes)
-        return self.backing_of(Physical(data, self.ordinal, handle, self._given_back))
+        return self.backing_of(Physical(data, self.context.ordinal, handle, self._heap.released))
 
     @driver_call
     def backing_at(self, ptr: Ptr) -> Backing:
-        region = self.space.at(ptr)
-        if region is None or region.begin not in self._mapped:
+        region = self._heap.space.at(ptr)
+        if region is None or region.begin not in self.mapped:
             raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
-        return self.backing_of(self._mapped[region.begin][1])
+        return self.backing_of(self.mapped[region.begin][1])
 
     @driver_call
     def release(self, backing: Backing) -> None:
-        _, physical = self._backings.remove(backing)
-        self._let_go(physical)
+        _, physical = self.backings.remove(backing)
+        physical.release()
 
     @driver_call
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
@@ -105,54 +100,54 @@ class VirtualMemory(Transfers):
         _check_size(size_bytes)
         if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "more than the backing has, or not reserved")
-        if ptr % _GRANULARITY_BYTES or not self.space.is_empty(ptr, size_bytes):
+        if ptr % _GRANULARITY_BYTES or not self._heap.space.is_empty(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "not aligned, or memory is mapped there already")
-        peer = None if physical.ordinal == self.ordinal else physical.ordinal
+        peer = None if physical.ordinal == self.context.ordinal else physical.ordinal
         region = Region(ptr, physical.data[:size_bytes], peer=peer)
-        self.space.add(region)
-        self._mapped[ptr] = (region, physical)
-        self._access[ptr] = set()
+        self._heap.space.add(region)
+        self.mapped[ptr] = (region, physical)
+        self.access[ptr] = set()
         physical.hold()
-        self.emit(Alloc(ptr, size_bytes, How.VIRTUAL))
+        self.context.emit(Alloc(ptr, size_bytes, How.VIRTUAL))
 
     @driver_call
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         mapped = list(self._mappings(ptr, size_bytes))
         for region, physical in mapped:
-            self.space.remove(region)
-            del self._mapped[region.begin], self._access[region.begin]
-            self._let_go(physical)
-            self.emit(Free(region.begin, len(region.data), How.VIRTUAL))
+            self._heap.space.remove(region)
+            del self.mapped[region.begin], self.access[region.begin]
+            physical.release()
+            self.context.emit(Free(region.begin, len(region.data), How.VIRTUAL))
 
     @driver_call
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
-        self.check_reached_by(ordinal)
+        self._peers.check_reached_by(ordinal)
         for region, _ in list(self._mappings(ptr, size_bytes)):
             if allowed:
-                self._access[region.begin].add(ordinal)
+                self.access[region.begin].add(ordinal)
             else:
-                self._access[region.begin].discard(ordinal)
+                self.access[region.begin].discard(ordinal)
 
     @driver_call
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
-        region = self.space.at(ptr)
-        if region is None or region.begin not in self._mapped:
+        region = self._heap.space.at(ptr)
+        if region is None or region.begin not in self.mapped:
             raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
-        return ordinal == self.ordinal or ordinal in self._access[region.begin]
+        return ordinal == self.context.ordinal or ordinal in self.access[region.begin]
 
     def close(self) -> None:
-        super().close()
-        for _, physical in [*self._mapped.values(), *self._backings.clear()]:
-            physical.let_go()
-        self._mapped.clear()
+        """Release all mappings and references."""
+        for _, physical in [*self.mapped.values(), *self.backings.clear()]:
+            physical.release()
+        self.mapped.clear()
 
     def physical(self, backing: Backing) -> Physical:
-        """Return the memory that a backing refers to."""
-        return self._backings[backing][1]
+        """Return the physical memory of a backing."""
+        return self.backings[backing][1]
 
     def backing_of(self, physical: Physical) -> Backing:
-        """Make one more reference to physical memory."""
-        number, _ = self._backings.add(lambda number: (number, physical))
+        """Return a new reference to physical memory."""
+        number, _ = self.backings.add(lambda number: (number, physical))
         physical.hold()
         return Backing(number)
 
@@ -163,22 +158,13 @@ class VirtualMemory(Transfers):
         )
 
     def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
-        """Find the mappings that make up a range, each of them whole."""
+        """Yield the mappings that make up a range. Raises CUDA_ERROR_INVALID_VALUE for a part of one."""
         place, end = ptr, ptr + size_bytes
         while place < end:
-            if place not in self._mapped or self._mapped[place][0].end > end:
+            if place not in self.mapped or self.mapped[place][0].end > end:
                 raise _refused(ptr, size_bytes, "not mapped, or a part of what was mapped at once")
-            yield self._mapped[place]
-            place = self._mapped[place][0].end
-
-    def _let_go(self, physical: Physical) -> None:
-        physical.let_go()
-        self._hear()
-
-    def _hear(self) -> None:
-        """Count what was given back as free memory, here or by another process."""
-        while self._given_back:
-            self.credit(self._given_back.popleft())
+            yield self.mapped[place]
+            place = self.mapped[place][0].end
 
 
 def _check_size(size_bytes: int) -> None:

@@ -10,19 +10,20 @@ from rich.text import Text
 
 from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
 from cudakit.render.console.facts import facts_lines
-from cudakit.render.console.note import INDENT, note_lines
 from cudakit.render.console.table import table_lines
+from cudakit.render.console.text import cut, escaped, wrapped
 from cudakit.render.console.tree import tree_lines
-from cudakit.render.console.wrap import cut
+
+_INDENT = 2
+_ARROW = "→ "
 
 
 def render(document: Document, *, width: int, color: bool) -> str:
     """Write a document in lines of at most ``width`` cells, each ended by a newline.
 
     Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
-    sixteen colours, bold or dim. Whatever a file brought into the document is made harmless.
+    sixteen colours, bold or dim. Text of the document is escaped.
     """
     title = Text(cut(escaped(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stacked(document.nodes, width, level=1)]
@@ -33,7 +34,7 @@ def render(document: Document, *, width: int, color: bool) -> str:
 
 
 def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
-    """Draw nodes under one another, with an empty line between all but neighbouring notes."""
+    """Draw nodes under one another, with an empty line between them except between adjacent notes."""
     lines: list[Text] = []
     above: Node | None = None
     for node in nodes:
@@ -48,12 +49,12 @@ def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
 
 
 def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
-    room = width - INDENT
+    room = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
-            return note_lines(node, width)
+            return _note_lines(node, width)
         case Facts():
             return _indented(facts_lines(node, room))
         case Table():
@@ -69,14 +70,33 @@ def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Imported here: curves need numpy, which is slow to import, and nothing else does.
+    # Imported here: only charts need numpy, which is slow to import.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
 
 
+def _note_lines(note: Note, width: int) -> list[Text]:
+    """Draw a note; its symbol is in the margin, visible without colour."""
+    symbol = (theme.SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
+    style = theme.HEADER if note.level == "error" else theme.PLAIN
+    first, *rest = wrapped(escaped(note.text), width - _INDENT)
+    lines = [Text.assemble(symbol, (first, style))]
+    lines += [Text(" " * _INDENT + part, style) for part in rest]
+    for remedy in note.remedies:
+        lines += _remedy_lines(escaped(remedy), width)
+    return lines
+
+
+def _remedy_lines(remedy: str, width: int) -> list[Text]:
+    first, *rest = wrapped(remedy, width - _INDENT - len(_ARROW))
+    margin = " " * _INDENT
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
+    return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
+
+
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
-    """Draw a heading and what stands under it; a section with nothing to show is left out."""
+    """Draw a heading and the nodes under it; nothing for an empty section."""
     body = _stacked(section.nodes, width, level=level + 1)
     return [_heading(section.title, width, level=level), *body] if body else []
 
@@ -90,7 +110,7 @@ def _heading(title: str, width: int, *, level: int) -> Text:
 
 
 def _indented(lines: list[Text]) -> list[Text]:
-    return [Text(" " * INDENT).append_text(line) for line in lines]
+    return [Text(" " * _INDENT).append_text(line) for line in lines]
 
 
 def _colored(lines: Sequence[Text]) -> str:
@@ -104,6 +124,6 @@ def _colored(lines: Sequence[Text]) -> str:
         if segment.style
         else segment.text
         for line in lines
-        # Text.render skips a line's own style; as part of another it becomes a span of that.
+        # Text.render ignores the style of the line itself; appended to another line it becomes a span.
         for segment in Text().append_text(line).render(console, end="\n")
     )

@@ -22,7 +22,7 @@ _MARKER_LINES = 4
 # Letters of a marker's label, and of a name beside or below a picture.
 _LABEL = 60
 _NAME = 14
-# A letter's width as a share of a plot of middle size: enough to see that labels would collide.
+# A letter's width as a share of a medium plot, to detect labels that collide.
 _LETTER = 0.008
 
 _LINE, _BOX, _DOT = "M0 5h24", "M0 0h24v10H0z", "M12 5h0"
@@ -32,7 +32,7 @@ _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A marker on the page: shares of the axis at which it stands and at which its label ends."""
+    """A marker on the page: its position and the end of its label as shares of the axis."""
 
     marker: Marker
     share: float
@@ -57,9 +57,9 @@ def name_around(name: str, *, x: str, y: float) -> Markup:
     return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
-def plot(node: Plot) -> Markup:
+def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Draw shapes between axes, with legend and markers."""
-    flags = _flags(node.markers, node.x)
+    flags = _flags(markers, node.x)
     above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
     shapes = map(drawn, node.shapes)
     picture = element(
@@ -76,7 +76,7 @@ def plot(node: Plot) -> Markup:
         height=above + node.height + _TICKS + (_X_LABEL if node.x_label else 0),
     )
     caption = element("figcaption", node.title) if node.title else None
-    return element("figure", caption, _legend(node), picture, _left_out(node), class_="plotted")
+    return element("figure", caption, _legend(node), picture, _left_out(markers), class_="plotted")
 
 
 def _y_grid(axis: Axis, above: int, height: int) -> Markup:
@@ -141,10 +141,10 @@ def _legend(node: Plot) -> Markup | None:
 
 
 def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
-    """Place markers, at an end of the axis if beyond it, each label below those it would run into.
+    """Place markers, those beyond the axis at its end, each label below the labels it would overlap.
 
-    Labels that point left are placed from the right, the others from the left: so a marker's line, which
-    starts at its label, crosses no label that was placed before.
+    Labels that extend left are placed from the right, the others from the left: so a marker's line, which
+    starts at its label, crosses no label placed before.
     """
     known = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
     unplaced = [_flag_at(marker, axis) for marker in known[:_MARKERS]]
@@ -184,8 +184,8 @@ def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     )
 
 
-def _left_out(node: Plot) -> Markup | None:
-    beyond = len(node.markers) - _MARKERS
+def _left_out(markers: Sequence[Marker]) -> Markup | None:
+    beyond = len(markers) - _MARKERS
     if beyond <= 0:
         return None
     return element("p", f"{beyond:,} more markers are not drawn.", class_="caption")

@@ -13,10 +13,11 @@ from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import actions
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
-from cudakit.core.memory.replay import Inconsistencies, replay
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.lifetimes import Inconsistencies
 from cudakit.core.memory.replay.mapped import mapped_at
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings

@@ -9,8 +9,8 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 from core.allocator.failing_gpu import FailingGpu
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
@@ -23,12 +23,12 @@ EXPANDING = Settings(expandable_segments=True)
 
 def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
     gpu = FailingGpu(CAPACITY, "h200x2")
-    return gpu, CachingAllocator(OfGpu(gpu), settings)
+    return gpu, CachingAllocator(GpuUpstream(gpu), settings)
 
 
 def reached(gpu: Sim) -> set[int]:
     """Return the mappings that the other device may use."""
-    return {page for page, devices in gpu._access.items() if 1 in devices}
+    return {page for page, devices in gpu.virtual.access.items() if 1 in devices}
 
 
 def test_plain_segments_are_reached_by_the_context_of_the_peer() -> None:
@@ -37,7 +37,7 @@ def test_plain_segments_are_reached_by_the_context_of_the_peer() -> None:
 
     assert allocator.peer_accessible_by == ()
     allocator.enable_peer_access(1)
-    assert gpu.enabled_peers == {1}
+    assert gpu.peers.enabled == {1}
     assert allocator.peer_accessible_by == (1,)
 
 
@@ -49,7 +49,7 @@ def test_pages_that_are_mapped_and_those_that_come_are_reached() -> None:
     allocator.enable_peer_access(1)
     assert reached(gpu) == {first, first + PAGE, other}
     later = allocator.alloc(40 * MIB)
-    assert reached(gpu) == set(gpu._mapped)
+    assert reached(gpu) == set(gpu.virtual.mapped)
     assert gpu.has_access(Ptr(later + 39 * MIB), 1)
 
 
@@ -71,7 +71,7 @@ def test_segments_that_begin_to_grow_later_are_reached_too() -> None:
     allocator.configure(EXPANDING)
 
     allocator.alloc(PAGE)
-    assert reached(gpu) == set(gpu._mapped) != set()
+    assert reached(gpu) == set(gpu.virtual.mapped) != set()
 
 
 def test_a_second_time_asks_nothing() -> None:
@@ -108,7 +108,7 @@ def test_a_failure_in_the_middle_takes_back_what_was_given(nth: int) -> None:
     allocator.alloc(PAGE)
     assert reached(gpu) == set()
     allocator.enable_peer_access(1)
-    assert reached(gpu) == set(gpu._mapped)
+    assert reached(gpu) == set(gpu.virtual.mapped)
 
 
 def test_a_peer_that_is_refused_reaches_no_page() -> None:
@@ -128,7 +128,7 @@ def test_pages_that_a_peer_cannot_be_let_use_are_not_mapped() -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         allocator.alloc(PAGE)
-    assert (gpu.used, gpu._mapped) == (0, {})
+    assert (gpu.used, gpu.virtual.mapped) == (0, {})
     law.check(allocator)
     block = allocator.alloc(PAGE)
     assert gpu.has_access(Ptr(block), 1)
@@ -136,10 +136,10 @@ def test_pages_that_a_peer_cannot_be_let_use_are_not_mapped() -> None:
 
 def test_devices_that_are_not_linked_say_so() -> None:
     gpu = Sim("h200x2")
-    gpu._view = replace(gpu._view, peer_access=())
+    gpu.context.view = replace(gpu.context.view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
-        CachingAllocator(OfGpu(gpu)).enable_peer_access(1)
+        CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)
     assert "copy between them" in caught.value.hint
 
 

@@ -33,9 +33,9 @@ def test_what_nobody_has_any_more_within_a_capture_is_closed_by_a_later_call(pai
         pair.second.capture_begin(stream)
         memory.close()
         graph = pair.second.capture_end(stream)
-    assert pair.second.space.at(where) is not None
+    assert pair.second.heap.space.at(where) is not None
 
     pair.second.instantiate(graph)
     pair.taker.open_shared(shared).close()
-    assert pair.second._opened == {}
-    assert pair.second._mapped == {}
+    assert pair.second.ipc.opened == {}
+    assert pair.second.virtual.mapped == {}

@@ -11,10 +11,10 @@ from core.allocator import law
 from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.opened_memory import OpenedMemory
-from cudakit.core.allocator.shared import SharedMemory
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.ipc import OpenedMemory
+from cudakit.core.allocator.shared_memory import SharedMemory
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -29,8 +29,8 @@ class Two:
     def __init__(self, settings: Settings) -> None:
         self.giving = FailingGpu(CAPACITY)
         self.taking = FailingGpu(CAPACITY, beside=self.giving)
-        self.giver = CachingAllocator(OfGpu(self.giving), settings)
-        self.taker = CachingAllocator(OfGpu(self.taking), settings)
+        self.giver = CachingAllocator(GpuUpstream(self.giving), settings)
+        self.taker = CachingAllocator(GpuUpstream(self.taking), settings)
         self.told: list[CudaError] = []
 
     def run(self) -> None:
@@ -64,10 +64,10 @@ class Two:
 
     def left_over(self) -> list[object]:
         """Return all that either process still has of the other, or of the device."""
-        machine = self.giving._machine
+        machine = self.giving.ipc.machine
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
-            lists += [gpu.reserved, gpu._opened, gpu._mapped, gpu._backings._things]
+            lists += [gpu.reserved, gpu.ipc.opened, gpu.virtual.mapped, gpu.virtual.backings]
         return [each for each in lists if each]
 
     def alloc(self, size_bytes: int) -> int:
@@ -150,8 +150,8 @@ def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.taker.open_shared(shared)
-    assert two.taking._opened == {}
-    assert two.taking._mapped == {}
+    assert two.taking.ipc.opened == {}
+    assert two.taking.virtual.mapped == {}
     assert two.taking.reserved == set()
     assert two.taker.open_shared(shared).size_bytes == 30 * MIB
 
@@ -161,17 +161,17 @@ def test_what_could_not_be_closed_is_told_and_closed_at_the_next_call(settings: 
     two = Two(settings)
     shared = two.giver.share(two.giver.alloc(30 * MIB))
     gpu = Sim(capacity_bytes=CAPACITY, beside=two.giving)
-    taker = CachingAllocator(OfGpu(gpu))
+    taker = CachingAllocator(GpuUpstream(gpu))
     memory = taker.open_shared(shared)
     for _ in range(2):  # as the last goes, and as it is asked about
         gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it"))
 
     with pytest.raises(CudaError, match="as the test wants it"):
         memory.close()
-    assert gpu._opened or gpu._mapped
+    assert gpu.ipc.opened or gpu.virtual.mapped
     taker.open_shared(shared).close()
-    assert gpu._opened == {}
-    assert gpu._mapped == {}
+    assert gpu.ipc.opened == {}
+    assert gpu.virtual.mapped == {}
 
 
 def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
@@ -181,5 +181,5 @@ def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.giver.share(block)
-    assert two.giving._machine.descriptors == {}
+    assert two.giving.ipc.machine.descriptors == {}
     assert len(two.giver.share(block).handles) == 2

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from core.allocator.device import GIB, MIB, Device
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.oom_report import OomReport
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import Process
+from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.units import Unavailable
 
 

@@ -15,6 +15,7 @@ from cudakit.core.bench.roofline import Work, limit
 from cudakit.core.bench.summarize import case_result
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # What CUDA and NVML say of an H200.
@@ -64,14 +65,16 @@ def telemetry(time_ns: int = 0, **changes: Field) -> Telemetry:
 def machine(**changes: Any) -> Environment:
     made = environment(
         facts(),
+        RunContext(
+            versions=VERSIONS,
+            nvml_device=DeviceFacts(0, "GPU-0", "0000:65:00.0", MANAGEMENT),
+            other_processes=0,
+            variables={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/user"},
+            command=("cudakit", "bench", "gemm"),
+        ),
         simulated=False,
-        versions=VERSIONS,
-        management=DeviceFacts(0, "GPU-0", "0000:65:00.0", MANAGEMENT),
         before=telemetry(),
         after=telemetry(2_000_000_000),
-        other_processes=0,
-        variables={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/user"},
-        command=("cudakit", "bench", "gemm"),
     )
     return replace(made, **changes)
 

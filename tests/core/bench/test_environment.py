@@ -7,6 +7,7 @@ from core.bench.made import VERSIONS, facts, machine, telemetry
 
 from cudakit.core.bench.environment import environment, moment
 from cudakit.core.bench.warnings import environment_warnings
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 
@@ -21,7 +22,7 @@ def test_facts_of_cuda_and_nvml_are_one_record() -> None:
 
 
 def test_without_nvml_what_it_knows_is_unavailable_with_a_reason() -> None:
-    found = environment(facts(), simulated=True, versions={})
+    found = environment(facts(), RunContext(), simulated=True)
 
     assert isinstance(found.pcie, Unavailable)
     assert isinstance(found.power_limit_w, Unavailable)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from cudakit.core.bench.load import load_result
 from cudakit.core.bench.measurement import Samples
-from cudakit.core.bench.plain import read
 from cudakit.core.bench.result import BenchResult
 from cudakit.errors import InputError
 from cudakit.render.json import render
+from cudakit.serialize import from_plain
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_what_was_written_is_read_back_whole(
 def test_samples_are_read_back_to_the_last_bit(times: list[float]) -> None:
     made = result(gemm(samples=Samples(tuple(times))))
 
-    assert read(BenchResult, json.loads(render(made))) == made
+    assert from_plain(BenchResult, json.loads(render(made))) == made
 
 
 def test_a_key_of_a_newer_version_is_left_alone(file: Callable[[object], Path]) -> None:

@@ -9,13 +9,13 @@ import pytest
 from core.bench.workloads import Busy, Copy, PreparedCopy, busy_device
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.method import Method, Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import LaunchSpec, MemorySpec
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
@@ -39,9 +39,9 @@ def interrupting_after(runs: int) -> Callable[[], None]:
 
 
 def test_a_result_says_what_was_measured_where_and_how() -> None:
-    around = Circumstances(versions={"driver": "580"}, other_processes=0, command=("cudakit",))
+    run_context = RunContext(versions={"driver": "580"}, other_processes=0, command=("cudakit",))
     with closing(Sim()) as gpu:
-        result = run(SPEC, gpu, cases=[case(Copy())], circumstances=around, now_ns=lambda: 42)
+        result = run(SPEC, gpu, cases=[case(Copy())], run_context=run_context, now_ns=lambda: 42)
 
     (one,) = result.results
     assert (result.bench, result.time_ns, result.complete) == ("launch", 42, True)
@@ -125,9 +125,9 @@ def test_progress_is_that_of_all_cases() -> None:
 
 
 def test_doubts_are_said_once() -> None:
-    around = Circumstances(other_processes=2, variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    run_context = RunContext(other_processes=2, variables={"CUDA_LAUNCH_BLOCKING": "1"})
     with closing(Sim()) as gpu:
-        result = run(SPEC, gpu, cases=[case(Copy()), case(Copy())], circumstances=around)
+        result = run(SPEC, gpu, cases=[case(Copy()), case(Copy())], run_context=run_context)
 
     assert len([line for line in result.warnings if "2 other processes" in line]) == 1
     assert not any(one.method.blocker for one in result.results)

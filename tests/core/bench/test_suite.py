@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.health import LeftOut
 from cudakit.core.bench.suite import SuiteSpec, check_health, suite_cases
 from cudakit.core.bench.workload import Verification
@@ -16,6 +15,7 @@ from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
@@ -85,7 +85,7 @@ def test_on_a_small_gpu_buffers_and_products_are_smaller() -> None:
 def test_the_whole_check_runs_on_a_simulated_gpu_and_judges_nothing() -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        found = check_health(SuiteSpec(quick=True), gpu, circumstances=Circumstances())
+        found = check_health(SuiteSpec(quick=True), gpu, run_context=RunContext())
 
         assert gpu.memory_info().free_bytes == free_bytes
     assert found.simulated
@@ -144,8 +144,8 @@ class Narrow(Without):
 def test_where_something_is_wrong_the_link_is_looked_at() -> None:
     with closing(Narrow()) as gpu:
         managed = replace(gpu.facts(), fields={"pcie_width_max": 16})
-        around = Circumstances(management=managed)
-        found = check_health(SuiteSpec(quick=True), gpu, circumstances=around)
+        run_context = RunContext(nvml_device=managed)
+        found = check_health(SuiteSpec(quick=True), gpu, run_context=run_context)
 
     assert found.health == "fail"
     assert found.causes == ("PCIe runs with 8 of 16 lanes",)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec
 from cudakit.core.bench.workloads.copy import copy_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
@@ -29,9 +29,9 @@ TO_PEERS = ("peer", "peer-both")
 
 def measured(gpu: Sim, direction: str, **options: Any) -> CaseResult:
     options = {"sizes_bytes": (SIZE,), "cache": "hot"} | options
-    linked = Circumstances(management=replace(gpu.facts(), fields=LINK))
+    linked = RunContext(nvml_device=replace(gpu.facts(), fields=LINK))
     spec = CopySpec(directions=(direction,), **options)
-    (case,) = run(spec, gpu, circumstances=linked).results
+    (case,) = run(spec, gpu, run_context=linked).results
     return case
 
 

@@ -91,7 +91,7 @@ def test_a_node_that_does_not_run_leaves_no_figure(step: str) -> None:
         if next(runs) % 5:
             launch.write(to, np.uint32, 4 * int(vectors))[:] = word
 
-    with closing(Sim(twins={"cudakit_write": lazy})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": lazy})) as gpu:
         spec = GraphSpec(topologies=("fork-join",), nodes=(10,), steps=(step,))
         (case,) = run(spec, gpu).results
 
@@ -123,7 +123,7 @@ def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) ->
         if next(runs) < 5:
             launch.write(to, np.uint32, 4 * int(vectors))[:] = word
 
-    with closing(Sim(twins={"cudakit_write": tires})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": tires})) as gpu:
         spec = GraphSpec(topologies=("chain",), nodes=(5,), steps=(step,))
         (case,) = run(spec, gpu).results
 

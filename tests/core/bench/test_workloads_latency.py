@@ -144,7 +144,7 @@ def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
     def forgetful(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
         launch.write(to, np.uint32, 4 * int(count))[:-1] = word
 
-    with closing(Sim(twins={"cudakit_write": forgetful})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": forgetful})) as gpu:
         (case,) = run(AllocSpec(allocators=("pinned",), sizes_bytes=(4096,)), gpu).results
 
     assert isinstance(case.median_s, Unavailable)

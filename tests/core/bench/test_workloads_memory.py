@@ -15,7 +15,7 @@ from cudakit.core.bench.spec import OPERATIONS, MemorySpec
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Launch, Sim
-from cudakit.gpu.sim.twins import registered
+from cudakit.gpu.sim.host_kernels import registered
 from cudakit.units import Unavailable
 
 BUFFERS = {"read": 1, "write": 1, "copy": 2, "scale": 2, "triad": 3}
@@ -81,7 +81,7 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
     ],
 )
 def test_what_computes_wrong_values_has_no_figures(operation: str, kernel: Any, said: str) -> None:
-    with closing(Sim(twins={f"cudakit_{operation}": kernel})) as gpu:
+    with closing(Sim(host_kernels={f"cudakit_{operation}": kernel})) as gpu:
         case = measured(gpu, operation)
 
     assert not case.verified
@@ -95,7 +95,7 @@ def test_a_reader_that_stops_before_the_end_is_found_out() -> None:
     def reads_half(launch: Launch, _: int, source: int, *args: np.generic) -> None:
         launch.read(source, np.uint32, 2 * int(args[-1]))
 
-    with closing(Sim(twins={"cudakit_read": reads_half})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_read": reads_half})) as gpu:
         case = measured(gpu, "read")
 
     assert isinstance(case.median_s, Unavailable)
@@ -110,7 +110,7 @@ def test_a_kernel_that_does_nothing_after_the_first_check_is_found_out(operation
         if next(runs) < 1:
             registered()[f"cudakit_{operation}"](launch, *args)
 
-    with closing(Sim(twins={f"cudakit_{operation}": tires})) as gpu:
+    with closing(Sim(host_kernels={f"cudakit_{operation}": tires})) as gpu:
         case = measured(gpu, operation)
 
     assert next(runs) > 10
@@ -125,7 +125,7 @@ def test_one_buffer_set_of_many_that_is_wrong_is_found_out() -> None:
         if to != seen[min(2, len(seen) - 1)] or len(seen) < 3:
             registered()["cudakit_copy"](launch, to, *args)
 
-    with closing(Sim(twins={"cudakit_copy": skips})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_copy": skips})) as gpu:
         case = measured(gpu, "copy", cache="rotate", sizes_bytes=(8 << 20,))
 
     assert len(seen) == case.method.buffer_sets > 3

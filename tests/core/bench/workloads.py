@@ -11,7 +11,7 @@ import numpy as np
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim
-from cudakit.gpu.sim.twins import Twin
+from cudakit.gpu.sim.host_kernels import HostKernel
 from cudakit.kernels.bandwidth import Bandwidth
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
@@ -128,7 +128,7 @@ class Busy:
         pass
 
 
-def busy_device(durations_ns: Iterable[int], **twins: Twin) -> Sim:
+def busy_device(durations_ns: Iterable[int], **host_kernels: HostKernel) -> Sim:
     """Open a simulated device on which the runs of Busy take so long."""
     left: Iterator[int] = iter(durations_ns)
     last = 0
@@ -138,10 +138,10 @@ def busy_device(durations_ns: Iterable[int], **twins: Twin) -> Sim:
         last = next(left, last)
         launch.busy(last)
 
-    return Sim(twins={"busy": busy, **twins})
+    return Sim(host_kernels={"busy": busy, **host_kernels})
 
 
-def stamps_at(clocks_khz: Iterable[int]) -> Twin:
+def stamps_at(clocks_khz: Iterable[int]) -> HostKernel:
     """Make a timestamp kernel whose pairs show one clock after the other, and then the last for ever."""
     left = iter(clocks_khz)
     state = {"launches": 0, "khz": 1_000_000, "begin_ns": 0}

@@ -16,7 +16,7 @@ from core.devices.machines import (
     uuid,
 )
 
-from cudakit.core.devices.select import SelectSpec, chosen, label, select
+from cudakit.core.devices.select import SelectSpec, filter_devices, label, select
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.units import Unavailable
 
@@ -40,7 +40,7 @@ from cudakit.units import Unavailable
     ],
 )
 def test_a_device_is_meant_by_any_of_its_names(selector: str, nvml_index: int) -> None:
-    (device,) = chosen(looked(crossed()), [selector])
+    (device,) = filter_devices(looked(crossed()), [selector])
 
     assert device.nvml_index == nvml_index
 
@@ -51,7 +51,7 @@ def test_a_device_is_meant_by_any_of_its_names(selector: str, nvml_index: int) -
 )
 def test_what_means_no_device_is_refused_with_the_list_of_all(selector: str) -> None:
     with pytest.raises(UsageError, match="means no device") as failure:
-        chosen(looked(crossed()), [selector])
+        filter_devices(looked(crossed()), [selector])
 
     assert all(uuid(number) in failure.value.hint for number in range(3))
 
@@ -61,27 +61,27 @@ def test_what_means_several_is_refused_with_the_list_of_those() -> None:
     result = looked(MadeMachine(nvml(*twins, gpu(2)), cuda()))
 
     with pytest.raises(UsageError, match="means 2 devices") as failure:
-        chosen(result, ["GPU-abcd"])
+        filter_devices(result, ["GPU-abcd"])
     assert "GPU-abcd0" in failure.value.hint
     assert uuid(2) not in failure.value.hint
 
 
 def test_several_names_keep_the_order_of_the_machine_and_mean_each_device_once() -> None:
-    found = chosen(looked(crossed()), ["nvml:2", "cuda:0", "nvml:1"])
+    found = filter_devices(looked(crossed()), ["nvml:2", "cuda:0", "nvml:1"])
 
     assert [device.nvml_index for device in found] == [1, 2]
 
 
 def test_no_name_means_all() -> None:
-    assert len(chosen(looked(crossed()), [])) == 3
+    assert len(filter_devices(looked(crossed()), [])) == 3
 
 
 def test_a_number_of_nvmls_means_the_gpu_and_not_its_mig_instance() -> None:
     part = replace(gpu(0), index=0, uuid="MIG-0a0a", parent=0)
     result = looked(MadeMachine(nvml(gpu(0, mig_mode=True), part), cuda()))
 
-    assert chosen(result, ["nvml:0"])[0].parent is None
-    assert chosen(result, ["MIG-0a"])[0].parent == 0
+    assert filter_devices(result, ["nvml:0"])[0].parent is None
+    assert filter_devices(result, ["MIG-0a"])[0].parent == 0
 
 
 def test_a_label_names_a_device_in_every_way() -> None:

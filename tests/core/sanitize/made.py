@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cudakit.core.sanitize.names import site
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -14,10 +15,8 @@ from cudakit.core.sanitize.races import (
     Sync,
     SyncKind,
 )
-from cudakit.core.sanitize.reader import Reader
-from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.report import Reader, Report
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult, Side
-from cudakit.core.sanitize.stacks import site
 from cudakit.document import Frame as DocumentFrame
 from cudakit.trace.kinds import How, Kind, Known, Mode, StreamFlag
 from cudakit.trace.log import Frame, Stack

@@ -1,12 +1,29 @@
-"""How the engine takes a trace: its batches, and what it counts."""
+"""The engine on whole traces, and against brute force."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
-from core.sanitize.scene import READ, SIZE, WRITE, Scene, place
+from core.sanitize.expected import pairs, told
+from core.sanitize.random_traces import Step, steps, trace
+from core.sanitize.scene import (
+    BLOCKING,
+    LEGACY,
+    NON_BLOCKING,
+    READ,
+    SIZE,
+    WRITE,
+    Scene,
+    place,
+)
+from gpu.programs import Program, Run, programs
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import STRAY_ACCESS, Engine
-from cudakit.core.sanitize.races import Coverage
+from cudakit.core.sanitize.races import Coverage, Race, SyncKind
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -165,3 +182,118 @@ def test_races_are_told_of_once() -> None:
     s.W(1, "x")
     assert len(s.W(2, "x")) == 1
     assert s.feed([]) == []
+
+
+def test_the_last_synchronisation_says_what_was_waited_for_and_when() -> None:
+    s = Scene()
+    s.record(1, 1)
+    recorded = s.seq
+    s.W(1, "x")
+    s.wait(2, 1)
+    (race,) = s.R(2, "x")
+    sync = race.last_sync
+    assert sync is not None
+    assert (sync.kind, sync.recorded_seq, sync.waited_seq) == (
+        SyncKind.EVENT,
+        recorded,
+        recorded + 2,
+    )
+    assert sync.recorded_seq < race.previous.seq
+
+
+def test_the_last_synchronisation_may_be_the_hosts_or_the_default_streams() -> None:
+    s = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
+    s.W(3, "y")
+    s.sync(3)
+    waited = s.seq
+    s.W(3, "x")
+    (race,) = s.R(4, "x")
+    assert race.last_sync is not None
+    assert (race.last_sync.kind, race.last_sync.waited_seq) == (SyncKind.HOST, waited)
+    s.W(2, "z")
+    s.W(1, "z")
+    s.W(1, "w")
+    s.record(1, 1)
+    s.wait(3, 1)
+    s.W(2, "v")
+    (race,) = s.R(3, "v")
+    assert race.last_sync is not None
+    assert race.last_sync.kind is SyncKind.EVENT
+
+
+def test_streams_that_never_synchronised_have_no_last_synchronisation() -> None:
+    s = Scene()
+    s.W(1, "x")
+    (race,) = s.W(2, "x")
+    assert race.last_sync is None
+
+
+def test_a_race_says_who_did_what() -> None:
+    s = Scene()
+    s.touch(1, ["x"], 2, 64, thread=5)
+    (race,) = s.copy(2, "y", "x", thread=6)
+    assert (race.previous.name, race.previous.thread, race.previous.site) == ("k", 5, 11)
+    assert (race.current.name, race.current.kind.name, race.current.thread) == ("", "COPY", 6)
+    assert (race.previous.lo, race.previous.hi) == (place("x"), place("x") + 64)
+
+
+def races(
+    events: Sequence[Event], *, cuts: Sequence[int] = (), forgets_above: int = 1024
+) -> list[Race]:
+    """Feed a trace, in pieces that end before some of its calls."""
+    engine, strings = Engine(forgets_above=forgets_above), {"": 0}
+    records = pack(events, lambda text: strings.setdefault(text, len(strings)))
+    ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
+    found: list[Race] = []
+    for begin, end in zip([0, *ends], [*ends, len(records)], strict=True):
+        found += engine.feed(records[begin:end], list(strings))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps())
+@example([("graph", 40, 56, 4), ("kernel", 0, 2, 3), ("graph", 0, 47, 27)])
+@example([("kernel", 0, 0, 2), ("graph", 16, 44, 6)])
+def test_the_engine_tells_of_just_the_races_that_brute_force_finds(steps: list[Step]) -> None:
+    events = trace(steps)
+
+    assert told(races(events)) == pairs(events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_joining_bytes_that_are_alike_loses_no_race_and_makes_none(steps: list[Step]) -> None:
+    events = trace(steps, one_site=True)
+
+    found = Counter((race.current.seq, race.previous.stream) for race in races(events))
+
+    streams = {event.seq: event.fact.stream for event in events if hasattr(event.fact, "stream")}
+    expected = pairs(events).elements()
+    assert found == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps(), st.lists(st.integers(1, 60), max_size=6))
+def test_it_makes_no_difference_how_a_trace_is_cut_into_batches(
+    steps: list[Step], cuts: list[int]
+) -> None:
+    events = trace(steps)
+
+    assert races(events, cuts=cuts) == races(events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_what_is_forgotten_makes_no_difference(steps: list[Step]) -> None:
+    events = trace(steps)
+    calls = [event.seq for event in events]
+
+    assert told(races(events, cuts=calls, forgets_above=0)) == pairs(events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.sampled_from([None, 1, 2]))
+def test_what_a_simulated_device_tells_is_judged_alike(program: Program, seed: int | None) -> None:
+    events = Run(program, seed=seed).trace
+
+    assert told(races(events)) == pairs(events)

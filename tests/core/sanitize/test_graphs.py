@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from core.sanitize.scene import READ, SIZE, WRITE, Scene, place
 
+from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.replays import UNKNOWN_GRAPH
 from cudakit.trace.events import Access, Accessed, Event, GraphEdge, GraphLaunch, GraphNode, Launch
 from cudakit.trace.kinds import Kind, Known, Mode, Work
 

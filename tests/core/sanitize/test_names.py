@@ -1,4 +1,4 @@
-"""Kernels and streams by the names that people read."""
+"""Names of kernels, streams and call sites."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.names import SHORT, short_kernel, stream_name
+from cudakit.core.sanitize.names import SHORT, place, short_kernel, site, stream_name
+from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
 COPY = (
@@ -89,3 +90,36 @@ def test_a_stream_is_called_as_the_documentation_of_cuda_calls_it(
     number: int, flag: StreamFlag | None, name: str
 ) -> None:
     assert stream_name(number, flag, thread=5) == name
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py",
+        "/usr/lib/python3/dist-packages/cupy/core.py",
+        "/usr/lib/python3.12/threading.py",
+        "/src/cudakit/gpu/sim/device.py",
+        "<frozen importlib._bootstrap>",
+        "",
+    ],
+)
+def test_the_innermost_frame_outside_libraries_is_seen_first(library: str) -> None:
+    frames = (Frame("f", library, 3), Frame("step", "/home/u/train.py", 7), Frame("m", "/x.py", 1))
+
+    assert site(frames) == 1
+    assert place(frames) == "train.py:7"
+
+
+@pytest.mark.parametrize("typed", ["<stdin>", "<string>", "<ipython-input-3>"])
+def test_what_a_person_typed_is_no_library(typed: str) -> None:
+    assert site((Frame("run", typed, 1), Frame("main", "/x.py", 2))) == 0
+
+
+def test_a_stack_of_libraries_alone_begins_at_its_innermost_frame() -> None:
+    frames = (Frame("f", "<generated>", 3), Frame("g", "/v/site-packages/a/b.py", 9))
+
+    assert site(frames) == 0
+
+
+def test_no_stack_is_nowhere() -> None:
+    assert (site(()), place(())) == (0, "")

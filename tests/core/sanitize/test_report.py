@@ -1,7 +1,9 @@
-"""The report: each race once, with how often it was found."""
+"""Races of several processes, each once, in the Result and its JSON."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.sanitize.made import (
@@ -24,8 +26,9 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize.races import Confidence, Coverage, RaceKind
 from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.suppress import parse
+from cudakit.core.sanitize.suppressions import parse
 from cudakit.document import Frame
+from cudakit.render import json as json_render
 
 POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN
 
@@ -169,3 +172,28 @@ def test_every_occurrence_is_counted_once(seen: list[tuple[str, int]]) -> None:
 
     assert sum(one.count for one in races) == len(seen)
     assert len(races) == len(set(seen))
+
+
+def test_the_json_of_a_race(golden: Callable[[str, str], None]) -> None:
+    result = result_of(
+        report_of(race(), race(), race(RaceKind.REUSE, last_sync=None, allocation=None))
+    )
+
+    golden("run-sanitize.json", json_render.render(result))
+
+
+def test_the_json_has_what_the_contract_names() -> None:
+    content = json.loads(json_render.render(result_of(report_of(race()))))
+    (one,) = content["races"]
+
+    assert content["schema"] == "cudakit.sanitize/1"
+    assert {"exit_status", "races", "coverage"} <= content.keys()
+    assert {"kind", "confidence", "address", "size_bytes", "count", "hint"} <= one.keys()
+    for side in (one["current"], one["previous"]):
+        assert {"stream", "operation", "stack"} <= side.keys()
+
+
+def test_a_program_without_cuda_has_a_result() -> None:
+    empty = Report().result(exit_status=None, coverage={})
+
+    assert json.loads(json_render.render(empty))["races"] == []

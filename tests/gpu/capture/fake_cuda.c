@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hooks/driver_api.h"
 #include "fake_device.h"
+#include "hooks/driver_api.h"
 
 static Sanitizer_CallbackFunc told;
 
@@ -211,8 +211,8 @@ int cuGraphChildGraphNodeGetGraph(CUgraphNode one, CUgraph *child)
     return 0;
 }
 
-int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *of,
-                              const CUgraphNode **last, const edge_data **data, size_t *count)
+int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *of, const CUgraphNode **last,
+                              const edge_data **data, size_t *count)
 {
     (void)stream, (void)id, (void)of, (void)last, (void)data;
     *status = 0;

@@ -12,8 +12,8 @@
 #include "patch_on_host.h"
 
 int ck_memory_access(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, const void *);
-int ck_tensor_load(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32,
-                   ck_u32, ck_u32, ck_u32);
+int ck_tensor_load(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32, ck_u32,
+                   ck_u32, ck_u32);
 
 /* --- streams --------------------------------------------------------------------------------------- */
 
@@ -117,7 +117,7 @@ void device_drain(Sanitizer_StreamHandle handle)
 {
     pthread_mutex_lock(&device);
     for (size_t i = 0; i < stream_count; i++) {
-        if (handle && streams[i].handle != handle)
+        if (handle &&streams[i].handle != handle)
             continue;
         for (size_t j = 0; j < streams[i].count; j++)
             run(streams[i].held + j);
@@ -176,8 +176,7 @@ static bool is_patched(CUmodule module)
     return false;
 }
 
-void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches,
-                   uint32_t count)
+void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches, uint32_t count)
 {
     if (has_patch && !launch->is_set)
         __atomic_fetch_add(&times_unset, 1, __ATOMIC_RELAXED);

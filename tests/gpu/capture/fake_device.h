@@ -21,8 +21,7 @@ typedef struct {
 } fake_launch;
 
 /* Put a kernel into a stream. One of a patched module that has no user data ends the process. */
-void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches,
-                   uint32_t count);
+void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches, uint32_t count);
 
 /* Have a stream, NULL: each of them, do what it holds. */
 void device_drain(Sanitizer_StreamHandle stream);

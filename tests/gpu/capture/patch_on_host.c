@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "patch_on_host.h"
 #include "decode/pages.h"
+#include "patch_on_host.h"
 
 #define CK_PATCH int
 #define CK_INLINE static inline
@@ -19,17 +19,41 @@
 #define ORDER __ATOMIC_RELAXED
 #define AS(type, at) ((type *)(uintptr_t)(at))
 
-CK_INLINE ck_u32 load(ck_u64 at) { return __atomic_load_n(AS(ck_u32, at), ORDER); }
-CK_INLINE ck_u64 load64(ck_u64 at) { return __atomic_load_n(AS(ck_u64, at), ORDER); }
-CK_INLINE ck_u32 load_shared_truth(ck_u64 at) { return load(at); }
-CK_INLINE ck_u64 load_shared_truth64(ck_u64 at) { return load64(at); }
-CK_INLINE void store(ck_u64 at, ck_u32 value) { __atomic_store_n(AS(ck_u32, at), value, ORDER); }
-CK_INLINE void store64(ck_u64 at, ck_u64 value) { __atomic_store_n(AS(ck_u64, at), value, ORDER); }
-CK_INLINE ck_entry load_entry(ck_u64 at) { return (ck_entry){load64(at), load64(at + 8)}; }
+CK_INLINE ck_u32 load(ck_u64 at)
+{
+    return __atomic_load_n(AS(ck_u32, at), ORDER);
+}
+CK_INLINE ck_u64 load64(ck_u64 at)
+{
+    return __atomic_load_n(AS(ck_u64, at), ORDER);
+}
+CK_INLINE ck_u32 load_coherent(ck_u64 at)
+{
+    return load(at);
+}
+CK_INLINE ck_u64 load_coherent64(ck_u64 at)
+{
+    return load64(at);
+}
+CK_INLINE void store(ck_u64 at, ck_u32 value)
+{
+    __atomic_store_n(AS(ck_u32, at), value, ORDER);
+}
+CK_INLINE void store64(ck_u64 at, ck_u64 value)
+{
+    __atomic_store_n(AS(ck_u64, at), value, ORDER);
+}
+CK_INLINE ck_entry load_entry(ck_u64 at)
+{
+    return (ck_entry){load64(at), load64(at + 8)};
+}
 
 static long atomics;
 
-CK_INLINE void count(void) { __atomic_fetch_add(&atomics, 1, ORDER); }
+CK_INLINE void count(void)
+{
+    __atomic_fetch_add(&atomics, 1, ORDER);
+}
 CK_INLINE ck_u32 atomic_or(ck_u64 at, ck_u32 bits)
 {
     count();
@@ -40,13 +64,16 @@ CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
     count();
     return __atomic_fetch_add(AS(ck_u32, at), value, ORDER);
 }
-CK_INLINE void set_bits(ck_u64 at, ck_u32 bits) { atomic_or(at, bits); }
-CK_INLINE ck_u64 atomic_swap_free(ck_u64 at, ck_u64 value)
+CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
 {
-    ck_u64 there = 0;
+    atomic_or(at, bits);
+}
+CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
+{
+    ck_u64 current = 0;
     count();
-    __atomic_compare_exchange_n(AS(ck_u64, at), &there, value, false, ORDER, ORDER);
-    return there;
+    __atomic_compare_exchange_n(AS(ck_u64, at), &current, value, false, ORDER, ORDER);
+    return current;
 }
 
 /* --- warps ------------------------------------------------------------------------------------------ */
@@ -72,19 +99,25 @@ static ck_u32 say(const void *place, ck_u32 value)
 }
 
 /* What each round of the search for a page begins with. */
-CK_INLINE ck_entry load_shared_entry(ck_u64 at)
+CK_INLINE ck_entry load_entry_coherent(ck_u64 at)
 {
     if (warp.now)
         warp.rounds[warp.now - 1]++;
     return load_entry(at);
 }
 
-CK_INLINE ck_u32 lane(void) { return warp.now ? warp.now - 1 : 0; }
+CK_INLINE ck_u32 lane_id(void)
+{
+    return warp.now ? warp.now - 1 : 0;
+}
 
 #define HERE __builtin_return_address(0)
 #define APART __attribute__((noinline, noclone)) static
-APART ck_u32 all_here(void) { return say(HERE, 0); }
-APART ck_u32 alike(bool yes)
+APART ck_u32 active_lanes(void)
+{
+    return say(HERE, 0);
+}
+APART ck_u32 active_lanes_with_same(bool yes)
 {
     say(HERE, yes);
     ck_u32 all = 0;
@@ -92,33 +125,60 @@ APART ck_u32 alike(bool yes)
         all |= (warp.together >> i & 1 && warp.heard[i] == yes) ? 1u << i : 0;
     return warp.now ? all : 1;
 }
-APART ck_u32 of_left(ck_u32 value)
+APART ck_u32 from_left_lane(ck_u32 value)
 {
     say(HERE, value);
     return warp.now > 1 ? warp.heard[warp.now - 2] : value;
 }
-CK_INLINE ck_u32 own_bit(void) { return 1u << lane(); }
-CK_INLINE bool leads(ck_u32 threads) { return lane() == (ck_u32)__builtin_ctz(threads); }
-CK_INLINE bool has_left(ck_u32 threads, ck_u32 self) { return threads & self >> 1; }
-CK_INLINE ck_u32 until_next(ck_u32 heads, ck_u32 self)
+CK_INLINE ck_u32 lane_bit(void)
+{
+    return 1u << lane_id();
+}
+CK_INLINE bool is_leader(ck_u32 threads)
+{
+    return lane_id() == (ck_u32)__builtin_ctz(threads);
+}
+CK_INLINE bool has_left_lane(ck_u32 threads, ck_u32 self)
+{
+    return threads & self >> 1;
+}
+CK_INLINE ck_u32 lanes_until_next(ck_u32 heads, ck_u32 self)
 {
     const ck_u32 behind = 0u - self - self, next = heads & behind;
     return behind & ((next & -next) - 1);
 }
-CK_INLINE ck_u32 bits_in(ck_u32 word) { return __builtin_popcount(word); }
-CK_INLINE ck_u32 mask(ck_u32 place, ck_u32 width) { return ((1u << (width & 31)) - 1) << (place & 31); }
-CK_INLINE ck_u32 mask_within(ck_u32 place, ck_u32 width)
+CK_INLINE ck_u32 popcount(ck_u32 word)
 {
-    return (width < 32 ? (1u << width) - 1 : ~0u) << (place & 31);
+    return __builtin_popcount(word);
 }
-CK_INLINE ck_u32 opaque(ck_u32 value) { return value; }
-#define renewed(value) (value)
-CK_INLINE ck_u64 pair(ck_u32 low, ck_u32 high) { return (ck_u64)high << 32 | low; }
-#define anew(variable) (variable)
+CK_INLINE ck_u32 wrapping_mask(ck_u32 position, ck_u32 width)
+{
+    return ((1u << (width & 31)) - 1) << (position & 31);
+}
+CK_INLINE ck_u32 clipped_mask(ck_u32 position, ck_u32 width)
+{
+    return (width < 32 ? (1u << width) - 1 : ~0u) << (position & 31);
+}
+CK_INLINE ck_u32 opaque(ck_u32 value)
+{
+    return value;
+}
+#define rematerialized(value) (value)
+CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
+{
+    return (ck_u64)high << 32 | low;
+}
+#define reload(variable) (variable)
 
 static ck_u64 number_of_grid;
-void set_grid(ck_u64 number) { number_of_grid = number; }
-CK_INLINE ck_u32 grid(void) { return (ck_u32)number_of_grid; }
+void set_grid(ck_u64 number)
+{
+    number_of_grid = number;
+}
+CK_INLINE ck_u32 grid_id(void)
+{
+    return (ck_u32)number_of_grid;
+}
 
 #include "accesses.cu"
 
@@ -227,7 +287,7 @@ void *new_arena(ck_u32 entries_log2, ck_u32 pages)
     munmap(all, aligned - all);
     munmap(aligned + bytes, all + CK_ALIGNMENT - aligned);
     *(ck_header *)aligned = (ck_header){
-        .form = CK_FORM,
+        .format = CK_FORMAT,
         .pages = pages,
         .pages_at = CK_PAGES_AT(entries_log2),
         .chunks_at = CK_CHUNKS_AT(entries_log2),
@@ -235,18 +295,42 @@ void *new_arena(ck_u32 entries_log2, ck_u32 pages)
     return aligned;
 }
 
-void drop_arena(void *arena, ck_u32 log2) { munmap(arena, CK_ARENA_BYTES(log2, ((ck_header *)arena)->pages)); }
-ck_u64 userdata_of(void *arena, ck_u32 log2, ck_u32 launch) { return CK_USERDATA(arena, log2, launch); }
-long atomics_so_far(void) { return atomics; }
+void drop_arena(void *arena, ck_u32 log2)
+{
+    munmap(arena, CK_ARENA_BYTES(log2, ((ck_header *)arena)->pages));
+}
+ck_u64 userdata_of(void *arena, ck_u32 log2, ck_u32 launch)
+{
+    return CK_USERDATA(arena, log2, launch);
+}
+long atomics_so_far(void)
+{
+    return atomics;
+}
 ck_u32 pages_taken(const ck_header *arena)
 {
     return arena->cursor < arena->pages ? arena->cursor : arena->pages;
 }
-const char *pages_of(const char *arena, ck_u32 log2) { return arena + CK_PAGES_AT(log2); }
-const char *bitmap_in(const char *arena, ck_u32 log2, ck_u32 page) { return arena + CK_BITMAP_AT(log2, page); }
-const char *summary_in(const char *arena, ck_u32 log2, ck_u32 page) { return arena + CK_SUMMARY_AT(log2, page); }
-const char *maps_of(const char *arena, ck_u32 log2) { return arena + CK_MAPS_AT(log2); }
-const char *boxes_of(const char *arena, ck_u32 log2) { return arena + CK_BOXES_AT(log2); }
+const char *pages_of(const char *arena, ck_u32 log2)
+{
+    return arena + CK_PAGES_AT(log2);
+}
+const char *bitmap_in(const char *arena, ck_u32 log2, ck_u32 page)
+{
+    return arena + CK_BITMAP_AT(log2, page);
+}
+const char *summary_in(const char *arena, ck_u32 log2, ck_u32 page)
+{
+    return arena + CK_SUMMARY_AT(log2, page);
+}
+const char *maps_of(const char *arena, ck_u32 log2)
+{
+    return arena + CK_MAPS_AT(log2);
+}
+const char *boxes_of(const char *arena, ck_u32 log2)
+{
+    return arena + CK_BOXES_AT(log2);
+}
 
 typedef struct {
     access_range *room;

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
 
-import contract.twins  # noqa: F401 gives the simulated device its kernels
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import numpy as np
 import pytest
 from contract.kernels import SOURCE

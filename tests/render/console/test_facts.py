@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from cudakit.document import Bytes, Count, Facts, Frame, Rate, Seconds, Stack, Text, Unavailable
+from cudakit.document import (
+    Bytes,
+    Count,
+    Facts,
+    Frame,
+    Rate,
+    Seconds,
+    Stack,
+    Text,
+)
 from cudakit.render.console.facts import facts_lines
+from cudakit.units import Unavailable
 
 
 def drawn(facts: Facts, width: int = 80) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cudakit.core.bench.plain import Mismatch, read
 from cudakit.core.bench.saved import read_saved
 from cudakit.core.bench.tuning.tuned import Tuned, TunedProduct, Untuned
 from cudakit.errors import InputError
+from cudakit.serialize import Mismatch, from_plain
 
 _HINT = "write one with cudakit bench gemm --tune -o tuned.json"
 
@@ -29,7 +29,7 @@ def load_tuned(path: Path) -> Tuned:
         # Of one product after the other: a product itself does not know where in the file it stands.
         for name, kind in (("products", TunedProduct), ("untuned", Untuned)):
             _read_each(kind, plain.get(name), name)
-        return read(Tuned, plain)
+        return from_plain(Tuned, plain)
     except Mismatch as problem:
         raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
 
@@ -39,6 +39,6 @@ def _read_each(kind: type[Any], items: object, name: str) -> None:
     for at, item in enumerate(items if isinstance(items, list) else ()):
         place = f"{name}[{at}]"
         try:
-            read(kind, item, place)
+            from_plain(kind, item, place)
         except InputError as problem:
             raise Mismatch(f"{place}: {problem.message}") from None

@@ -11,7 +11,6 @@ from statistics import median
 
 from cudakit.core.bench.blocking_kernel import disabling_variable
 from cudakit.core.bench.case import Case, check_fit
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.pipeline import garbage_collection_off, no_progress, part_of
 from cudakit.core.bench.plan import plan_cases
@@ -33,6 +32,7 @@ from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # Long enough that events resolve 0.1 % of it, short enough for thousands of candidates.
@@ -45,10 +45,10 @@ _TOO_FEW = Unavailable("too few samples to be that sure")
 _NO_SAMPLE = Unavailable("there was nothing to compare it with")
 
 
-def tuning_machine(gpu: Gpu, circumstances: Circumstances) -> TunedMachine:
+def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
     """Describe the machine that algorithms are tuned on, or are to be used on."""
     with closing(gpu.blas("cublaslt")) as blas:
-        return machine_of(gpu.facts(), blas.library, blas.version, circumstances.versions)
+        return machine_of(gpu.facts(), blas.library, blas.version, run_context.versions)
 
 
 def tune(
@@ -58,7 +58,7 @@ def tune(
     progress: Progress = no_progress,
     *,
     known: Tuned | None = None,
-    circumstances: Circumstances | None = None,
+    run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
     """Search for the fastest algorithm of each product; what is ``known`` to the end is kept as it is.
@@ -73,9 +73,9 @@ def tune(
             hint="leave out --library and --vs",
         )
     begin_ns = now_ns()
-    around = circumstances or Circumstances()
-    machine = tuning_machine(gpu, around)
-    session = _Session(spec, gpu, limits, unblocked=bool(disabling_variable(around.variables)))
+    run_context = run_context or RunContext()
+    machine = tuning_machine(gpu, run_context)
+    session = _Session(spec, gpu, limits, unblocked=bool(disabling_variable(run_context.variables)))
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     kept = known.products_on(machine) if known else {}

@@ -1,31 +1,23 @@
-"""Is the driver there, whole, and within reach of this process?"""
+"""Checks of the driver (CK001, CK003, CK004), and the versions of its three parts."""
 
 from __future__ import annotations
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.files import Files
-from cudakit.core.devices.circumstances.system import container, is_jetson, is_wsl
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, Status, fail, ok
-from cudakit.core.devices.diagnose.pci import pci_gpus
-from cudakit.core.devices.diagnose.versions import (
-    kernel_module,
-    libcuda_path,
-    libcuda_version,
-    nvml_library_version,
-)
+import re
+
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, fail, ok
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
+_IN_NAME = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _INSTALL = {
     "ubuntu": "sudo ubuntu-drivers install",
     "debian": "sudo apt install nvidia-driver",
     "arch": "sudo pacman -S nvidia-open",
 }
-# The last byte of this EFI variable is 1 where modules must be signed.
-_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
-def loaded(c: Circumstances) -> Finding:
+def driver_loaded(c: RunContext) -> Finding:
     """The kernel needs NVIDIA's module before anything else can work.
 
     Seen in /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
@@ -33,20 +25,20 @@ def loaded(c: Circumstances) -> Finding:
     which cause is likely: no GPU on the PCI bus, nouveau in its place, a module that was not built for
     this kernel, or one that Secure Boot refuses because it is not signed.
     """
-    module = kernel_module(c.files)
+    module = c.driver.module
     if module:
         kind = "open" if module.is_open else "proprietary"
         return ok(f"driver {module.version} is loaded ({kind} kernel module)")
     version = answering_driver(c)
     if version:
         return ok(f"driver {version} answers, though /proc/driver/nvidia does not show it")
-    if is_wsl(c.files):
-        return _without_wsl_driver(c.files)
+    if c.host.is_wsl:
+        return _without_wsl_driver(c)
     return _not_loaded(c)
 
 
-def answering_driver(c: Circumstances) -> str | None:
-    """Return what NVML or CUDA says of the driver that answers, None where neither does."""
+def answering_driver(c: RunContext) -> str | None:
+    """Return the version of a driver that NVML or CUDA reaches, None if neither does."""
     if not isinstance(c.nvml, Unavailable):
         version = c.nvml.driver_version
         return "of unknown version" if isinstance(version, Unavailable) else version
@@ -55,24 +47,24 @@ def answering_driver(c: Circumstances) -> str | None:
     return None
 
 
-def require_driver(c: Circumstances) -> None:
-    """Raise CannotTell where there is no driver: all that follows from that is not said again."""
-    if loaded(c).status is Status.FAIL:
-        raise CannotTell("the driver is not loaded (CK001)")
+def require_driver(c: RunContext) -> None:
+    """Raise NotCheckable without a driver: CK001 has reported that."""
+    if driver_loaded(c).status is Status.FAIL:
+        raise NotCheckable("the driver is not loaded (CK001)")
 
 
-def _not_loaded(c: Circumstances) -> Finding:
-    gpus = pci_gpus(c.files)
+def _not_loaded(c: RunContext) -> Finding:
+    gpus = c.driver.pci_gpus
     evidence = {"/proc/driver/nvidia/version": "absent"}
     if gpus:
         evidence["PCI bus"] = ", ".join(
             f"{one.address} ({one.driver or 'no driver'})" for one in gpus
         )
-    if any(one.driver == "nouveau" for one in gpus) or _has_module(c.files, "nouveau"):
+    if any(one.driver == "nouveau" for one in gpus) or c.driver.nouveau_loaded:
         return fail(
             "nouveau drives the GPU, and CUDA cannot use it",
             evidence,
-            *_install(c.files),
+            *_install(c.host.distribution_id),
             "then keep nouveau off: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
             "update the initramfs and reboot",
         )
@@ -87,24 +79,24 @@ def _not_loaded(c: Circumstances) -> Finding:
     )
 
 
-def _module_missing(c: Circumstances, evidence: dict[str, str]) -> Finding:
-    release = c.files.text("/proc/sys/kernel/osrelease") or "?"
+def _module_missing(c: RunContext, evidence: dict[str, str]) -> Finding:
+    release = c.host.kernel or "?"
     evidence["kernel"] = release
-    if container(c.files, c.environment):
+    if c.host.container:
         return fail(
             "the host has not loaded its NVIDIA driver",
             evidence,
             "load or install the driver on the host; nothing in a container can",
         )
-    if "/nvidia.ko" not in (c.files.text(f"/lib/modules/{release}/modules.dep") or ""):
+    if not c.driver.module_installed:
         return fail(
             f"there is a GPU, but no NVIDIA module for kernel {release}",
             evidence,
-            *_install(c.files),
+            *_install(c.host.distribution_id),
             "after an update of the kernel: sudo dkms autoinstall, or boot the kernel before it",
         )
     signed: tuple[str, ...] = ()
-    if (c.files.text(_SECURE_BOOT) or "").endswith("\x01"):
+    if c.host.secure_boot:
         evidence["Secure Boot"] = "on: a module must be signed with an enrolled key"
         signed = (
             "enrol the key that signs the module (mokutil --import), or turn Secure Boot off",
@@ -117,10 +109,10 @@ def _module_missing(c: Circumstances, evidence: dict[str, str]) -> Finding:
     )
 
 
-def _without_wsl_driver(files: Files) -> Finding:
+def _without_wsl_driver(c: RunContext) -> Finding:
     evidence = {
-        "/dev/dxg": "present" if files.exists("/dev/dxg") else "absent",
-        "/usr/lib/wsl/lib/libcuda.so.1": _presence(files, "/usr/lib/wsl/lib/libcuda.so.1"),
+        "/dev/dxg": _presence(any(node.path == "/dev/dxg" for node in c.driver.device_nodes)),
+        "/usr/lib/wsl/lib/libcuda.so.1": _presence(c.driver.wsl_libcuda),
     }
     return fail(
         "the driver of Windows does not answer in WSL",
@@ -130,24 +122,17 @@ def _without_wsl_driver(files: Files) -> Finding:
     )
 
 
-def _presence(files: Files, path: str) -> str:
-    return "present" if files.exists(path) else "absent"
+def _presence(is_there: bool) -> str:
+    return "present" if is_there else "absent"
 
 
-def _has_module(files: Files, name: str) -> bool:
-    modules = (files.text("/proc/modules") or "").splitlines()
-    return any(line.split(" ", 1)[0] == name for line in modules)
-
-
-def _install(files: Files) -> tuple[str, ...]:
-    """Say how to install the driver on this distribution."""
-    lines = (files.text("/etc/os-release") or "").splitlines()
-    told = dict(line.split("=", 1) for line in lines if "=" in line)
-    command = _INSTALL.get(told.get("ID", "").strip('"'))
+def _install(distribution_id: str) -> tuple[str, ...]:
+    """Return how to install the driver on a Linux distribution."""
+    command = _INSTALL.get(distribution_id)
     return (command, f"or follow {_GUIDE}") if command else (f"install the driver: {_GUIDE}",)
 
 
-def nvml_answers(c: Circumstances) -> Finding:
+def nvml_answers(c: RunContext) -> Finding:
     """NVML, the driver's management library, is what nvidia-smi and every monitor ask.
 
     CUDA works without it, but then nothing can be said of the health of a GPU. Its usual troubles:
@@ -158,17 +143,17 @@ def nvml_answers(c: Circumstances) -> Finding:
     if not isinstance(c.nvml, Unavailable):
         count = sum(device.parent is None for device in c.nvml.devices)
         version = c.nvml.nvml_version
-        told = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok(f"NVML{told} answers and sees {count} GPU{'' if count == 1 else 's'}")
+        shown = "" if isinstance(version, Unavailable) else f" {version}"
+        return ok(f"NVML{shown} answers and sees {count} GPU{'' if count == 1 else 's'}")
     require_driver(c)
     reason = c.nvml.reason
-    if is_jetson(c.files):
+    if c.host.is_jetson:
         return ok("NVML does not answer, as on a Jetson without it", {"NVML": reason})
     return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(c, reason.lower()))
 
 
-def _nvml_fixes(c: Circumstances, reason: str) -> tuple[str, ...]:
-    where = container(c.files, c.environment)
+def _nvml_fixes(c: RunContext, reason: str) -> tuple[str, ...]:
+    where = c.host.container
     if "different versions" in reason:
         return ("see CK004: the kernel's module and the libraries are of different versions",)
     if "unknown error" in reason and where:
@@ -178,7 +163,7 @@ def _nvml_fixes(c: Circumstances, reason: str) -> tuple[str, ...]:
     return ("install the driver's libraries of the kernel module's version (nvidia-utils)",)
 
 
-def one_version(c: Circumstances) -> Finding:
+def versions_agree(c: RunContext) -> Finding:
     """The kernel's module, libnvidia-ml and libcuda must be of one driver release.
 
     After an update the new libraries lie on disk while the old module still runs: NVML then says
@@ -186,7 +171,7 @@ def one_version(c: Circumstances) -> Finding:
     is started, and keeps the old ones. A libcuda from cuda-compat is another version on purpose: CK008
     judges it.
     """
-    module = kernel_module(c.files)
+    module = c.driver.module
     versions = {
         "kernel module": module.version if module else None,
         "libnvidia-ml": nvml_library_version(c),
@@ -195,7 +180,7 @@ def one_version(c: Circumstances) -> Finding:
     known = {part: version for part, version in versions.items() if version}
     if len(known) < 2:
         require_driver(c)
-        raise CannotTell("fewer than two of the driver's parts tell their version")
+        raise NotCheckable("fewer than two of the driver's parts tell their version")
     if len(set(known.values())) == 1:
         parts = list(known)
         return ok(f"{', '.join(parts[:-1])} and {parts[-1]} are all {known[parts[0]]}", known)
@@ -209,5 +194,54 @@ def one_version(c: Circumstances) -> Finding:
     )
 
 
-def _is_compat(c: Circumstances) -> bool:
+def _is_compat(c: RunContext) -> bool:
     return "compat" in (libcuda_path(c) or "")
+
+
+# --- versions of the driver's parts ----------------------------------------------------------------
+
+
+def nvml_library_version(c: RunContext) -> str | None:
+    """Return the driver version of libnvidia-ml; NVML puts its own version before it."""
+    nvml = c.nvml
+    if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
+        return nvml.nvml_version.partition(".")[2] or None
+    path = _first_copy(c, "libnvidia-ml.so.1")
+    return version_in_name(path) if path else None
+
+
+def libcuda_path(c: RunContext) -> str | None:
+    """Return the path of the libcuda that answered, else of the one that the loader would load."""
+    cuda = c.cuda
+    if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
+        return cuda.libcuda
+    return _first_copy(c, "libcuda.so.1")
+
+
+def libcuda_version(c: RunContext) -> str | None:
+    """Return the driver version of libcuda, from the name of its file."""
+    path = libcuda_path(c)
+    return version_in_name(path) if path else None
+
+
+def version_in_name(path: str) -> str | None:
+    """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
+    found = _IN_NAME.search(path)
+    return found[1] if found else None
+
+
+def _first_copy(c: RunContext, soname: str) -> str | None:
+    """Return the copy of a library that the loader would load."""
+    found = () if isinstance(c.software.libraries, Unavailable) else c.software.libraries
+    return next((one.real for one in found if one.soname == soname), None)
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """Convert a version to numbers that compare: 580.65.06 to (580, 65, 6)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def cuda_text(version: tuple[int, int | None]) -> str:
+    """Format a version of CUDA: 13.0, or 13.x if the minor number is unknown."""
+    major, minor = version
+    return f"{major}.{'x' if minor is None else minor}"

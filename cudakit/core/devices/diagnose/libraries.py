@@ -1,26 +1,24 @@
-"""Which copies of the driver's and CUDA's libraries do programs get?"""
+"""Checks of the copies of the driver's and CUDA's libraries that programs load (CK008, CK012)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.libraries import Library
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
-from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.versions import (
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.driver import (
     as_numbers,
-    kernel_module,
     libcuda_path,
     libcuda_version,
+    require_driver,
 )
+from cudakit.gpu.api.run_context import Library, RunContext
 from cudakit.units import Unavailable
 
-# The driver's own libraries, of which CK004 and CK008 speak.
+# The driver's own libraries, which CK004 and CK008 check.
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def drivers_libcuda(c: Circumstances) -> Finding:
+def libcuda_origin(c: RunContext) -> Finding:
     """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
 
     libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
@@ -32,7 +30,7 @@ def drivers_libcuda(c: Circumstances) -> Finding:
     path = libcuda_path(c)
     if path is None:
         require_driver(c)
-        raise CannotTell("no libcuda was found (CK005)")
+        raise NotCheckable("no libcuda was found (CK005)")
     evidence = {"libcuda": path, **_others(c, path)}
     if "/stubs/" in path:
         return fail(
@@ -43,10 +41,10 @@ def drivers_libcuda(c: Circumstances) -> Finding:
     return ok(f"libcuda is the driver's: {path}", evidence)
 
 
-def _compat(c: Circumstances, path: str, evidence: dict[str, str]) -> Finding:
-    own, module = libcuda_version(c), kernel_module(c.files)
+def _compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
+    own, module = libcuda_version(c), c.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
-    code = None if isinstance(c.cuda, Unavailable) or c.cuda.error is None else c.cuda.error[0]
+    code = c.cuda_error
     if code in (803, 804):
         why = "this GPU does not support" if code == 804 else "this driver does not fit"
         return fail(
@@ -68,15 +66,17 @@ def _off_path(mark: str) -> str:
     )
 
 
-def _others(c: Circumstances, path: str) -> dict[str, str]:
-    if isinstance(c.libraries, Unavailable):
+def _others(c: RunContext, path: str) -> dict[str, str]:
+    if isinstance(c.software.libraries, Unavailable):
         return {}
-    copies = [one for one in c.libraries if one.soname == "libcuda.so.1" and one.real != path]
+    copies = [
+        one for one in c.software.libraries if one.soname == "libcuda.so.1" and one.real != path
+    ]
     paths = dict.fromkeys(one.real for one in copies)
     return {"other copies": ", ".join(paths)} if paths else {}
 
 
-def one_copy(c: Circumstances) -> Finding:
+def shadowed_libraries(c: RunContext) -> Finding:
     """LD_LIBRARY_PATH should not put other copies of CUDA's libraries before a package's own.
 
     PyTorch, CuPy and JAX bring cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). A directory
@@ -84,11 +84,11 @@ def one_copy(c: Circumstances) -> Finding:
     fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
     system toolkit that is not on LD_LIBRARY_PATH harms nobody.
     """
-    if isinstance(c.libraries, Unavailable):
-        raise CannotTell(c.libraries.reason)
-    found = [one for one in c.libraries if not one.soname.startswith(_DRIVER)]
+    if isinstance(c.software.libraries, Unavailable):
+        raise NotCheckable(c.software.libraries.reason)
+    found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
     places = sorted({one.source for one in found})
-    return together(
+    return combine(
         _shadowed(found),
         otherwise=ok("no copy of a CUDA library hides another", _census(found))
         if places

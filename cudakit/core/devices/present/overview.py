@@ -1,21 +1,22 @@
-"""The table of devices: which is which, and how each one fares."""
+"""The tables of devices and of the processes that use them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from cudakit.core.devices.present.values import index, measured, nvml_number
+from cudakit.core.devices.present.fields import index, measured, nvml_number
 from cudakit.core.devices.result import Device
-from cudakit.document import Column, Table, Text, Value
-from cudakit.gpu.api.facts import Field
+from cudakit.core.devices.select import short_label
+from cudakit.document import Bytes, Column, Node, Note, Table, Text, Value
+from cudakit.gpu.api.facts import Field, Process
 from cudakit.units import Unavailable, format_bytes
 
 _Cell: TypeAlias = Callable[[Device], Value]
 
 
 def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
-    """Compare devices in a row each; hidden ones stand back."""
+    """Return a table with one row for each device; hidden devices are faint."""
     columns = [
         *_WHICH,
         *(_BUSY if activity else _IDLE),
@@ -33,12 +34,12 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
 def _pci(device: Device) -> Value:
     if isinstance(device.pci_bus_id, Unavailable):
         return device.pci_bus_id
-    # As lspci does: nearly every machine has one domain only.
+    # Like lspci: nearly every machine has only one PCI domain.
     return Text(device.pci_bus_id.removeprefix("0000:"))
 
 
 def _name(device: Device) -> Value:
-    # All are NVIDIA's, and the table has little room.
+    # All are NVIDIA's, and the table must fit 80 columns.
     return (
         device.name
         if isinstance(device.name, Unavailable)
@@ -58,7 +59,7 @@ def _memory(device: Device) -> Value:
 
 
 def _part(used: Field, total: int, amount: float) -> str:
-    """Write what is used in the unit of the total; what is not zero never reads as zero."""
+    """Format used memory in the unit of the total; a value above zero is never shown as zero."""
     if not isinstance(used, int):
         return "n/a"
     part = used / total * amount
@@ -89,7 +90,7 @@ def _number(name: str, unit: str) -> _Cell:
 
 
 def _utilization(device: Device) -> Value:
-    """Say how many SMs had work, or for GPUs that do not count it, how often anything ran."""
+    """Return SM activity, or on GPUs that do not count it the coarse utilization."""
     if not _is_coarse(device):
         return measured(device.field("sm_activity_percent"), "%")
     coarse = device.field("utilization_gpu_percent")
@@ -127,11 +128,11 @@ _HEAT: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
     (Column("power", "text"), _power),
 ]
-# Where there is no room for all, the last column goes first.
+# On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
 _CAPABILITY: tuple[Column, _Cell] = (Column("cc", "number"), _text("compute_capability"))
 
-# The fields that the table reads, and the notes beside it.
+# The fields that the table and its notes need.
 FIELDS = (
     "name",
     "compute_capability",
@@ -149,3 +150,55 @@ FIELDS = (
     "tensor_activity_percent",
     "dram_bandwidth_percent",
 )
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+_PROCESS_COLUMNS = (
+    Column("CUDA", "number"),
+    Column("NVML", "number"),
+    Column("pid", "number"),
+    Column("kind", "text"),
+    Column("user", "text"),
+    Column("memory", "number"),
+    Column("command", "text"),
+)
+
+
+def processes(devices: Sequence[Device]) -> Iterator[Node]:
+    """Return a table of processes, with a note for each device that cannot list its own."""
+    known = [device for device in devices if isinstance(device.processes, tuple)]
+    yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
+    for device in devices:
+        if isinstance(device.processes, Unavailable):
+            yield Note("info", f"{short_label(device)}: {device.processes.reason}")
+    foreign = [p for d in known for p in _processes(d) if isinstance(p.name, Unavailable)]
+    if foreign:
+        pids = ", ".join(str(process.pid) for process in foreign)
+        yield Note("info", f"pid {pids}: not in this namespace (of the host, or another container)")
+
+
+def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
+    for process in _processes(device):
+        yield (
+            index(device.cuda_index),
+            nvml_number(device),
+            Text(str(process.pid)),
+            Text(process.kind),
+            _text_value(process.user),
+            _bytes_value(process.used_bytes),
+            _text_value(process.name),
+        )
+
+
+def _processes(device: Device) -> tuple[Process, ...]:
+    return device.processes if isinstance(device.processes, tuple) else ()
+
+
+def _text_value(value: str | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Text(value)
+
+
+def _bytes_value(value: int | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Bytes(value)

@@ -1,4 +1,4 @@
-"""The Tree over the native machine: what ``_pickled.c`` answers, in numpy arrays.
+"""The Tree over the native machine: what ``reader/*.c`` answers, in numpy arrays.
 
 Importing this fails where the native machine was not built.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.load._pickled import PickledTree
-from cudakit.core.memory.load.scalars import convert
+from cudakit.core.memory.load.machine import convert
 from cudakit.core.memory.load.tree import Handles, check_size, multiplied, wrong_kind
 
 # What the native machine calls the kinds of nodes that have items.

@@ -2,7 +2,7 @@
 
 A node is addressed by a handle: a positive integer that means something to its tree only; 0 is "not
 there". Tuples are lists. Every operation takes and gives numpy arrays of handles, so that a million
-dictionaries cost a few calls; the native tree (``_pickled.c``) answers them from flat memory,
+dictionaries cost a few calls; the native tree (``reader/*.c``) answers them from flat memory,
 ObjectTree from Python objects (JSON files, and pickles where the native reader was not built).
 """
 

@@ -18,9 +18,9 @@ from cudakit.document import (
     Section,
     Table,
     Text,
-    Unavailable,
     Value,
 )
+from cudakit.units import Unavailable
 
 
 def report(result: DiffResult, *, top: int = 10) -> Document:

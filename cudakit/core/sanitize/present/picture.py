@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.sanitize.names import short_kernel
+from cudakit.core.sanitize.names import place, short_kernel
 from cudakit.core.sanitize.present.race_diagram import race_diagram
 from cudakit.core.sanitize.races import SyncKind
 from cudakit.core.sanitize.result import FoundRace, Side, Synchronisation
-from cudakit.core.sanitize.stacks import place
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 
 _SHORT = 32  # letters of a kernel's name in the picture

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from cudakit.core.sanitize.hint import stream_words
+from cudakit.core.sanitize.hints import stream_words
 from cudakit.core.sanitize.present import picture
 from cudakit.core.sanitize.present.words import MEANINGS, accessed, how_known, memory_words
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.result import FoundRace, Side
-from cudakit.document import Facts, Finding, Note, Section, Stack, Text, Unavailable, Value
-from cudakit.units import format_bytes, format_count
+from cudakit.document import (
+    Facts,
+    Finding,
+    Note,
+    Section,
+    Stack,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, format_bytes, format_count
 
 _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
     Confidence.CERTAIN: "error",

@@ -1,25 +1,25 @@
-/* An arena: device memory in which launches leave which bytes they read and wrote.
+/* An arena: device memory to which launches write the addresses of the bytes that they read and write.
  *
- * Read by both sides: by NVRTC as part of the patch, and by the C compiler as part of the recorder.
+ * Included by both sides: by NVRTC in the patch, and by the C compiler in the recorder.
  *
- *     header | launches of which something is missing | entries | pages |
+ *     header | bits of lost launches | entries | pages |
  *     keys of tensor maps | keys of boxes | tensor maps | boxes | chunks
  *
- * A *page* is what one launch did, in one mode, to 128 KiB of memory in granules of 4 bytes (level 0), or to
- * 32 KiB in granules of 1 byte (level 1): a bitmap of 4 KiB. All wait for who takes a page that is new, so that
- * larger ones are faster; of what is small, more has to be read. Pages are taken in the order of first touch; the
- * entries are a hash table that finds the page of a key.
+ * A *page* is what one launch accessed, in one mode, in 128 KiB of memory in granules of 4 bytes (level 0), or
+ * in 32 KiB in granules of 1 byte (level 1): a bitmap of 4 KiB. Claiming a page stalls the lanes that need it,
+ * so larger pages are faster; for small allocations they are more to copy. Pages are in the order of first
+ * access; the entries are a hash table that finds the page of a key.
  *
- * A *chunk* holds bitmaps, and at its begin their *summaries*: a bit for each word of 32 bits, set where the
- * whole word was set at once. So the host need not copy the bitmaps of what was streamed, nobody has to count,
- * and the place of a word in the summary follows from its own.
+ * A *chunk* holds bitmaps, preceded by their *summaries*: one bit per 32-bit word, set if the whole word was set
+ * at once. The host need not copy bitmaps of streamed memory, no counters are needed, and the position of a word
+ * in the summary follows from its own.
  *
- * A *box* is one use of a *tensor map*: what it covers in memory, the host finds out. Both are written down
- * once, in the order of first use; their keys are hash tables that say what is written already.
+ * A *box* is one use of a *tensor map*; the host computes the memory that it covers. Both are written once, in
+ * the order of first use; their keys are hash tables that show what is already written.
  *
- * The begin of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data say which launch it is
- * and how many entries the arena has, so that all offsets follow from the user data, without a load. Arenas
- * lie above the first 4 GiB, so that the upper half of user data says whether there is one.
+ * The start of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data hold the launch index and
+ * the number of entries of the arena, so that all offsets follow from the user data without a load. Arenas lie
+ * above the first 4 GiB, so that the upper half of the user data shows whether there is one.
  */
 #ifndef CK_ARENA_H
 #define CK_ARENA_H
@@ -27,8 +27,9 @@
 typedef unsigned int ck_u32;
 typedef unsigned long long ck_u64;
 
-enum ck_mode { /* of an access, and of a page */
-    CK_SYNC = 0, /* of the whole system: how processors signal each other, not data */
+/* of an access, and of a page */
+enum ck_mode {
+    CK_SYNC = 0, /* system-scope synchronisation, not data */
     CK_READ = 1,
     CK_WRITE = 2,
     CK_ATOMIC = 3,
@@ -49,7 +50,7 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_LAUNCH_OF(userdata) ((ck_u32)(userdata) & (CK_MAX_LAUNCHES - 1))
 #define CK_ENTRIES_LOG2_OF(userdata) ((ck_u32)((userdata) >> CK_LAUNCH_BITS) & 31)
 
-/* For kernels of a graph, which share user data: the number of the grid is to be added to the launch. */
+/* For kernels of a graph, which share user data: add the grid id to the launch index. */
 #define CK_BY_GRID (1ull << 22)
 #define CK_LAUNCH_OF_GRID(userdata, grid) (((ck_u32)(userdata) + (ck_u32)(grid)) & (CK_MAX_LAUNCHES - 1))
 #define CK_USERDATA_OF_GRID(userdata, grid) \
@@ -57,7 +58,8 @@ enum ck_mode { /* of an access, and of a page */
 
 /* --- keys ---------------------------------------------------------------------------------------- */
 
-/* From the top: 1 (so that no key is 0), 17 bits of launch, 2 of mode, 1 of level, 43 of address. */
+/* From the most significant bit: 1 (so that no key is 0), 17 bits of launch, 2 of mode, 1 of level, 43 of
+ * address. */
 #define CK_PAGE_BITS 43
 #define CK_KEY(launch, mode, level, page) \
     (1ull << 63 | (ck_u64)(launch) << 46 | (ck_u64)(mode) << 44 | (ck_u64)(level) << CK_PAGE_BITS | (page))
@@ -65,74 +67,74 @@ enum ck_mode { /* of an access, and of a page */
 #define CK_KEY_MODE(key) ((ck_u32)((key) >> 44) & 3)
 #define CK_KEY_LEVEL(key) ((ck_u32)((key) >> CK_PAGE_BITS) & 1)
 #define CK_KEY_PAGE(key) ((key) & ((1ull << CK_PAGE_BITS) - 1))
-#define CK_ADDRESS_BITS 57 /* x86-64 and Blackwell have no more */
+#define CK_ADDRESS_BITS 57 /* of x86-64 and Blackwell */
 
 #define CK_BITMAP_LOG2 15
 #define CK_BITMAP_BITS (1u << CK_BITMAP_LOG2)
 #define CK_BITMAP_BYTES (CK_BITMAP_BITS / 8)
-#define CK_BITMAP_WORDS (CK_BITMAP_BITS / 32) /* words of 32 bits, as the device counts them */
+#define CK_BITMAP_WORDS (CK_BITMAP_BITS / 32) /* 32-bit words, as on the device */
 #define CK_GRANULE_SHIFT(level) ((level) ? 0 : 2)
-#define CK_PAGE_SHIFT(level) (CK_BITMAP_LOG2 + CK_GRANULE_SHIFT(level)) /* bytes of memory, log 2 */
+#define CK_PAGE_SHIFT(level) (CK_BITMAP_LOG2 + CK_GRANULE_SHIFT(level)) /* log2 of the bytes of memory per page */
 
-/* --- parts --------------------------------------------------------------------------------------- */
+/* --- layout ----------------------------------------------------------------------------------- */
 
-#define CK_FORM 3u /* of all that this file says */
+#define CK_FORMAT 3u /* version of this layout */
 
 typedef struct {
-    ck_u32 form;
-    ck_u32 pages;  /* that there is room for */
-    ck_u32 cursor; /* pages that were asked for: may be more than there are */
-    ck_u32 lost;   /* launches of which something is missing */
-    ck_u32 maps;   /* as for pages */
+    ck_u32 format;
+    ck_u32 pages;  /* capacity */
+    ck_u32 cursor; /* requested pages; may exceed the capacity */
+    ck_u32 lost;   /* number of launches with missing accesses */
+    ck_u32 maps;   /* like cursor, for maps and boxes */
     ck_u32 boxes;
-    ck_u32 pages_at, chunks_at; /* for who has no register left to compute them */
+    ck_u32 pages_at, chunks_at; /* precomputed, because the patch has no register left */
     ck_u32 reserved[24];
 } ck_header;
 
-typedef struct { /* of the hash table; read by one load of 16 bytes */
+typedef struct {   /* of the hash table; read by one 16-byte load */
     ck_u64 key;    /* 0: free */
-    ck_u64 bitmap; /* the address of the page's bitmap; 0: being taken; CK_NO_PAGE: there was none */
+    ck_u64 bitmap; /* address of the page's bitmap; 0: being claimed; CK_NO_PAGE: none was left */
 } ck_entry;
 
 #define CK_NO_PAGE 1ull
 
 typedef struct {
     ck_u64 key;
-    ck_u32 full; /* on the host: every bit is set, whatever its bitmap there says */
+    ck_u32 full; /* on the host: every bit is set, whatever the bitmap says */
     ck_u32 reserved;
 } ck_page;
 
-/* Of the 128 bytes that CUDA gives a tensor map, the device reads the first half: cuBLAS has one every 64. */
+/* A CUtensorMap has 128 bytes, but the device reads only the first 64: cuBLAS has one every 64 bytes. */
 #define CK_MAP_WORDS 8
 
-typedef struct { /* what a tensor map held when it was used */
+typedef struct { /* a copy of a tensor map at its use */
     ck_u64 content[CK_MAP_WORDS];
-    ck_u32 place; /* among the keys: what boxes call it by */
+    ck_u32 slot; /* hash slot, by which boxes refer to the map */
     ck_u32 reserved[3];
 } ck_map;
 
 typedef struct { /* one use of a tensor map */
     ck_u32 launch;
-    unsigned short map; /* its place, or CK_NO_MAP */
+    unsigned short map; /* its hash slot, or CK_NO_MAP */
     unsigned short mode;
-    ck_u32 word[12]; /* the arguments of the callback behind the map, see accesses.cu */
+    ck_u32 word[12]; /* the arguments of the callback after the map, see accesses.cu */
 } ck_box;
 
 #define CK_NO_MAP 0xFFFFu
 #define CK_MAX_MAPS 4096u
 #define CK_MAX_BOXES (1u << 17)
-/* At most half of the keys are ever taken, and a quarter of the entries as long as there are pages: a page whose
- * first entry is another's is found the long way. */
+/* At most half of the key slots are ever taken, and a quarter of the entries while pages are left: a page
+ * whose first entry belongs to another page takes the slow path. */
 #define CK_MAP_KEYS (2 * CK_MAX_MAPS)
 #define CK_BOX_KEYS (2 * CK_MAX_BOXES)
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 2))
 
-/* The entries come first: a load has room for a small offset. */
+/* The entries come first, so that their offset fits into a load instruction. */
 #define CK_LOST_AT 4096ull
 #define CK_ENTRIES_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
 #define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
 #define CK_MAP_KEYS_AT(entries_log2) \
-    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* behind CK_MAX_PAGES */
+    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* after CK_MAX_PAGES pages */
 #define CK_BOX_KEYS_AT(entries_log2) (CK_MAP_KEYS_AT(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
 #define CK_MAPS_AT(entries_log2) (CK_BOX_KEYS_AT(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
 #define CK_BOXES_AT(entries_log2) (CK_MAPS_AT(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))
@@ -143,7 +145,8 @@ typedef struct { /* one use of a tensor map */
 
 #define CK_CHUNK CK_ALIGNMENT
 #define CK_SUMMARY_BYTES (CK_BITMAP_BYTES / 32)
-#define CK_FIRST_SLOT (CK_CHUNK / CK_BITMAP_BYTES * CK_SUMMARY_BYTES / CK_BITMAP_BYTES) /* for a bitmap */
+#define CK_FIRST_SLOT \
+    (CK_CHUNK / CK_BITMAP_BYTES * CK_SUMMARY_BYTES / CK_BITMAP_BYTES) /* the first one that holds a bitmap */
 #define CK_CHUNK_PAGES (CK_CHUNK / CK_BITMAP_BYTES - CK_FIRST_SLOT)
 #define CK_SLOT_OF_PAGE(page) ((page) + (ck_u32)CK_FIRST_SLOT * (1 + (page) / (ck_u32)CK_CHUNK_PAGES))
 #define CK_BITMAP_AT(entries_log2, page) \
@@ -154,13 +157,12 @@ typedef struct { /* one use of a tensor map */
 #define CK_ARENA_BYTES(entries_log2, pages) \
     ((pages) ? CK_BITMAP_AT(entries_log2, (ck_u32)(pages) - 1) + CK_BITMAP_BYTES : CK_CHUNKS_AT(entries_log2))
 
-/* Where the summary has the bit of a word, by the lower half of the word's address: the word to look at, and
- * which bit. */
+/* Address and bit of a word's summary, from the lower half of the word's address. */
 #define CK_SUMMARY_OF(word) (((word) & ~(ck_u32)(CK_CHUNK - 1)) | ((word) >> 5 & (ck_u32)(CK_CHUNK / 32 - 4)))
 #define CK_SUMMARY_BIT(word) ((word) >> 2 & 31)
 
-/* To be zeros before an arena is used again: of the header, what counts; the bits of launches; the entries;
- * the keys of maps and of boxes, where there were any; and the pages that were taken, with their bitmaps and
+/* Must be zero before an arena is reused: the counters of the header; the bits of lost launches; the
+ * entries; the keys of maps and boxes, if there are any; and the claimed pages, with their bitmaps and
  * summaries. */
 
 #ifdef __cplusplus
@@ -177,7 +179,7 @@ CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache
 CK_STATIC_ASSERT(CK_ENTRIES_AT < 1u << 23, "in the offset of a load");
 CK_STATIC_ASSERT(CK_MAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0, "maps at lines of the cache");
 CK_STATIC_ASSERT(CK_CHUNKS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but in chunks, in 32 bits");
-CK_STATIC_ASSERT(CK_FIRST_SLOT * CK_BITMAP_BYTES == CK_CHUNK / 32, "summaries before the first bitmap");
+CK_STATIC_ASSERT(CK_FIRST_SLOT *CK_BITMAP_BYTES == CK_CHUNK / 32, "summaries before the first bitmap");
 CK_STATIC_ASSERT(1ull << (CK_LAUNCH_BITS + 5) == CK_BY_GRID && CK_BY_GRID < CK_ALIGNMENT,
                  "user data in the bits of the alignment");
 CK_STATIC_ASSERT(1 + CK_LAUNCH_BITS + 2 + 1 + CK_PAGE_BITS == 64, "bits of a key");

@@ -1,4 +1,4 @@
-/* The recorder as a Python module, by the stable interface: one build serves every CPython. */
+/* The Python module of the recorder. It uses the stable ABI: one build works on every CPython. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,7 +15,7 @@
 
 #define WHY_BYTES 1024
 
-static PyObject *refuse(const char *why)
+static PyObject *raise_error(const char *why)
 {
     PyErr_SetString(PyExc_RuntimeError, why);
     return NULL;
@@ -24,12 +24,12 @@ static PyObject *refuse(const char *why)
 PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
                         "Record what CUDA does into a directory, until stop().\n\n"
                         "library is the path of libsanitizer-public.so, walker the address that\n"
-                        "_frames.walker tells. patches are pairs of a compute capability, such as 90,\n"
-                        "and the bytes of its patch: with them, kernels tell what they access.\n"
+                        "of _frames.walker. patches are pairs of a compute capability, such as 90,\n"
+                        "and the bytes of its patch: with them, kernels report what they access.\n"
                         "Call it before CUDA is used. Raises RuntimeError.");
 
-/* Take the patches from a sequence of pairs; -1 and an exception on failure. */
-static int use_patches(PyObject *patches)
+/* Add the patches of a sequence of (capability, image) pairs; on failure return -1 with an exception set. */
+static int add_patches(PyObject *patches)
 {
     Py_ssize_t count = patches ? PySequence_Size(patches) : 0;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -57,16 +57,16 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
     char why[WHY_BYTES];
     (void)self;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches) ||
-        use_patches(patches))
+        add_patches(patches))
         return NULL;
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
     if (!subscription_begin(library, why, sizeof why))
-        return refuse(why);
+        return raise_error(why);
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(stop_doc, "stop()\n--\n\nEnd the recording; nothing happens where there is none.");
+PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not recording.");
 
 static PyObject *stop(PyObject *self, PyObject *unused)
 {
@@ -77,7 +77,7 @@ static PyObject *stop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for what kernels access up to now, and write it down.");
+PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for all launches so far, and write what they accessed.");
 
 static PyObject *read_all(PyObject *self, PyObject *unused)
 {
@@ -89,8 +89,8 @@ static PyObject *read_all(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(finish_doc, "finish()\n--\n\n"
-                         "Read what kernels accessed up to now, while CUDA is still there; later ones tell\n"
-                         "nothing. For the end of the program.");
+                         "Write what kernels accessed so far, while CUDA still works; later kernels are not\n"
+                         "recorded. For the end of the program.");
 
 static PyObject *finish(PyObject *self, PyObject *unused)
 {
@@ -102,7 +102,7 @@ static PyObject *finish(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
-                        "Try whether a process can be recorded: subscribe, and end it at once.\n\n"
+                        "Check whether a process can be recorded: subscribe, then unsubscribe at once.\n\n"
                         "Raises RuntimeError.");
 
 static PyObject *check(PyObject *self, PyObject *args)
@@ -113,12 +113,13 @@ static PyObject *check(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "s", &library))
         return NULL;
     if (!subscription_begin(library, why, sizeof why))
-        return refuse(why);
+        return raise_error(why);
     subscription_end();
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(counts_doc, "counts()\n--\n\nCount the records written and lost, and say why (errno).");
+PyDoc_STRVAR(counts_doc,
+             "counts()\n--\n\nReturn the numbers of records written and lost, and the errno of the loss.");
 
 static PyObject *counts(PyObject *self, PyObject *unused)
 {
@@ -128,7 +129,7 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", why);
 }
 
-/* --- layouts ------------------------------------------------------------------------------------- */
+/* --- struct offsets --------------------------------------------------------------------------- */
 
 #define FIELDS(X) \
     X(Sanitizer_CallbackData, callbackSite) \
@@ -202,31 +203,36 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     X(Sanitizer_EventData, context) \
     X(Sanitizer_EventData, hStream)
 
+/* One line per kind of record. */
+/* clang-format off */
 #define RECORD_FIELDS(X) \
-    X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) \
-    X(record, site) X(record, device) X(record, kind) \
-    X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) \
-    X(record, memory.layer) X(record, launch.name) X(record, launch.grid) X(record, launch.block) \
-    X(record, launch.pending) \
+    X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
+    X(record, device) X(record, kind) \
+    X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) X(record, memory.layer) \
+    X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
-    X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) \
-    X(record, copy.rows) X(record, copy.destination_pitch_bytes) \
-    X(record, copy.source_pitch_bytes) X(record, copy.direction) X(record, copy.host) \
-    X(record, copy.asynchronous) X(record, fill.address) X(record, fill.size_bytes) \
-    X(record, fill.rows) X(record, fill.pitch_bytes) X(record, fill.asynchronous) \
-    X(record, stream_create.flag) X(record, stream_create.priority) X(record, event.event) \
+    X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) X(record, copy.rows) \
+    X(record, copy.destination_pitch_bytes) X(record, copy.source_pitch_bytes) X(record, copy.direction) \
+    X(record, copy.host) X(record, copy.asynchronous) \
+    X(record, fill.address) X(record, fill.size_bytes) X(record, fill.rows) X(record, fill.pitch_bytes) \
+    X(record, fill.asynchronous) \
+    X(record, stream_create.flag) X(record, stream_create.priority) \
+    X(record, event.event) \
     X(record, node.graph) X(record, node.node) X(record, node.work) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
-    X(record, graph_launch.graph) X(record, graph_launch.executable) \
-    X(record, graph_launch.pending) X(record, accessed.node) X(record, accessed.exact) \
-    X(record, arenas.size_bytes) X(record, memop.address) \
-    X(record, memop.flag) X(record, host_call.phase) X(record, gap.what) X(record, gap.count)
+    X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, graph_launch.pending) \
+    X(record, accessed.node) X(record, accessed.exact) \
+    X(record, arenas.size_bytes) \
+    X(record, memop.address) X(record, memop.flag) \
+    X(record, host_call.phase) \
+    X(record, gap.what) X(record, gap.count)
+/* clang-format on */
 
-/* Set all[structure][field] = offset; -1 and an exception on failure. */
+/* Set all[structure][field] = offset; on failure return -1 with an exception set. */
 static int set_offset(PyObject *all, const char *structure, const char *field, size_t offset)
 {
-    PyObject *fields = PyDict_GetItemString(all, structure); /* borrowed */
+    PyObject *fields = PyDict_GetItemString(all, structure); /* borrowed reference */
     if (!fields) {
         fields = PyDict_New();
         if (!fields || PyDict_SetItemString(all, structure, fields)) {
@@ -242,8 +248,8 @@ static int set_offset(PyObject *all, const char *structure, const char *field, s
 }
 
 PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
-                          "Tell where the fields lie that the recorder reads and writes.\n\n"
-                          "By structure of the Sanitizer API, and by kind under 'record'.");
+                          "Return the offsets of the fields that the recorder reads and writes:\n"
+                          "by structure of the Sanitizer API, and by kind under 'record'.");
 
 static PyObject *offsets(PyObject *self, PyObject *unused)
 {
@@ -271,11 +277,8 @@ static PyMethodDef METHODS[] = {
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "_recorder",
-    .m_doc = "Records what CUDA does in this process.",
-    .m_size = 0,
-    .m_methods = METHODS,
+    PyModuleDef_HEAD_INIT, .m_name = "_recorder", .m_doc = "Records what CUDA does in this process.",
+    .m_size = 0,           .m_methods = METHODS,
 };
 
 PyMODINIT_FUNC PyInit__recorder(void)

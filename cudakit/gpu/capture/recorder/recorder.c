@@ -1,4 +1,4 @@
-/* The recorder's state, and the small things that every part of it does. */
+/* Global state of the recorder, and the functions that begin and append records. */
 #define _GNU_SOURCE
 #include "recorder.h"
 
@@ -20,7 +20,7 @@ sanitizer_api sanitizer;
 #define MAX_DETAIL 256
 
 static uint64_t last_seq;
-static int16_t devices[MAX_CONTEXTS]; /* by the number of the context */
+static int16_t devices[MAX_CONTEXTS]; /* by context id */
 
 void set_context_device(uint32_t context, CUdevice device)
 {

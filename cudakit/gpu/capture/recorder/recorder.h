@@ -29,11 +29,11 @@ typedef struct {
 } graph_launch;
 
 typedef struct {
-    uint64_t id;            /* kernel thread id (gettid) */
-    bool in_own_call;       /* inside a CUDA call that the recorder itself makes */
-    bool is_patching;       /* and that call patches a module */
-    bool in_graph;          /* inside a graph launch, whose nodes are already recorded */
-    uint32_t function;      /* cbid of the current driver call; 0: one that is not subscribed */
+    uint64_t id;       /* kernel thread id (gettid) */
+    bool in_own_call;  /* inside a CUDA call that the recorder itself makes */
+    bool is_patching;  /* and that call patches a module */
+    bool in_graph;     /* inside a graph launch, whose nodes are already recorded */
+    uint32_t function; /* cbid of the current driver call; 0: one that is not subscribed */
 
     /* Kernel launch */
     void **parameters, **extra;

@@ -30,7 +30,7 @@ static int grow(table *map)
         return -1;
     }
     for (size_t i = 0; i < map->slots; i++) {
-        if (map->keys[i] && map->values[i]) { /* what was removed is left behind */
+        if (map->keys[i] && map->values[i]) { /* skip removed keys */
             size_t slot = slot_of(&larger, map->keys[i]);
             larger.keys[slot] = map->keys[i];
             larger.values[slot] = map->values[i];
@@ -60,7 +60,7 @@ uint32_t table_remove(table *map, uint64_t key)
         return 0;
     size_t slot = slot_of(map, key);
     uint32_t value = map->values[slot];
-    map->values[slot] = 0; /* the key stays, for what was probed past it */
+    map->values[slot] = 0; /* keep the key, so that keys probed past this slot are still found */
     return value;
 }
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from core.bench.made import gemm, launch, machine, result, times
 
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.present import present
@@ -19,6 +18,7 @@ from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.document import Document, Note, Table, Text, Value
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
@@ -42,9 +42,9 @@ def simulated() -> BenchResult:
         cache="hot",
         settings=GemmSettings(deterministic=True),
     )
-    around = Circumstances(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
+    run_context = RunContext(versions={"CUDA": "13.0", "cudakit": "0.1.0"})
     with closing(Sim()) as gpu:
-        return run(spec, gpu, circumstances=around, now_ns=lambda: 0)
+        return run(spec, gpu, run_context=run_context, now_ns=lambda: 0)
 
 
 def refused(case: CaseResult) -> CaseResult:

@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.spec import GemmSpec
@@ -16,6 +15,7 @@ from cudakit.core.bench.tuning.search import Limits
 from cudakit.core.bench.tuning.tune import tune, tuning_machine
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.open import open_gpu
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +55,7 @@ def test_a_tuned_product_is_not_slower_than_the_default(gpu: Gpu) -> None:
     gemm = GEMMS[-1]
     spec = GemmSpec(gemms=(gemm,), warmup_s=0.5, rule=Rule(timeout_s=4.0))
     found = tune(spec, gpu, LIMITS)
-    machine = tuning_machine(gpu, Circumstances())
+    machine = tuning_machine(gpu, RunContext())
     algorithms = found.algorithms_for(machine, spec.settings)
     with_it = GemmSpec(gemms=(gemm,), warmup_s=0.5, rule=spec.rule, algorithms=algorithms)
     default, used = (run(each, gpu).results[0] for each in (spec, with_it))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from cudakit.core.bench.circumstances import Circumstances
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.core.bench.tuning.search import Limits
 from cudakit.core.bench.tuning.tune import tune, tuning_machine
 from cudakit.core.bench.tuning.tuned import Tuned
 from cudakit.errors import InputError, Unsupported, UsageError
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 
 QUICK = Limits(iterations=20)
@@ -139,18 +139,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_measured(sim: Sim) -> N
 
 
 def test_the_machine_is_recorded(sim: Sim) -> None:
-    around = Circumstances(versions={"driver": "580.1", "cudakit": "0.1.0"})
-    machine = tuning_machine(sim, around)
+    run_context = RunContext(versions={"driver": "580.1", "cudakit": "0.1.0"})
+    machine = tuning_machine(sim, run_context)
 
     assert (machine.gpu, machine.compute_capability) == ("NVIDIA H200", "9.0")
     assert (machine.library, machine.library_version) == ("cublaslt", "simulated")
     assert (machine.driver, machine.cudakit) == ("580.1", "0.1.0")
-    assert tune(spec(EQUAL), sim, QUICK, circumstances=around).machine == machine
+    assert tune(spec(EQUAL), sim, QUICK, run_context=run_context).machine == machine
 
 
 def test_what_hinders_the_blocker_is_said(sim: Sim) -> None:
-    around = Circumstances(variables={"CUDA_LAUNCH_BLOCKING": "1"})
-    found = tune(spec(EQUAL), sim, QUICK, circumstances=around)
+    run_context = RunContext(variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    found = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
 
     assert "gaps between launches count" in found.warnings[0]
     assert not found.products[0].method.blocker

@@ -7,14 +7,14 @@ import pytest
 from core.devices.diagnose import machines
 from core.devices.diagnose.machines import Machine
 
-from cudakit.core.devices.circumstances import Circumstances
+from cudakit.gpu.api.run_context import RunContext
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Make a healthy machine with some changes: ``machine(environment={...})``."""
+    """Make a healthy machine with some changes: ``machine(variables={...})``."""
 
-    def make(**changes: Any) -> Circumstances:
+    def make(**changes: Any) -> RunContext:
         return machines.healthy(machines.system(tmp_path), **changes)
 
     return make

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cudakit.core.devices.circumstances import Circumstances
-from cudakit.core.devices.circumstances.files import Files
-from cudakit.core.devices.circumstances.libraries import Library
-from cudakit.core.devices.circumstances.packages import Build, Distribution
-from cudakit.core.devices.circumstances.system import DeviceNode, Limits
 from cudakit.core.devices.diagnose import find
-from cudakit.core.devices.diagnose.check import Finding, Status, judge
+from cudakit.core.devices.diagnose.check import Finding, Status
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.api.run_context import (
+    Build,
+    DeviceNode,
+    Distribution,
+    Driver,
+    Host,
+    Library,
+    Limits,
+    RunContext,
+    Software,
+)
+from cudakit.gpu.run_context.driver import read_driver
+from cudakit.gpu.run_context.files import Files
+from cudakit.gpu.run_context.host import read_host
+from cudakit.gpu.run_context.software import read_software
 from cudakit.units import Unavailable
 
 DRIVER = "580.159.04"
@@ -29,7 +39,7 @@ LIBCUDA = f"/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}"
 OK, UNKNOWN, WARN, FAIL = Status
 
 # The type of the fixture ``machine``.
-Machine: TypeAlias = Callable[..., Circumstances]
+Machine: TypeAlias = Callable[..., RunContext]
 
 # Of one GPU, as NVML tells; facts and telemetry together.
 FIELDS: Mapping[str, Any] = {
@@ -135,48 +145,64 @@ def broken_cuda(code: int, **changes: Any) -> CudaView:
     return replace(cuda(), error=(code, f"CUDA_ERROR_{code}", "in the driver's words"), **changes)
 
 
-def healthy(files: Files, **changes: Any) -> Circumstances:
-    """Make a machine with one GPU on which nothing is wrong, and change some of it."""
-    return replace(
-        Circumstances(
-            files=files,
-            device_nodes=tuple(
-                DeviceNode(path, "crw-rw-rw-", "")
-                for path in ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
-            ),
-            libraries=(Library("libcuda.so.1", "/usr/lib/libcuda.so.1", LIBCUDA, "system"),),
-            processes=frozenset({"bash", "python3"}),
-            kernel_log=("Linux version 6.8.0",),
-            shared_memory_bytes=8 << 30,
-            limits=Limits(address_space_bytes=None, locked_memory_bytes=None),
-            nvml=nvml(),
-            cuda=cuda(),
-        ),
-        **changes,
+def changed(context: RunContext, **changes: Any) -> RunContext:
+    """Change facts of a context by their names, whichever part they belong to."""
+    for part, kind in (("host", Host), ("driver", Driver), ("software", Software)):
+        names = {field.name for field in fields(kind)} & changes.keys()
+        inner = {name: changes.pop(name) for name in names}
+        context = replace(context, **{part: replace(getattr(context, part), **inner)})
+    return replace(context, **changes)
+
+
+def observed(files: Files, variables: Mapping[str, str]) -> RunContext:
+    """Read the facts that a tree of files shows."""
+    host = read_host(files, variables)
+    return RunContext(
+        variables=variables,
+        host=host,
+        driver=read_driver(files, variables, host.kernel),
+        software=read_software(files, variables, []),
     )
 
 
+def healthy(files: Files, **changes: Any) -> RunContext:
+    """Make a machine with one GPU on which nothing is wrong, and change some of it."""
+    well = changed(
+        observed(files, changes.get("variables", {})),
+        device_nodes=tuple(
+            DeviceNode(path, "crw-rw-rw-", "")
+            for path in ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
+        ),
+        libraries=(Library("libcuda.so.1", "/usr/lib/libcuda.so.1", LIBCUDA, "system"),),
+        processes=frozenset({"bash", "python3"}),
+        kernel_log=("Linux version 6.8.0",),
+        shared_memory_bytes=8 << 30,
+        limits=Limits(address_space_bytes=None, locked_memory_bytes=None),
+        nvml=nvml(),
+        cuda=cuda(),
+    )
+    return changed(well, **changes)
+
+
 def seen(*devices: DeviceFacts, **telemetry: Any) -> dict[str, Any]:
-    """Make the part of circumstances that both libraries tell of some GPUs."""
+    """Make the part of a context that both libraries tell of some GPUs."""
     moving = Telemetry(0, telemetry)
     return {"nvml": nvml(*devices), "cuda": cuda(*devices), "telemetry": (moving,) * len(devices)}
 
 
-def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> Circumstances:
+def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> RunContext:
     """Make a machine on which nothing of the driver answers."""
-    return replace(
-        Circumstances(
-            files=files(root, contents),
-            nvml=Unavailable("libnvidia-ml.so.1 is not found"),
-            cuda=Unavailable("the CUDA driver's library cannot be loaded: libcuda.so.1"),
-        ),
-        **changes,
+    silent = replace(
+        observed(files(root, contents), changes.get("variables", {})),
+        nvml=Unavailable("libnvidia-ml.so.1 is not found"),
+        cuda=Unavailable("the CUDA driver's library cannot be loaded: libcuda.so.1"),
     )
+    return changed(silent, **changes)
 
 
-def judged(name: str, circumstances: Circumstances) -> Finding:
+def judged(name: str, context: RunContext) -> Finding:
     """Make one check."""
-    return judge(find(name), circumstances)
+    return find(name).run(context)
 
 
 def installed(**versions: str) -> tuple[Distribution, ...]:

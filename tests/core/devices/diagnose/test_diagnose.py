@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, gpu, seen
 
-from cudakit.core.devices.circumstances import Circumstances
 from cudakit.core.devices.diagnose import diagnose, explain
-from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.errors import UsageError
+from cudakit.gpu.api.run_context import RunContext
 
 HERE = [check.id for members in THEMES.values() for check in members]
-TRIALS = [check.id for members in DEEP.values() for check in members]
+TRIALS = [check.id for members in SELF_TEST.values() for check in members]
 
 
 def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> None:
@@ -23,7 +23,7 @@ def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> N
 
 
 def test_an_empty_machine_breaks_no_check() -> None:
-    result = diagnose(Circumstances(), deep=True)
+    result = diagnose(RunContext(), deep=True)
 
     assert not [check for check in result.checks if "the check broke" in check.summary]
     assert result.status is FAIL
@@ -40,7 +40,7 @@ def test_the_result_tells_versions_and_devices(machine: Machine) -> None:
 def test_the_status_is_the_worst_of_all_checks(machine: Machine) -> None:
     hot = seen(gpu(0, persistence_mode=False, remapped_rows_failed=True))
 
-    result = diagnose(machine(environment={"CUDA_LAUNCH_BLOCKING": "1"}, **hot))
+    result = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, **hot))
 
     assert (result.status, result.failures, result.warnings) == (FAIL, 1, 2)
 
@@ -60,8 +60,8 @@ def test_trials_are_made_only_where_asked_for(machine: Machine) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: diagnose(Circumstances(), only=("CK999",)),
-        lambda: diagnose(Circumstances(), skip=("nonsense",)),
+        lambda: diagnose(RunContext(), only=("CK999",)),
+        lambda: diagnose(RunContext(), skip=("nonsense",)),
         lambda: explain("CK999"),
     ],
 )

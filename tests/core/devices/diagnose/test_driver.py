@@ -20,7 +20,7 @@ from core.devices.diagnose.machines import (
     without_driver,
 )
 
-from cudakit.core.devices.circumstances.libraries import Library
+from cudakit.gpu.api.run_context import Library
 from cudakit.units import Unavailable
 
 WSL = {"/proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2"}

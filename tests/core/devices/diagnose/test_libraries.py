@@ -12,7 +12,7 @@ from core.devices.diagnose.machines import (
     judged,
 )
 
-from cudakit.core.devices.circumstances.libraries import Library
+from cudakit.gpu.api.run_context import Library
 from cudakit.units import Unavailable
 
 COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"

@@ -37,7 +37,7 @@ def test_a_finding_stands_with_its_evidence_and_its_fix(machine: Machine) -> Non
 
 
 def test_evidence_that_the_summary_tells_is_not_told_again(machine: Machine) -> None:
-    blocking = diagnose(machine(environment={"CUDA_LAUNCH_BLOCKING": "1"}))
+    blocking = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}))
 
     assert len(section(present.report(blocking), "Settings").nodes) == 5
     told = next(check for check in blocking.checks if check.id == "CK020")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _NOBODY, Identity, redacted, redacted_text
+from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted, redacted_text
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -17,7 +17,7 @@ WHO = Identity(
 )
 
 names = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=12).filter(
-    lambda name: name not in _NOBODY and not name.isdigit()
+    lambda name: name not in _ANONYMOUS and not name.isdigit()
 )
 between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 
@@ -68,7 +68,7 @@ def test_no_name_survives_in_any_part_of_a_path_or_sentence(
 
 def test_a_whole_result_tells_neither_who_nor_which(machine: Machine) -> None:
     told = machine(
-        environment={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
+        variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
         **seen(gpu(0)),
     )
     result = redacted(diagnose(told), WHO)

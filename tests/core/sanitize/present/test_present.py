@@ -35,7 +35,7 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.core.sanitize.suppress import parse
+from cudakit.core.sanitize.suppressions import parse
 from cudakit.document import Columns, Document, Note, Section, View
 from cudakit.render import console, html, sarif
 from cudakit.trace.kinds import Kind, Mode

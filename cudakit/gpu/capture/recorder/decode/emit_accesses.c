@@ -7,21 +7,21 @@
 #include "write/spool.h"
 
 #define BUFFERED_RECORDS 1024
-/* Beyond so many pieces of a launch, what lies close together is one piece, and said to be no more than that. */
+/* Beyond this number of pieces per launch, pieces that are close are joined, and marked as a summary. */
 #define MAX_PIECES 16384
 #define COALESCE_GAP_BYTES (64u << 10)
-/* No memory is below: an instruction that is switched off may still name an address. */
+/* No allocation is below: a predicated-off instruction may still report an address. */
 #define LOWEST_ADDRESS (64u << 10)
 
 typedef struct {
     arena_copy *all;
     const record *launches;
-    uint32_t next, count; /* launches up to ``next`` are told */
+    uint32_t next, count; /* launches before ``next`` are done */
     const tma_store_set *stores;
     size_t next_store;
     bool spoiled;
-    uint64_t lost, unknown_stores; /* launches; those of them whose stores are not known */
-    size_t pieces; /* of the launch that is being told */
+    uint64_t lost, unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
+    size_t pieces;                 /* of the current launch */
     record *rows;
     size_t used;
 } emitter;
@@ -60,7 +60,7 @@ static bool is_lost(const emitter *out, uint32_t launch)
     return out->all->top.header.lost && out->all->lost[launch / 32] >> (launch & 31) & 1;
 }
 
-/* Write an access of the launch that is being told; what it does and how well that is known, the caller sets. */
+/* Append an access of the current launch; the caller sets mode and known. */
 static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const record *launch_record = out->launches + out->next;
@@ -80,7 +80,7 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
     row->access.known = KNOWN_SUMMARY;
 }
 
-/* What the launch that is being told stores through tensor maps. */
+/* Append the stores of the current launch through tensor maps. */
 static void emit_stores(emitter *out, bool lost)
 {
     const tma_store_set *all = out->stores;
@@ -107,15 +107,15 @@ static void finish_launches(emitter *out, uint32_t before)
 
 static bool can_coalesce(const record *row, const access_range *range, uint64_t hi)
 {
-    return row->access.mode == MODE_OF[range->mode] && row->kind == KIND_ACCESS &&
-           range->lo >= row->access.lo && range->lo < row->access.hi + COALESCE_GAP_BYTES && hi > row->access.hi;
+    return row->access.mode == MODE_OF[range->mode] && row->kind == KIND_ACCESS && range->lo >= row->access.lo &&
+           range->lo < row->access.hi + COALESCE_GAP_BYTES && hi > row->access.hi;
 }
 
 static void emit_range(void *context, const access_range *range)
 {
     emitter *out = context;
     if (range->launch >= out->count || range->mode == CK_SYNC)
-        return; /* words by which processors signal each other are no data */
+        return; /* system-scope synchronisation variables, not data */
     finish_launches(out, range->launch);
     const record *launch_record = out->launches + range->launch;
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
@@ -144,7 +144,7 @@ static void mark_lost(void *context, uint32_t launch)
     out->all->lost[launch / 32] |= 1u << (launch & 31);
 }
 
-/* A launch that loads by all of its maps stores by one that is not among its parameters, or by one of them
+/* A launch that loads through all of its tensor maps stores through an unknown map, or through one of them,
  * too. */
 static void mark_unknown_stores_lost(emitter *out)
 {
@@ -161,7 +161,7 @@ static void mark_unknown_stores_lost(emitter *out)
 
 void emit_accesses(arena_copy *all, const record *launches, uint32_t count, tma_store_set *stores, bool spoiled)
 {
-    static record rows[BUFFERED_RECORDS]; /* one thread at a time reads */
+    static record rows[BUFFERED_RECORDS]; /* protected by the reader lock */
     const ck_header *header = &all->top.header;
     const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
     const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
@@ -170,7 +170,8 @@ void emit_accesses(arena_copy *all, const record *launches, uint32_t count, tma_
         .all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled, .rows = rows};
     mark_unknown_stores_lost(&out);
     page_set *pages = &all->pages;
-    if (!tma_boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, mark_lost, &out) ||
+    if (!tma_boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, mark_lost,
+                          &out) ||
         !ranges_of(pages->pages, pages->bitmaps, pages->count, emit_range, &out))
         out.spoiled = true;
     finish_launches(&out, count);

@@ -26,7 +26,7 @@ void page_set_free(page_set *set)
     *set = (page_set){0};
 }
 
-/* --- the page of a key ------------------------------------------------------------------------------ */
+/* --- hash table of page keys ------------------------------------------------------------------ */
 
 #define MIN_SLOTS 1024
 
@@ -53,7 +53,7 @@ static void insert(page_writer *in, size_t number)
     in->numbers[slot] = (uint32_t)number + 1;
 }
 
-/* At most half of the places are taken. */
+/* Keep at least half of the slots free. */
 static bool grow(page_writer *in)
 {
     const size_t used = in->set->count - in->first;
@@ -82,8 +82,7 @@ static bool add_page(page_writer *in, uint64_t key)
 
 static bool find_or_add(page_writer *in, uint64_t key)
 {
-    for (size_t slot = slot_of(in, key); in->slots && in->numbers[slot];
-         slot = (slot + 1) & (in->slots - 1)) {
+    for (size_t slot = slot_of(in, key); in->slots && in->numbers[slot]; slot = (slot + 1) & (in->slots - 1)) {
         in->page = in->first + in->numbers[slot] - 1;
         if (in->set->pages[in->page].key == key)
             return true;
@@ -92,7 +91,7 @@ static bool find_or_add(page_writer *in, uint64_t key)
     return add_page(in, key);
 }
 
-/* NULL for want of memory. */
+/* Return NULL if out of memory. */
 static uint64_t *bitmap_of(page_writer *in, uint64_t key)
 {
     if (key != in->key && !find_or_add(in, key))
@@ -101,7 +100,7 @@ static uint64_t *bitmap_of(page_writer *in, uint64_t key)
     return (uint64_t *)(in->set->bitmaps + in->page * CK_BITMAP_BYTES);
 }
 
-/* --- bytes ---------------------------------------------------------------------------------------- */
+/* --- bytes ------------------------------------------------------------------------------------ */
 
 static void set_bits(uint64_t *words, size_t first, size_t last)
 {

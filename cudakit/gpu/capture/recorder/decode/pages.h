@@ -20,8 +20,8 @@ typedef struct {
 bool page_set_reserve(page_set *set, size_t count);
 void page_set_free(page_set *set);
 
-/* Appends pages to a set, at most one per key. Pages that were in the set before are not searched, so that the set
- * may then have two pages of one key. */
+/* Appends pages to a set, at most one per key. Pages that were in the set before are not searched, so that the
+ * set may then have two pages of one key. */
 typedef struct {
     page_set *set;
     size_t first;      /* index of the first appended page */

@@ -3,17 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORDS (CK_BITMAP_BYTES / 8) /* of 64 bits, of a bitmap */
-#define QUARTERS 4                  /* pages of level 1 in the memory of one of level 0 */
+#define WORDS (CK_BITMAP_BYTES / 8) /* 64-bit words of a bitmap */
+#define QUARTERS 4                  /* level-1 pages per level-0 page */
 
-/* --- pages in order ------------------------------------------------------------------------------- */
+/* --- sorting pages ---------------------------------------------------------------------------- */
 
 typedef struct {
-    uint64_t sort_key; /* from the top: launch, mode, window, quarter of it, level */
+    uint64_t sort_key; /* from the most significant bit: launch, mode, window, quarter, level */
     uint32_t page;
 } sort_entry;
 
-/* A window is the memory of a page of level 0; a quarter of it is that of one of level 1. */
+/* A window is the memory of one level-0 page; a quarter of it is the memory of one level-1 page. */
 static uint64_t sort_key_of(uint64_t key)
 {
     uint64_t level = CK_KEY_LEVEL(key), quarter = CK_KEY_PAGE(key) << (level ? 0 : 2);
@@ -30,7 +30,7 @@ static bool count_digit(const sort_entry *from, size_t count, unsigned shift, si
     for (size_t i = 0; i < count; i++)
         begin[from[i].sort_key >> shift & (DIGITS - 1)]++;
     if (begin[from[0].sort_key >> shift & (DIGITS - 1)] == count)
-        return false; /* the same in all */
+        return false; /* the same digit in all pages */
     size_t sum = 0;
     for (size_t i = 0; i < DIGITS; i++) {
         size_t here = begin[i];
@@ -40,7 +40,8 @@ static bool count_digit(const sort_entry *from, size_t count, unsigned shift, si
     return true;
 }
 
-/* Sort by digits, the lowest first; most are the same in all pages. Returns where the result is. */
+/* Sort by digits, least significant first; most digits are equal in all pages. Return the array that holds
+ * the result. */
 static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count)
 {
     size_t begin[DIGITS];
@@ -56,13 +57,13 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
     return pages;
 }
 
-/* --- pieces to ranges ------------------------------------------------------------------------------- */
+/* --- pieces to ranges ------------------------------------------------------------------------- */
 
 typedef struct {
     range_sink sink;
     void *to;
-    uint64_t lo, hi;    /* the piece that may still grow; none where they are the same */
-    access_range range; /* of pieces before it; count 0 for none */
+    uint64_t lo, hi;    /* the piece that may still grow; empty if lo == hi */
+    access_range range; /* earlier pieces; count 0: none */
 } writer;
 
 static void flush_range(writer *out)
@@ -72,7 +73,7 @@ static void flush_range(writer *out)
     out->range.count = 0;
 }
 
-/* Two pieces say nothing yet about a distance: the second may as well be the first of a row. */
+/* Two pieces do not establish a stride: the second may be the first of a new range. */
 static void emit_first(writer *out)
 {
     access_range second = out->range;
@@ -130,7 +131,7 @@ static inline void put_piece(writer *out, uint64_t lo, uint64_t hi)
     out->hi = hi;
 }
 
-/* --- bits to pieces ----------------------------------------------------------------------------------- */
+/* --- bits to pieces --------------------------------------------------------------------------- */
 
 static void put_bits(writer *out, uint64_t word, uint64_t base, unsigned shift)
 {
@@ -155,12 +156,12 @@ static void put_bitmap(writer *out, const uint64_t *words, uint64_t base, unsign
             put_bits(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
 }
 
-/* --- windows: pages of the same 128 KiB ----------------------------------------------------------------- */
+/* --- windows: the pages of the same 128 KiB --------------------------------------------------- */
 
 typedef struct {
     const ck_page *pages;
     unsigned char *bitmaps;
-    uint64_t words[WORDS]; /* of a quarter, byte by byte */
+    uint64_t words[WORDS]; /* one quarter at byte granularity */
 } source;
 
 static uint64_t *bitmap_of(const source *from, uint32_t page)
@@ -173,7 +174,7 @@ static bool is_full(const source *from, uint32_t page)
     return from->pages[page].full;
 }
 
-/* Make one of pages of the same key, which are neighbours now. Returns how many are left. */
+/* Merge sorted pages of the same key. Return the number of pages left. */
 static size_t merge_same_key(const source *from, sort_entry *pages, size_t count)
 {
     size_t used = 0;
@@ -208,7 +209,7 @@ static void put_page(writer *out, const source *from, uint32_t page)
         put_bitmap(out, bitmap_of(from, page), base, CK_GRANULE_SHIFT(level));
 }
 
-/* Each of 16 bits four times. */
+/* Repeat each of 16 bits four times. */
 static uint64_t spread_bits(uint64_t bits)
 {
     bits = (bits | bits << 24) & 0x000000FF000000FFull;
@@ -225,7 +226,7 @@ static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quar
         into[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
 }
 
-/* A page of level 0, and those of level 1 in the same memory. */
+/* Emit a level-0 page together with the level-1 pages of the same memory. */
 static void put_mixed(writer *out, source *from, const sort_entry *pages, size_t count)
 {
     uint64_t base = address_of(from, pages[0].page);
@@ -244,8 +245,8 @@ static void put_mixed(writer *out, source *from, const sort_entry *pages, size_t
 
 #define WINDOW(sort_key) ((sort_key) >> 3)
 
-/* The place without the lowest 3 bits (quarter and level) is the same in a window; a page of level 0 comes
- * first there, because its quarter and its level are 0. */
+/* The sort key without its lowest 3 bits (quarter and level) identifies the window; a level-0 page sorts
+ * first, because its quarter and level are 0. */
 static void put_window(writer *out, source *from, const sort_entry *pages, size_t count)
 {
     bool coarse = !(pages[0].sort_key & 1);

@@ -2,24 +2,24 @@
 
 #include <string.h>
 
-/* The map in words of 32 bits. Which field is where is what the PTX instruction tensormap.replace writes to,
- * and what recorded maps agree with. */
+/* Field positions in the map, as 32-bit words, derived from the fields that the PTX instruction
+ * tensormap.replace writes; recorded maps agree. */
 enum {
     ADDRESS = 0,
     FORM = 2,
-    STRIDES = 3, /* of four dimensions from the second on, in 16 bytes, without their upper 4 bits */
-    UPPER = 7,   /* of strides: 4 bits each */
-    DIMS = 8,    /* less one */
-    STEPS = 13,  /* less one: 3 bits each */
-    BOX = 13,    /* less one: a byte each, from the upper one of this word on */
+    STRIDES = 3, /* of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
+    UPPER = 7,   /* upper bits of strides: 4 bits each */
+    DIMS = 8,    /* minus one */
+    STEPS = 13,  /* minus one: 3 bits each */
+    BOX = 13,    /* minus one: a byte each, from the top byte of this word on */
     WORDS = 16,
 };
 
 #define BITS(word, shift, count) ((word) >> (shift) & ((1u << (count)) - 1))
 
-/* Of the word FORM: from below, a form, the rank less one, the type, the interleave; then how shared memory
- * is laid out, what is written where there is no tensor, how TF32 is rounded and what the cache fetches,
- * which do not matter here; and what is always 0. */
+/* Bits of the word FORM, from the lowest: format kind, rank minus one, element type, interleave; then the
+ * shared memory swizzle, out-of-bounds fill, TF32 rounding and L2 promotion, which do not affect addresses;
+ * the rest is always 0. */
 #define FORMAT_KIND(form) BITS(form, 0, 4) /* 0 from the driver, 2 from cuBLAS */
 #define RANK(form) (BITS(form, 4, 3) + 1)
 #define TYPE(form) BITS(form, 7, 4)
@@ -28,7 +28,7 @@ enum {
 
 static const uint8_t BYTES_OF_TYPE[16] = {
     1, 2, 4, 4, 8, 8, /* integers: u8, u16, u32, s32, u64, s64 */
-    2, 4, 4, 8, 2,    /* f16, f32 (and tf32), f32 and tf32 with denormals as zeros, f64, bf16 */
+    2, 4, 4, 8, 2,    /* f16, f32 (and tf32), f32 and tf32 with denormals flushed to zero, f64, bf16 */
 };
 
 bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
@@ -55,7 +55,8 @@ bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
 
-/* How many of a box's elements are in the tensor, in one dimension, and the first one's coordinate. */
+/* Return the number of elements of a box inside the tensor in one dimension, and the coordinate of the
+ * first. */
 static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *first)
 {
     const int64_t step = map->steps[i], count = map->box[i] / step, end = (int64_t)map->dims[i];
@@ -67,7 +68,7 @@ static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *fi
     return to > from ? (uint32_t)(to - from) : 0;
 }
 
-/* No shared memory takes more. */
+/* Upper limit of shared memory. */
 #define MAX_SHARED_BYTES (1u << 18)
 
 static bool is_certain(const tensor_map *map)
@@ -81,7 +82,7 @@ static bool is_certain(const tensor_map *map)
     return sure && bytes <= MAX_SHARED_BYTES;
 }
 
-/* ``to`` += count * stride, false where it does not fit. */
+/* Add count * stride to ``to``; false on overflow. */
 static bool add_product(uint64_t *to, uint64_t count, uint64_t stride)
 {
     uint64_t distance;

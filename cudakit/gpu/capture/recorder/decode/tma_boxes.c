@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- boxes to bytes ---------------------------------------------------------------------------------- */
+/* --- boxes to bytes --------------------------------------------------------------------------- */
 
-/* On to the next row: to the next in the second dimension, or back to the first there and on in the third. */
+/* Advance to the next row: to the next index in the second dimension, or back to its start and on in the
+ * third. */
 static bool next_row(const box_extent *box, uint32_t at[MAX_RANK], uint64_t *begin)
 {
     for (unsigned i = 1; i < MAX_RANK && box->counts[i]; i++) {
@@ -20,11 +21,11 @@ static bool next_row(const box_extent *box, uint32_t at[MAX_RANK], uint64_t *beg
 
 typedef struct {
     uint32_t launch;
-    uint16_t mode, map; /* the number of the map */
+    uint16_t mode, map; /* map: index into the map table, from 1 */
     box_extent extent;
 } placed_box;
 
-/* Rows that are neighbours in memory are one. */
+/* Rows that are contiguous in memory are written as one. */
 static bool write_box(page_writer *in, const placed_box *box)
 {
     uint32_t at[MAX_RANK] = {0};
@@ -50,7 +51,8 @@ static int compare_boxes(const void *left, const void *right)
     return a->extent.begin < b->extent.begin ? -1 : a->extent.begin > b->extent.begin;
 }
 
-/* Boxes side by side, as those of a product, are one with long rows. */
+/* Join boxes that are adjacent in the first dimension, such as the tiles of a GEMM, to boxes with longer
+ * rows. */
 static bool merge_adjacent(placed_box *box, const placed_box *next)
 {
     box_extent *a = &box->extent;
@@ -77,17 +79,17 @@ static bool write_boxes(page_writer *in, placed_box *boxes, size_t count)
     return done;
 }
 
-/* --- uses of maps ----------------------------------------------------------------------------------- */
+/* --- decoding boxes --------------------------------------------------------------------------- */
 
-typedef struct { /* what the words of a box say */
+typedef struct { /* decoded words of a ck_box */
     int32_t at[MAX_RANK];
     uint32_t rank, mode;
 } box_use;
 
 enum { TILED = 0 }; /* Sanitizer_LoadMode */
 
-/* Of a load, destination and barrier come before the coordinates, and what is multicast behind the rank. Of a
- * store, we guess from that: its source before, its mode behind. */
+/* Load: destination and barrier precede the coordinates, and multicast fields follow the rank. Store:
+ * assumed to be the source before, the mode behind. */
 static box_use decode_use(const ck_box *box)
 {
     const uint32_t *word = box->word;
@@ -97,7 +99,7 @@ static box_use decode_use(const ck_box *box)
     return made;
 }
 
-/* Coordinates of dimensions that there are not are 0: else we have guessed wrong. */
+/* Coordinates beyond the rank must be 0; otherwise the assumed layout is wrong. */
 static bool is_plausible(const box_use *made, unsigned rank)
 {
     bool zeros = true;
@@ -108,7 +110,7 @@ static bool is_plausible(const box_use *made, unsigned rank)
 
 typedef struct {
     tensor_map *maps;
-    uint16_t number[CK_MAP_KEYS]; /* of the map that has this place, from 1 on; 0: none that we know */
+    uint16_t number[CK_MAP_KEYS]; /* index of the map with this key slot, from 1; 0: unknown */
 } map_index;
 
 static map_index *map_index_create(const ck_map *maps, size_t count)
@@ -119,8 +121,8 @@ static map_index *map_index_create(const ck_map *maps, size_t count)
         return NULL;
     }
     for (size_t i = 0; i < count; i++)
-        if (maps[i].place < CK_MAP_KEYS && tensor_map_of(maps[i].content, all->maps + i))
-            all->number[maps[i].place] = (uint16_t)(i + 1);
+        if (maps[i].slot < CK_MAP_KEYS && tensor_map_of(maps[i].content, all->maps + i))
+            all->number[maps[i].slot] = (uint16_t)(i + 1);
     return all;
 }
 
@@ -143,7 +145,7 @@ static bool place_box(const map_index *all, const ck_box *box, placed_box *made)
 }
 
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
-                  void (*lost)(void *to, uint32_t launch), void *to)
+                      void (*lost)(void *to, uint32_t launch), void *to)
 {
     if (!box_count)
         return true;

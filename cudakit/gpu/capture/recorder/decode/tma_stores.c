@@ -7,7 +7,7 @@
 #include "model/kernels.h"
 #include "table.h"
 
-/* Of a tensor with gaps in several dimensions, more rows than this are taken as one piece. */
+/* More rows than this, of a tensor with gaps in several dimensions, are emitted as one range. */
 #define MAX_ROWS 4096
 
 static bool reserve_one(tma_store_set *set)
@@ -23,7 +23,7 @@ static bool reserve_one(tma_store_set *set)
     return true;
 }
 
-/* Where a tensor ends, false where no address does. */
+/* Compute the end address of a tensor; false on overflow. */
 static bool tensor_end(const tensor_map *map, uint64_t *end)
 {
     bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
@@ -35,8 +35,8 @@ static bool tensor_end(const tensor_map *map, uint64_t *end)
     return fits;
 }
 
-/* Whether words among the parameters are a map, and not something that looks like one: its tensor lies in what
- * is allocated. */
+/* Whether parameter words are a tensor map, and do not just look like one: the tensor must lie in a live
+ * allocation. */
 static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
 {
     tensor_map map;
@@ -51,7 +51,7 @@ static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
 }
 
 bool tma_stores_add(tma_store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
-                void **extra)
+                    void **extra)
 {
     ck_u64 content[CK_MAP_WORDS];
     size_t before = set->count;
@@ -69,7 +69,7 @@ bool tma_stores_add(tma_store_set *set, uint32_t launch, const struct kernel_lay
     return set->count > before;
 }
 
-/* --- those that are loaded by --------------------------------------------------------------------- */
+/* --- maps that are loaded through ------------------------------------------------------------- */
 
 static uint64_t load_key(uint32_t launch, uint32_t place)
 {
@@ -80,7 +80,7 @@ static bool loads_through(const tma_store *store, const table *loads, const ck_m
 {
     for (size_t i = 0; i < map_count; i++)
         if (!memcmp(maps[i].content, store->content, sizeof store->content) &&
-            table_get(loads, load_key(store->launch, maps[i].place)))
+            table_get(loads, load_key(store->launch, maps[i].slot)))
             return true;
     return false;
 }
@@ -91,7 +91,8 @@ static int compare_launches(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count)
+bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
+                        size_t box_count)
 {
     table loads = {0};
     for (size_t i = 0; set->count && i < box_count; i++)
@@ -107,10 +108,10 @@ bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count
     return true;
 }
 
-/* --- rows ----------------------------------------------------------------------------------------- */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 void tma_store_rows(const tma_store *store,
-                 void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to)
+                    void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to)
 {
     tensor_map map;
     uint64_t end;

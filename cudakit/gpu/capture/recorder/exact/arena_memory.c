@@ -24,7 +24,7 @@ static uint32_t min_u32(uint32_t count, uint32_t limit)
     return count < limit ? count : limit;
 }
 
-/* --- there and gone ------------------------------------------------------------------------------ */
+/* --- creation --------------------------------------------------------------------------------- */
 
 uint64_t arena_bytes(unsigned entries_log2)
 {
@@ -34,7 +34,7 @@ uint64_t arena_bytes(unsigned entries_log2)
 static bool set_header(const arena_memory *arena)
 {
     ck_header header = {
-        .form = CK_FORM,
+        .format = CK_FORMAT,
         .pages = arena->pages,
         .pages_at = (uint32_t)CK_PAGES_AT(arena->entries_log2),
         .chunks_at = (uint32_t)CK_CHUNKS_AT(arena->entries_log2),
@@ -71,30 +71,30 @@ void arena_free(arena_memory *arena)
     arena->allocated = NULL;
 }
 
-/* --- to the host --------------------------------------------------------------------------------- */
+/* --- copies to the host ----------------------------------------------------------------------- */
 
 bool arena_copy_top(const arena_memory *arena, arena_top *into)
 {
     return copy_to_host(arena, into, 0, sizeof *into);
 }
 
-/* How many pages from one on, but not from the end on, lie side by side in its chunk. */
+/* Return the number of pages from ``page`` on, before ``end``, whose bitmaps are contiguous in their chunk. */
 static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 {
     return min_u32(end - page, CK_CHUNK_PAGES - page % CK_CHUNK_PAGES);
 }
 
-/* Few bitmaps are copied sooner than somebody has asked which of them are full. */
+/* Copying a few bitmaps is faster than first checking which of them are full. */
 #define MIN_PAGES_FOR_SUMMARIES 128
 
 static bool find_full_pages(const arena_memory *arena, page_set *into)
 {
     const uint32_t count = into->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)into->count;
-    unsigned char *summaries = into->bitmaps; /* where there is nothing yet */
+    unsigned char *summaries = into->bitmaps; /* not filled yet; used as scratch memory */
     for (uint32_t page = 0, run; page < count; page += run) {
         run = contiguous_pages(page, count);
         if (!copy_to_host(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_AT(arena->entries_log2, page),
-                  run * CK_SUMMARY_BYTES))
+                          run * CK_SUMMARY_BYTES))
             return false;
     }
     for (uint32_t page = 0; page < count; page++) {
@@ -112,13 +112,13 @@ static bool copy_bitmap_run(const arena_memory *arena, page_set *into, uint32_t 
     for (uint32_t run; begin < end; begin += run) {
         run = contiguous_pages(begin, end);
         if (!copy_to_host(arena, into->bitmaps + (size_t)begin * CK_BITMAP_BYTES,
-                  CK_BITMAP_AT(arena->entries_log2, begin), (size_t)run * CK_BITMAP_BYTES))
+                          CK_BITMAP_AT(arena->entries_log2, begin), (size_t)run * CK_BITMAP_BYTES))
             return false;
     }
     return true;
 }
 
-/* Bitmaps that are full need not be copied, but a copy of its own takes as long as that of so many. */
+/* Bitmaps of full pages are not needed, but a separate copy costs as much as copying this many of them. */
 #define MIN_FULL_RUN 32
 
 static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *into)
@@ -149,7 +149,7 @@ static bool copy_pages(const arena_memory *arena, uint32_t count, page_set *into
            find_full_pages(arena, into) && copy_bitmaps_of_pages(arena, into);
 }
 
-/* Tensor maps and their boxes, of which most launches have none. */
+/* Copy tensor maps and boxes; most launches have none. */
 static bool copy_boxes(const arena_memory *arena, uint32_t maps, uint32_t boxes, arena_copy *into)
 {
     if (!into->maps)
@@ -175,7 +175,7 @@ bool arena_copy_all(const arena_memory *arena, arena_copy *into)
            copy_pages(arena, min_u32(header->cursor, arena->pages), &into->pages);
 }
 
-/* --- ready for other launches -------------------------------------------------------------------- */
+/* --- clearing --------------------------------------------------------------------------------- */
 
 static bool zero_bitmaps(const arena_memory *arena, uint32_t count)
 {

@@ -1,7 +1,7 @@
 /* Device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
  *
- * Functions of arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks; the lock is not
- * held. Copies use a stream of the recorder's own, so that they wait for nothing of the program's.
+ * Functions of arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks; the lock is
+ * not held. Copies use a stream of the recorder's own, so that they wait for nothing of the program's.
  */
 #ifndef CK_ARENA_MEMORY_H
 #define CK_ARENA_MEMORY_H
@@ -98,12 +98,12 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
 /* Whether all launches are complete, as known from waits and, if ``top`` is not NULL, from markers. */
 bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
 
-/* Enqueue markers on the streams that nobody waited for, or on ``only`` one. Calls CUDA: the lock is not held, the
- * reader lock is. */
+/* Enqueue markers on the streams that nobody waited for, or on ``only`` one. Calls CUDA: the lock is not held,
+ * the reader lock is. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only);
 
-/* Synchronise with the streams without a marker; false if one cannot be synchronised with. Calls CUDA: the lock is
- * not held, the reader lock is. */
+/* Synchronise with the streams without a marker; false if one cannot be synchronised with. Calls CUDA: the lock
+ * is not held, the reader lock is. */
 bool arena_streams_wait_unmarked(arena_streams *streams);
 
 #endif

@@ -11,16 +11,18 @@
 #define MAX_POOLS 32
 #define POLL_INTERVAL_NS 20000000
 #define READ_INTERVAL_NS 100000000
-/* So many make an arena worth reading, and so many are enqueued before it is read: with fewer, a device that is
- * behind the host would run out of them meanwhile; with more, the bits of two arenas leave its cache. */
+/* Minimum number of launches in an arena before it is read, and in the current arena while the other one is
+ * read. With fewer, a device that lags behind the host would run out of queued launches during the read; with
+ * more, the bitmaps of two arenas no longer fit into the L2 cache. */
 #define MIN_LAUNCHES_PER_READ 256
-/* So long a launch is held back while there is no room; what is not told then is said to be missing. */
+/* Maximum time that a launch is delayed while no arena has space; accesses that are lost then are reported
+ * as gaps. */
 #define LAUNCH_WAIT_LIMIT_NS 500000000
 #define FINISH_WAIT_LIMIT_NS 5000000000
 
 static arena_pool *pools[MAX_POOLS];
 static size_t pool_count;
-static arena_copy copy; /* of whoever looks */
+static arena_copy copy; /* protected by the reader lock */
 
 arena_pool *pool_find(CUcontext context)
 {
@@ -50,10 +52,10 @@ static void reset(arena *one)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* --- pools come ------------------------------------------------------------------------------------ */
+/* --- creation --------------------------------------------------------------------------------- */
 
-/* Pools are never freed, a thread may be about to look at one; but that of a context that is gone is given to
- * another one. */
+/* Pools are never freed, because another thread may be about to use one. The pool of a destroyed context is
+ * reused. */
 static arena_pool *new_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -62,7 +64,7 @@ static arena_pool *new_pool(CUcontext context)
         made->context = context;
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; made && i < ARENAS; i++) {
-        made->arenas[i].memory.allocated = NULL; /* what was not freed is gone with its context */
+        made->arenas[i].memory.allocated = NULL; /* was destroyed with its context */
         reset(made->arenas + i);
     }
     if (!made && pool_count < MAX_POOLS && (made = calloc(1, sizeof *made)))
@@ -99,14 +101,14 @@ arena_pool *pool_open(CUcontext context)
     pthread_mutex_unlock(&recorder_lock);
     if (!wanted || !reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS))
         return pool;
-    pool = pool_find(context); /* of another thread's making, meanwhile */
+    pool = pool_find(context); /* another thread may have created it meanwhile */
     if (!pool)
         pool = create_pool(context);
     reader_lock_release();
     return pool;
 }
 
-/* --- arenas are read ------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static bool is_complete(const arena *one)
 {
@@ -116,10 +118,11 @@ static bool is_complete(const arena *one)
     pthread_mutex_unlock(&recorder_lock);
     if (!enqueued || arena_streams_complete(&one->streams, NULL))
         return enqueued;
-    return one->streams.markers && arena_copy_top(&one->memory, &top) && arena_streams_complete(&one->streams, &top);
+    return one->streams.markers && arena_copy_top(&one->memory, &top) &&
+           arena_streams_complete(&one->streams, &top);
 }
 
-/* Tell what a retired arena holds, and have it ready for other launches. */
+/* Write the accesses in a retired arena to the trace and clear it for reuse. */
 static void read_arena(arena_pool *pool, arena *from)
 {
     bool fetched = from->memory.allocated && arena_copy_all(&from->memory, &copy);
@@ -127,7 +130,7 @@ static void read_arena(arena_pool *pool, arena *from)
         memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
     emit_accesses(&copy, from->launches, from->used, &from->stores, from->spoiled || !fetched);
     if (!fetched || !arena_clear(&from->memory, &copy.top.header))
-        arena_free(&from->memory); /* the next launches get a new one */
+        arena_free(&from->memory); /* the next launches get new memory */
     reset(from);
     pool->stuck = false;
     pool->read_ns = monotonic_now_ns();
@@ -135,7 +138,7 @@ static void read_arena(arena_pool *pool, arena *from)
 
 static void read_if_complete(arena_pool *pool, arena *one)
 {
-    arena_streams_mark(&one->streams, &one->memory, NULL); /* what could not be, when it was retired */
+    arena_streams_mark(&one->streams, &one->memory, NULL); /* on streams that could not be marked before */
     if (is_complete(one))
         read_arena(pool, one);
 }
@@ -147,14 +150,14 @@ static void read_retired(arena_pool *pool)
             read_if_complete(pool, pool->arenas + i);
 }
 
-/* The next launch may need the room, and would be held back. */
+/* Whether the next launches may need the space, and would be delayed. */
 static bool is_large(const arena *one)
 {
     return one->expected_pages > one->memory.pages / 4;
 }
 
-/* When the host has waited, the device has nothing to do: what was retired then is read behind the next launches.
- * Not so where there were none for so long that this may have been the last time. */
+/* When the host has just waited, the device is idle. Reading is deferred until new launches keep the device
+ * busy, but not for long: there may be no further launches. */
 static bool is_due(const arena_pool *pool, const arena *one)
 {
     return is_large(one) || !pool->current || pool->current->used >= MIN_LAUNCHES_PER_READ ||
@@ -168,7 +171,7 @@ static void read_due(arena_pool *pool)
             read_if_complete(pool, pool->arenas + i);
 }
 
-/* --- arenas are retired ---------------------------------------------------------------------------- */
+/* --- replacing the current arena -------------------------------------------------------------- */
 
 static arena *unused_arena(arena_pool *pool)
 {
@@ -196,7 +199,7 @@ static bool replace_current(arena_pool *pool)
     return replaced;
 }
 
-/* --- when ------------------------------------------------------------------------------------------ */
+/* --- polling ---------------------------------------------------------------------------------- */
 
 #define SEVEN_EIGHTHS(total) ((total) / 8 * 7)
 
@@ -219,7 +222,7 @@ static int fill_level(const arena *one)
     return half || many_streams ? HALF_FULL : HAS_SPACE;
 }
 
-/* Where it was in vain, as behind a kernel that waits for the host, the next launches are not held back. */
+/* After a timeout, as behind a kernel that waits for the host, later launches are not delayed. */
 static void wait_for_free_arena(arena_pool *pool)
 {
     const int64_t until = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
@@ -256,8 +259,8 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool early = host_waits && pool->current && pool->current->used < MIN_LAUNCHES_PER_READ && !is_large(pool->current) &&
-                 monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
+    bool early = host_waits && pool->current && pool->current->used < MIN_LAUNCHES_PER_READ &&
+                 !is_large(pool->current) && monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (early || !reader_lock_acquire(0))
         return;
@@ -268,7 +271,8 @@ void pool_poll(arena_pool *pool, bool host_waits)
 
 static bool has_space(const arena *in, uint64_t pages, uint64_t indices)
 {
-    return !in->used || (in->expected_pages + pages <= SEVEN_EIGHTHS(in->memory.pages) && in->used + indices <= CK_MAX_LAUNCHES);
+    return !in->used || (in->expected_pages + pages <= SEVEN_EIGHTHS(in->memory.pages) &&
+                         in->used + indices <= CK_MAX_LAUNCHES);
 }
 
 void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices)
@@ -287,7 +291,7 @@ void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* --- streams and contexts go ----------------------------------------------------------------------- */
+/* --- destruction of streams and contexts ------------------------------------------------------ */
 
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
 {
@@ -307,8 +311,8 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Read an arena at the end. Markers are waited for, not streams: a kernel that never ends would keep the
- * process from ending. What it may still write to is not given back. */
+/* Read an arena at program end. Wait for markers, not for streams: a kernel that never ends must not keep
+ * the process from exiting. Memory that such a kernel may still write to is not freed. */
 static void finish_arena(arena_pool *pool, arena *one)
 {
     const int64_t until = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
@@ -348,7 +352,7 @@ void pool_read(void)
     reader_lock_release();
 }
 
-/* Somebody looks for too long: the arenas go with their context, unread. */
+/* Another thread holds the reader lock for too long: the arenas are destroyed unread, with their context. */
 static void abandon_context(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -389,6 +393,6 @@ void pool_finish(CUcontext context)
 void pool_clear(void)
 {
     reader_lock_reset();
-    memset(&copy, 0, sizeof copy); /* another thread may have been about to change it */
+    memset(&copy, 0, sizeof copy); /* another thread may have been changing it during the fork */
     pool_count = 0;
 }

@@ -11,8 +11,8 @@
 
 typedef struct arena {
     arena_memory memory;
-    bool retired; /* new launches no longer write to it */
-    bool spoiled; /* accesses can no longer be attributed to launches */
+    bool retired;      /* new launches no longer write to it */
+    bool spoiled;      /* accesses can no longer be attributed to launches */
     uint32_t used;     /* launch indices that were assigned */
     uint32_t entering; /* launches with an index that may not be in their stream yet */
     record *launches;  /* by index: what their access records are based on */
@@ -49,15 +49,15 @@ arena_pool *pool_open(CUcontext context);
  * while another thread does this. Calls CUDA: the lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
 
-/* Make sure that the current arena has ``pages`` pages and ``indices`` launch indices left. Calls CUDA: the lock is
- * not held. */
+/* Make sure that the current arena has ``pages`` pages and ``indices`` launch indices left. Calls CUDA: the lock
+ * is not held. */
 void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices);
 
 /* A stream is about to be destroyed: enqueue a marker on it. Calls CUDA: the lock is not held. */
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
 
-/* Wait for the launches in the arenas of a context that is about to be destroyed, and read them. NULL: the arenas of
- * all contexts, at program end. Calls CUDA: the lock is not held. */
+/* Wait for the launches in the arenas of a context that is about to be destroyed, and read them. NULL: the
+ * arenas of all contexts, at program end. Calls CUDA: the lock is not held. */
 void pool_finish(CUcontext context);
 
 /* Wait for all launches so far, and read their arenas. Calls CUDA: the lock is not held. */

@@ -33,8 +33,8 @@ void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle strea
         entry->thread = this_thread.id;
 }
 
-/* Of what other threads have put into the stream, some may have come behind that for which this one waited:
- * there only a marker tells. */
+/* Launches that other threads enqueued may be behind the point that this thread waited for; only a marker
+ * shows when those are complete. */
 void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
     for (arena_stream *entry = streams->all; entry < streams->all + streams->count; entry++)
@@ -57,8 +57,8 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
     return false;
 }
 
-/* A marker that is on its way is awaited also where the host has waited since: it would come into an arena that
- * is used again. */
+/* Wait for a pending marker even if the host has synchronised since: the marker would otherwise be written
+ * to a reused arena. */
 static bool is_complete(const arena_stream *entry, const arena_top *top)
 {
     if (entry->marked)
@@ -76,7 +76,7 @@ bool arena_streams_complete(const arena_streams *streams, const arena_top *top)
     return done;
 }
 
-/* --- with CUDA: another thread may move the uses meanwhile, but their numbers stay ---------------------- */
+/* --- calls into CUDA: another thread may reallocate the entries meanwhile, but indices stay valid --- */
 
 static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *entry)
 {
@@ -88,7 +88,7 @@ static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *ent
     return exists;
 }
 
-/* What is captured runs never. */
+/* Captured work is not executed. */
 static bool needs_marker(const arena_streams *streams, const arena_stream *entry)
 {
     return entry->stream && entry->done < entry->enqueued && entry->marked < entry->enqueued &&

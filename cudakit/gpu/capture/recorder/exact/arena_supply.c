@@ -6,7 +6,7 @@
 #include "model/ids.h"
 #include "recorder.h"
 
-/* Of what the program has allocated, arenas take a tenth in all, and at least 256 MiB. */
+/* Arenas take a tenth of the memory that the program has allocated, but at least 256 MiB. */
 #define LEAST_ENTRIES_LOG2 17
 
 Sanitizer_StreamHandle supply_stream(CUcontext context, CUstream *stream)
@@ -49,7 +49,7 @@ bool supply_memory(const arena_pool *pool, arena *unused)
     if (unused->memory.allocated && unused->memory.entries_log2 >= wanted)
         return true;
     if (graphs_is_capturing() || !arena_create(&larger, pool->context, pool->stream, wanted))
-        return unused->memory.allocated; /* to allocate could break the capture */
+        return unused->memory.allocated; /* allocating could invalidate the capture */
     arena_free(&unused->memory);
     unused->memory = larger;
     record_arena_size(pool);

@@ -11,7 +11,7 @@
 
 #define LAUNCHES_PER_POLL 64
 
-/* --- places ---------------------------------------------------------------------------------------- */
+/* --- launch indices --------------------------------------------------------------------------- */
 
 static bool reserve_launches(arena *one, size_t indices)
 {
@@ -51,7 +51,7 @@ static void emit_unknown_node(graph_launch *graph, uint32_t node)
     emit_unknown_accesses(&graph->launch_record);
 }
 
-/* Kernels of a graph that were expected and did not come will not be told. */
+/* Write that the accesses of expected kernels of a graph that did not launch are unknown. */
 static void finish_pending(void)
 {
     arena *in = this_thread.pending_arena;
@@ -66,7 +66,7 @@ static void finish_pending(void)
 
 static void begin_pending(arena *in, Sanitizer_StreamHandle stream)
 {
-    finish_pending(); /* one whose end was not told */
+    finish_pending(); /* a launch whose end was not reported */
     in->entering++;
     this_thread.pending_arena = in;
     this_thread.pending_stream = stream;
@@ -83,12 +83,14 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
     const char *reason = patching_unreported(launch->module, launch->functionName);
     arena *in = current_arena(launch->context);
     bool stores = reason && !strcmp(reason, MACHINE_CODE_TENSOR_STORES);
-    if ((reason && !stores) || !in || !reserve_launches(in, 1) || !arena_streams_get(&in->streams, launch->hStream)) {
+    if ((reason && !stores) || !in || !reserve_launches(in, 1) ||
+        !arena_streams_get(&in->streams, launch->hStream)) {
         record_gap_with(FROM_ARGUMENTS, reason ? reason : "no room for its accesses");
         return 0;
     }
     uint32_t index = in->used;
-    if (reason && !tma_stores_add(&in->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
+    if (reason &&
+        !tma_stores_add(&in->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
         record_gap_with(FROM_ARGUMENTS, reason);
         return 0;
     }
@@ -118,14 +120,14 @@ void exact_assign_failed(void)
 
 /* --- graphs ---------------------------------------------------------------------------------------- */
 
-/* The nodes of a graph that lie in one line all get the user data that was set last, so they are told apart by
- * %gridid, which is the same in every launch of an executable: their index is a base and that. */
+/* All kernel nodes of a linear graph receive the user data that was set last. They are distinguished by
+ * %gridid, which is the same in every launch of an executable: a launch index is a base plus %gridid. */
 #define MAX_EXECUTABLES 65536
 static struct {
-    uint64_t lo, hi; /* the grids of its kernels; 0: not known */
+    uint64_t lo, hi; /* range of %gridid of its kernels; 0: unknown */
 } grids[MAX_EXECUTABLES];
 
-/* How far the others may be from the first of them, while they are not known. */
+/* Estimated range of %gridid around the first kernel, while the actual range is unknown. */
 #define GRIDS_BEFORE 64
 #define GRIDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
@@ -140,8 +142,8 @@ static void record_graph_gap(void)
     record_gap("the launch of a graph from arguments alone: no room for its accesses");
 }
 
-uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t executable,
-                     uint32_t kernels)
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
+                            uint32_t executable, uint32_t kernels)
 {
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
     graph_launch *graph = &this_thread.pending_graph;
@@ -149,7 +151,8 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     *graph = (graph_launch){0};
     if (!kernels || !patching_is_active(launch->context))
         return 0;
-    if (!pool || !pool->current || executable >= MAX_EXECUTABLES || !arena_streams_get(&pool->current->streams, launch->hStream)) {
+    if (!pool || !pool->current || executable >= MAX_EXECUTABLES ||
+        !arena_streams_get(&pool->current->streams, launch->hStream)) {
         record_graph_gap();
         return 0;
     }
@@ -161,7 +164,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     return kernels;
 }
 
-/* Reserve the indices of all nodes when the first one comes. */
+/* Reserve the launch indices of all kernel nodes when the first kernel launches. */
 static bool reserve_graph(arena *in, graph_launch *graph, uint64_t grid)
 {
     const uint32_t of = graph->executable;
@@ -194,8 +197,8 @@ static void widen_grids(uint32_t executable, uint64_t grid)
         grids[executable].hi = grid;
 }
 
-/* Give a kernel its place in those of its graph: false where it has none, and the accesses of others may be
- * its own. */
+/* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
+ * to other kernels. */
 static bool assign_node(arena *in, graph_launch *graph, uint64_t grid, uint32_t node)
 {
     const uint64_t offset = grid - graph->first_grid;
@@ -209,7 +212,7 @@ static bool assign_node(arena *in, graph_launch *graph, uint64_t grid, uint32_t 
     return node;
 }
 
-/* A node more than were expected has user data as well: it may be that of the others. */
+/* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
 uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
     arena *in = this_thread.pending_arena;
@@ -224,16 +227,16 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
         record_gap_with("a kernel of a graph from arguments alone: ", reason);
     if (!graph->refused && !graph->capacity)
         graph->refused = !reserve_graph(in, graph, launch->gridId);
-    const bool placed =
-        !graph->refused && assign_node(in, graph, launch->gridId, expected && !reason ? node : 0);
+    const bool placed = !graph->refused && assign_node(in, graph, launch->gridId, expected && !reason ? node : 0);
     if (expected && !placed)
         emit_unknown_node(graph, node);
     return graph->refused ? 0 : graph_user_data(in, graph);
 }
 
-/* --- waits ----------------------------------------------------------------------------------------- */
+/* --- preparation and synchronisation ---------------------------------------------------------- */
 
-/* A thread that streams memory reads and writes 32 bytes, as a guess: what takes more is said to be missing. */
+/* Estimate: a streaming thread reads and writes 32 bytes. Accesses beyond the reserved pages are reported as
+ * gaps. */
 #define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
 
 static void prepare(CUcontext context, uint64_t pages, uint64_t indices)
@@ -263,7 +266,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     executable_graph(executable, &number, &kernels);
     uint64_t indices = kernels && number < MAX_EXECUTABLES ? needed_indices(number, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (indices) /* for more than there can be, nobody waits */
+    if (indices) /* more than fits: do not wait */
         prepare(context, 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 

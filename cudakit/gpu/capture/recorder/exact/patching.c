@@ -25,9 +25,9 @@ static struct {
 } contexts[MAX_CONTEXTS];
 static size_t context_count;
 
-/* The Sanitizer API asks that what patches be done by one thread at a time (sanitizer_patching.h). */
+/* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
-/* The numbers of modules, which are given once; their functions with accesses that are not told, and why. */
+/* Module ids; and the functions with unreported accesses, with the reason. */
 static table patched, unreported;
 static uint32_t last_module;
 
@@ -132,7 +132,7 @@ static uint64_t function_key(uint32_t module, const char *function)
     return hash | 1;
 }
 
-static const char *reasons[64]; /* by what ``unseen`` holds; told in words of machine_code.h */
+static const char *reasons[64]; /* indexed by the values of ``unreported``; strings of machine_code.c */
 static uint32_t reason_count;
 
 static uint32_t reason_id(const char *what)
@@ -150,7 +150,8 @@ static void add_unreported(void *module, const char *function, const char *what)
 {
     pthread_mutex_lock(&recorder_lock);
     uint64_t key = function_key(*(const uint32_t *)module, function);
-    if (!table_get(&unreported, key) || strcmp(what, MACHINE_CODE_TENSOR_STORES)) /* which weigh the least */
+    if (!table_get(&unreported, key) ||
+        strcmp(what, MACHINE_CODE_TENSOR_STORES)) /* other reasons take precedence */
         table_put(&unreported, key, reason_id(what));
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -165,7 +166,7 @@ static bool patch_module(CUmodule module)
 
 void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
 {
-    const bool was_own_call = this_thread.in_own_call; /* a query may load a module, lazily */
+    const bool was_own_call = this_thread.in_own_call; /* a query of the recorder may load a module lazily */
     this_thread.in_own_call = this_thread.is_patching = true;
     pthread_mutex_lock(&patching_lock);
     bool done = is_ready(data->context) && patch_module(data->module);

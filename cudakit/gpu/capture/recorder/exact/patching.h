@@ -35,8 +35,8 @@ void patching_clear(void);
 #define MACHINE_CODE_TENSOR_STORES "stores by tensor maps"
 
 /* Find instructions that access global memory but have no Sanitizer_InstructionId, or one whose callback never
- * comes, in a cubin of compute capability 7.0 or newer. Calls ``found`` once per function and kind; instructions of
- * a function that is not a kernel count for all functions.
+ * comes, in a cubin of compute capability 7.0 or newer. Calls ``found`` once per function and kind; instructions
+ * of a function that is not a kernel count for all functions.
  *
  * Returns the number of calls of ``found``, or -1 if the cubin cannot be parsed.
  *

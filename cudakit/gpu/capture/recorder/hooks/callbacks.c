@@ -1,4 +1,4 @@
-/* What happens in CUDA, as the Sanitizer API tells it, as records. */
+/* Callbacks of the Sanitizer API: converts launches, copies, synchronisation and graph launches to records. */
 #include "hooks/hooks.h"
 
 #include <string.h>
@@ -12,16 +12,15 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* --- work ---------------------------------------------------------------------------------------- */
+/* --- work on streams -------------------------------------------------------------------------- */
 
-/* Where a kernel is to leave its accesses. The patch takes whatever is there for it: a launch without would
- * fault. */
+/* Set the user data that the patch receives for a launch. A patched kernel without user data would fault. */
 static bool set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
 {
     return !sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
 }
 
-/* One launch that the driver cuts into several: it has ended when the call has. */
+/* The driver can split one launch into several. The launch has ended when the driver call returns. */
 static bool is_split_launch(const Sanitizer_LaunchData *launch)
 {
     return launch->splitLaunchPart > 0;
@@ -29,7 +28,7 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static record group[1 + MAX_ACCESSES]; /* used under the lock */
+    static record group[1 + MAX_ACCESSES]; /* protected by the lock */
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
         return;
@@ -37,7 +36,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     record made = record_begin_locked(KIND_LAUNCH, launch->context, launch->hStream);
     made.device = (int16_t)launch->device;
     size_t count = kernels_find_pointers(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
-                                group + 1, MAX_ACCESSES);
+                                         group + 1, MAX_ACCESSES);
     made.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(made.launch.grid, &launch->gridDim_x, sizeof made.launch.grid);
     memcpy(made.launch.block, &launch->blockDim_x, sizeof made.launch.block);
@@ -54,7 +53,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
 }
 
 static const uint8_t DIRECTION_OF[] = {
-    [0] = DEVICE_TO_DEVICE, /* unknown: between managed memories */
+    [0] = DEVICE_TO_DEVICE, /* unknown: a copy between managed allocations */
     [MEMCPY_HOST_TO_HOST] = HOST_TO_HOST,
     [MEMCPY_HOST_TO_DEVICE] = HOST_TO_DEVICE,
     [MEMCPY_DEVICE_TO_HOST] = DEVICE_TO_HOST,
@@ -133,7 +132,7 @@ static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
     record_end_unlock(&made);
 }
 
-/* --- order --------------------------------------------------------------------------------------- */
+/* --- synchronisation -------------------------------------------------------------------------- */
 
 static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
 {
@@ -145,7 +144,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     }
     bool stream = cbid == SYNC_STREAM;
     record made = record_begin_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
-                         stream ? sync->hStream : NULL);
+                                      stream ? sync->hStream : NULL);
     record_end_unlock(&made);
     if (!stream || sync->hStream)
         exact_synchronized(sync->context, stream ? sync->hStream : NULL);
@@ -174,7 +173,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
     }
     bool known = cbid <= EVENTS_SYNCHRONIZE;
     record made = record_begin_locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
-                         cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
+                                      cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
     if (known) {
         made.event.event = event_id(data->event);
         record_one(&made);
@@ -186,7 +185,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         exact_event_completed(data->context);
 }
 
-/* --- graphs -------------------------------------------------------------------------------------- */
+/* --- graphs ----------------------------------------------------------------------------------- */
 
 static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
 {
@@ -206,10 +205,11 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     if (data->isGraphUpload)
         return;
     record made = record_begin_locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
-    made.graph_launch.graph = executable_graph(
-        data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
+    made.graph_launch.graph =
+        executable_graph(data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
     this_thread.launched_graph = made.graph_launch.graph;
-    made.graph_launch.pending = exact_assign_graph(&made, data, made.graph_launch.executable, this_thread.expected_kernels);
+    made.graph_launch.pending =
+        exact_assign_graph(&made, data, made.graph_launch.executable, this_thread.expected_kernels);
     if (made.graph_launch.graph)
         record_one(&made);
     else
@@ -240,7 +240,8 @@ static void on_node(const Sanitizer_GraphNodeLaunchData *node)
     this_thread.seen_kernels += launched;
     pthread_mutex_lock(&recorder_lock);
     if (launched)
-        user_data = exact_assign_node(launch, graphs_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
+        user_data = exact_assign_node(
+            launch, graphs_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
     bool patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (patched)

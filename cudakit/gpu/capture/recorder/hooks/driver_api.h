@@ -1,7 +1,8 @@
-/* The parts of the CUDA driver API that the recorder uses: callback ids, parameters, and functions that it calls.
+/* The parts of the CUDA driver API that the recorder uses: callback ids, parameters, and functions that it
+ * calls.
  *
- * A callback passes the parameters of a function as a structure, in order. Callback ids are the same in every version
- * (cuda.h, and sanitizer_driver_cbid.h of the Sanitizer API). Names are the API's.
+ * A callback passes the parameters of a function as a structure, in order. Callback ids are the same in every
+ * version (cuda.h, and sanitizer_driver_cbid.h of the Sanitizer API). Names are the API's.
  */
 #ifndef CK_DRIVER_API_H
 #define CK_DRIVER_API_H
@@ -86,7 +87,7 @@ enum {
 #undef X
 };
 
-#define STREAM_NON_BLOCKING 1 /* CU_STREAM_NON_BLOCKING */
+#define STREAM_NON_BLOCKING 1                  /* CU_STREAM_NON_BLOCKING */
 #define STREAM_PER_THREAD_HANDLE ((CUstream)2) /* CU_STREAM_PER_THREAD */
 
 /* --- parameters ---------------------------------------------------------------------------------- */
@@ -146,7 +147,8 @@ typedef struct { /* the first parameters of functions that change an executable 
 
 /* --- graph nodes ------------------------------------------------------------------------ */
 
-enum { /* CUgraphNodeType */
+/* CUgraphNodeType */
+enum {
     NODE_KERNEL = 0,
     NODE_MEMCPY = 1,
     NODE_MEMSET = 2,

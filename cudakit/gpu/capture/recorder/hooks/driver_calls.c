@@ -1,4 +1,4 @@
-/* Calls of the driver API: what is known only on their way in or out. */
+/* Driver API calls: captures what is known only at the entry or exit of a call. */
 #include "hooks/hooks.h"
 
 #include "exact/exact.h"
@@ -14,12 +14,11 @@ static uint64_t threads_of(const uint32_t grid[3], const uint32_t block[3])
     return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
 }
 
-static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters,
-                         void **extra)
+static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters, void **extra)
 {
     this_thread.parameters = parameters;
     this_thread.extra = extra;
-    this_thread.layout = kernels_layout(function); /* its module is loaded by now */
+    this_thread.layout = kernels_layout(function); /* the module is loaded by now */
     exact_prepare(context, threads);
 }
 
@@ -56,8 +55,7 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams,
-                     NULL);
+        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams, NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
@@ -219,8 +217,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
         on_success(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
-        graphs_count_captures(-1); /* also one that failed has ended */
-    exact_enqueued(); /* also what failed is not on its way any more */
+        graphs_count_captures(-1); /* a failed capture has ended, too */
+    exact_enqueued();              /* a failed launch is no longer pending, too */
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph = false;
     this_thread.function = 0;

@@ -12,8 +12,9 @@ typedef struct {
     uint32_t context, stream, site;
 } host_call;
 
-/* Whoever waits for what the function does knows from here on that the stream has come so far; how it waits,
- * by a lock or a flag, is not seen. So to the host as a whole this is a wait, at the moment it is over. */
+/* Code that waits for the host function, by a lock or a flag that we cannot observe, knows from here on that
+ * the stream has reached this point. For the race analysis this is a synchronisation of the whole host with
+ * the stream. */
 static void record_host_call(const host_call *call)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -45,7 +46,7 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     Sanitizer_StreamHandle handle = NULL;
     call_site here;
     if (graphs_is_capturing() || sanitizer.stream_handle(context, stream, &handle) || !handle)
-        return; /* of a graph it is a node */
+        return; /* during capture it becomes a graph node */
     host_call *call = malloc(sizeof *call);
     if (!call)
         return;
@@ -56,5 +57,5 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     call->site = call_site_id(&here);
     pthread_mutex_unlock(&recorder_lock);
     if (!enqueue_marker(stream, call))
-        marker_function(call); /* early, so that no race is made up */
+        marker_function(call); /* record it early rather than report a false race */
 }

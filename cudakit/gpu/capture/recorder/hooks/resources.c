@@ -1,4 +1,4 @@
-/* Memory, contexts and streams, as they come and go. */
+/* Creation and destruction of memory, contexts, streams and modules. */
 #include "hooks/hooks.h"
 
 #include "exact/exact.h"
@@ -23,7 +23,7 @@ static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *
     }
     if (memory->flags & MEMORY_MANAGED)
         return HOW_MANAGED;
-    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* what is mapped belongs to no context */
+    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* mapped virtual memory has no context */
 }
 
 static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
@@ -49,7 +49,7 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     made.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
         made.memory.how = HOW_STREAM_ORDERED;
-    else /* what cuMemFree frees waits, also where it was allocated in the order of a stream */
+    else /* cuMemFree synchronises, also for stream-ordered allocations */
         made.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
     record_end_unlock(&made);
 }
@@ -85,8 +85,8 @@ static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
     case CBID_cuGreenCtxStreamCreate:
         return STREAM_NONBLOCKING;
     }
-    /* The default stream of a thread is made at its first use. The driver has streams of its own, for a
-     * context that is being created and for graphs. */
+    /* The per-thread default stream is created at its first use. The driver also creates internal streams,
+     * for a context under construction and for graphs. */
     bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
     return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
 }
@@ -96,8 +96,8 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
     call_site here;
     call_site_here(&here);
     pthread_mutex_lock(&recorder_lock);
-    stream_created(data->hStream, data->context, flag_of_new_stream(data),
-                   (int16_t)this_thread.stream_priority, call_site_id(&here));
+    stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
+                   call_site_id(&here));
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -1,7 +1,7 @@
 /* The parts of NVIDIA's Sanitizer API, 13.4 and newer, that the recorder uses.
  *
- * Declared here, so that no NVIDIA header is needed to build. ``offsets()`` of the module returns these layouts, and
- * ``structures.py`` compares them with the headers of the installed library. Names are the API's.
+ * Declared here, so that no NVIDIA header is needed to build. ``offsets()`` of the module returns these layouts,
+ * and ``structures.py`` compares them with the headers of the installed library. Names are the API's.
  */
 #ifndef CK_SANITIZER_API_H
 #define CK_SANITIZER_API_H
@@ -14,7 +14,8 @@ typedef void *CUgraphNode, *CUmemoryPool, *CUgreenCtx;
 typedef int CUdevice;
 typedef void *Sanitizer_StreamHandle, *Sanitizer_LaunchHandle, *Sanitizer_SubscriberHandle;
 
-enum { /* Sanitizer_CallbackDomain */
+/* Sanitizer_CallbackDomain */
+enum {
     DOMAIN_DRIVER_API = 1,
     DOMAIN_RESOURCE = 3,
     DOMAIN_SYNCHRONIZE = 4,
@@ -26,7 +27,8 @@ enum { /* Sanitizer_CallbackDomain */
     DOMAIN_EVENTS = 11,
 };
 
-enum { /* Sanitizer_CallbackIdResource */
+/* Sanitizer_CallbackIdResource */
+enum {
     RESOURCE_CONTEXT_CREATED = 3,
     RESOURCE_CONTEXT_DESTROYING = 4,
     RESOURCE_STREAM_CREATED = 6,
@@ -42,11 +44,13 @@ enum { /* Sanitizer_CallbackIdResource */
     RESOURCE_POOL_IMPORT = 28,
 };
 
-enum { /* Sanitizer_ResourceMemoryFlags */
+/* Sanitizer_ResourceMemoryFlags */
+enum {
     MEMORY_MANAGED = 0x2,
 };
 
-enum { /* Sanitizer_CallackIdSync */
+/* Sanitizer_CallackIdSync */
+enum {
     SYNC_STREAM = 1,
     SYNC_CONTEXT = 2,
     SYNC_GREEN_CONTEXT = 3,
@@ -54,25 +58,29 @@ enum { /* Sanitizer_CallackIdSync */
 
 enum { LAUNCH_BEGIN = 1, LAUNCH_END = 3 }; /* Sanitizer_CallbackIdLaunch */
 
-enum { /* Sanitizer_CallbackIdMemcpy */
+/* Sanitizer_CallbackIdMemcpy */
+enum {
     MEMCPY_STARTING = 1,
     MEMCPY_BATCH_ITEM_STARTING = 2,
 };
 
-enum { /* Sanitizer_MemcpyDirection */
+/* Sanitizer_MemcpyDirection */
+enum {
     MEMCPY_HOST_TO_HOST = 1,
     MEMCPY_HOST_TO_DEVICE = 2,
     MEMCPY_DEVICE_TO_HOST = 3,
     MEMCPY_DEVICE_TO_DEVICE = 4,
 };
 
-enum { /* Sanitizer_CallbackIdBatchMemop */
+/* Sanitizer_CallbackIdBatchMemop */
+enum {
     MEMOP_WRITE = 1,
     MEMOP_WAIT = 2,
     MEMOP_REDUCTION = 3,
 };
 
-enum { /* Sanitizer_CallbackIdGraphs */
+/* Sanitizer_CallbackIdGraphs */
+enum {
     GRAPHS_EXEC_CREATED = 2,
     GRAPHS_EXEC_DESTROYING = 3,
     GRAPHS_NODE_BEGIN = 4,
@@ -80,7 +88,8 @@ enum { /* Sanitizer_CallbackIdGraphs */
     GRAPHS_LAUNCH_END = 7,
 };
 
-enum { /* Sanitizer_CallbackIdEvents */
+/* Sanitizer_CallbackIdEvents */
+enum {
     EVENTS_CREATED = 1,
     EVENTS_DESTROYED = 2,
     EVENTS_RECORD = 3,

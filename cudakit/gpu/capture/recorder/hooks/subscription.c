@@ -19,7 +19,7 @@
 static Sanitizer_SubscriberHandle subscriber;
 static bool subscribed;
 
-/* What is listened to besides the functions of the driver API; number 0: the whole domain. */
+/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -50,7 +50,7 @@ static const struct {
     {DOMAIN_EVENTS, 0},
 };
 
-/* And with a patch. */
+/* Also subscribed when there is a device patch. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -59,7 +59,7 @@ static const struct {
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
 
-/* cuCtxSynchronize_v2, of CUDA 13.0: every library that is accepted knows it. */
+/* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
 #define NEWEST_KNOWN_CBID 800
 
 static const uint32_t FUNCTIONS[] = {
@@ -71,11 +71,21 @@ static const uint32_t FUNCTIONS[] = {
 static bool load(const char *path, char *why, size_t why_bytes)
 {
     static const char *const NAMES[] = {
-        "sanitizerSubscribe",      "sanitizerUnsubscribe",     "sanitizerEnableDomain",
-        "sanitizerEnableCallback", "sanitizerGetStreamHandle", "sanitizerGetResultString",
-        "sanitizerAddPatches",     "sanitizerPatchInstructions", "sanitizerPatchModule",
-        "sanitizerSetLaunchCallbackData", "sanitizerAlloc",    "sanitizerFree",
-        "sanitizerMemset",         "sanitizerMemcpyDeviceToHost", "sanitizerMemcpyHostToDeviceAsync",
+        "sanitizerSubscribe",
+        "sanitizerUnsubscribe",
+        "sanitizerEnableDomain",
+        "sanitizerEnableCallback",
+        "sanitizerGetStreamHandle",
+        "sanitizerGetResultString",
+        "sanitizerAddPatches",
+        "sanitizerPatchInstructions",
+        "sanitizerPatchModule",
+        "sanitizerSetLaunchCallbackData",
+        "sanitizerAlloc",
+        "sanitizerFree",
+        "sanitizerMemset",
+        "sanitizerMemcpyDeviceToHost",
+        "sanitizerMemcpyHostToDeviceAsync",
         "sanitizerStreamSynchronize",
     };
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -108,9 +118,11 @@ static int enable_callbacks(void)
         failed = CALLBACKS[i].cbid
                      ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
                      : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
-    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed; i++)
+    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
+         i++)
         failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
-    /* A function that is newer than the library is refused, and is none of the driver's that goes with it. */
+    /* A library rejects functions that are newer than itself; a driver that matches the library does not
+     * have them either. */
     for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
         int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
         failed = FUNCTIONS[i] <= NEWEST_KNOWN_CBID ? result : 0;
@@ -118,7 +130,7 @@ static int enable_callbacks(void)
     return failed;
 }
 
-/* --- forks and exits ----------------------------------------------------------------------------- */
+/* --- forks and exits -------------------------------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -142,8 +154,8 @@ static void after_fork_in_child(void)
     exact_clear();
 }
 
-/* Exit handlers run in the reverse order of their registration: ours, which comes after the library was
- * loaded, before the library's own, which looks at what is still subscribed and finds contexts that are gone. */
+/* Exit handlers run in reverse order of registration. Ours is registered after the library is loaded, so it
+ * runs before the library's own handler, which would find subscribed contexts that no longer exist. */
 static void register_process_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);

@@ -9,7 +9,7 @@ static allocation *sorted; /* by address; they do not overlap */
 static size_t count, capacity;
 static uint64_t device_bytes;
 
-/* The first that ends behind an address. */
+/* Return the index of the first allocation that ends after an address. */
 static size_t first_ending_after(uint64_t address)
 {
     size_t low = 0, high = count;
@@ -71,7 +71,7 @@ int allocations_remove(uint64_t address, allocation *removed)
 const allocation *allocations_find(uint64_t address)
 {
     if (!count || address < sorted[0].lo || address >= sorted[count - 1].hi)
-        return NULL; /* most words of a parameter buffer are no pointers */
+        return NULL; /* fast path: most parameter words are not pointers */
     const allocation *found = sorted + first_ending_after(address);
     return found->lo <= address ? found : NULL;
 }

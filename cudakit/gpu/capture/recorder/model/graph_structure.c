@@ -73,7 +73,7 @@ static void query_work(graph_structure *all, graph_node *node)
 
 static void query_graph(graph_structure *all, CUgraph graph, uint32_t begin, uint32_t end);
 
-/* Where an edge to a node leads, and where one from it comes from: two places for a graph in a graph. */
+/* The nodes where edges to and from a node attach: a child graph has one node for each. */
 typedef struct {
     CUgraphNode handle;
     uint32_t first, last;
@@ -127,7 +127,8 @@ static void query_edges(graph_structure *all, CUgraph graph, node_span *spans, c
     free(data);
 }
 
-/* Add the nodes of a graph; in a graph that is a node, between the two that stand for it. */
+/* Add the nodes of a graph. The nodes of a child graph go between the nodes ``begin`` and ``end`` that
+ * represent it. */
 static void query_graph(graph_structure *all, CUgraph graph, uint32_t begin, uint32_t end)
 {
     size_t count = 0;
@@ -158,7 +159,7 @@ static void query_graph(graph_structure *all, CUgraph graph, uint32_t begin, uin
     free(spans);
 }
 
-/* What else must be asked of the kernels, once all nodes are known. */
+/* Query names and parameter layouts of the kernels, once all nodes are known. */
 static uint32_t query_kernels(graph_structure *all)
 {
     uint32_t kernels = 0;

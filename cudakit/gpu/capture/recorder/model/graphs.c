@@ -12,18 +12,17 @@
 #include "table.h"
 #include "write/spool.h"
 
-#define MAX_SLICES 64 /* of a box; one with more is taken as one piece */
+#define MAX_SLICES 64 /* per copy; more slices are recorded as one range */
 
-static table node_call_sites; /* of captures, by the handle of the node */
-static table kernel_nodes;   /* their numbers, by graph and handle, and by graph and place among the kernels */
+static table node_call_sites; /* of captured nodes, by node handle */
+static table kernel_nodes;    /* node ids, by graph and handle, and by graph and position among the kernels */
 static int active_captures;
 
-/* --- writing down -------------------------------------------------------------------------------- */
+/* --- records ---------------------------------------------------------------------------------- */
 
 static const uint8_t WORK_OF[] = {
-    [NODE_KERNEL] = WORK_LAUNCH,      [NODE_MEMCPY] = WORK_COPY,
-    [NODE_MEMSET] = WORK_FILL,        [NODE_HOST] = WORK_HOST,
-    [NODE_MEM_ALLOC] = WORK_ALLOC,    [NODE_MEM_FREE] = WORK_FREE,
+    [NODE_KERNEL] = WORK_LAUNCH,      [NODE_MEMCPY] = WORK_COPY,       [NODE_MEMSET] = WORK_FILL,
+    [NODE_HOST] = WORK_HOST,          [NODE_MEM_ALLOC] = WORK_ALLOC,   [NODE_MEM_FREE] = WORK_FREE,
     [NODE_BATCH_MEM_OP] = WORK_MEMOP, [NODE_CONDITIONAL] = WORK_EMPTY,
 };
 
@@ -66,7 +65,7 @@ static void write_copy_side(writer *to, const box_side *side, const box_copy *co
         return;
     address += side->z * slice_bytes + side->y * side->pitch + side->x;
     if (slices > MAX_SLICES) {
-        write_access(to, address, slice_bytes * (slices - 1) + copy->width, 0, 1, mode);
+        write_access(to, address, slice_bytes *(slices - 1) + copy->width, 0, 1, mode);
         return;
     }
     for (size_t i = 0; i < slices; i++)
@@ -79,8 +78,8 @@ static void write_accesses(writer *to, const graph_node *one)
     allocation freed;
     switch (one->type) {
     case NODE_KERNEL:
-        to->count = kernels_find_pointers(one->layout, one->kernel.kernelParams, one->kernel.extra, &to->node_record,
-                                 to->out, MAX_ACCESSES);
+        to->count = kernels_find_pointers(one->layout, one->kernel.kernelParams, one->kernel.extra,
+                                          &to->node_record, to->out, MAX_ACCESSES);
         for (size_t i = 0; i < to->count; i++)
             to->out[i].access.node = to->node_record.node.node;
         break;
@@ -89,8 +88,7 @@ static void write_accesses(writer *to, const graph_node *one)
         write_copy_side(to, &one->copy.dst, &one->copy, MODE_WRITE);
         break;
     case NODE_MEMSET:
-        write_access(to, fill->dst, fill->width * fill->elementSize, fill->pitch, fill->height,
-                     MODE_WRITE);
+        write_access(to, fill->dst, fill->width * fill->elementSize, fill->pitch, fill->height, MODE_WRITE);
         break;
     case NODE_MEM_ALLOC:
         allocations_add(one->alloc.dptr, one->alloc.bytesize, HOW_GRAPH);
@@ -171,7 +169,7 @@ uint32_t graphs_record(CUgraph graph, const call_site *here, uint32_t *kernels)
     return number;
 }
 
-/* --- captures ------------------------------------------------------------------------------------ */
+/* --- captures --------------------------------------------------------------------------------- */
 
 void graphs_count_captures(int change)
 {

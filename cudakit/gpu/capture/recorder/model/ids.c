@@ -1,4 +1,4 @@
-/* Numbers for what the driver calls by handles, which it gives again; a number is given once. */
+/* Maps from driver handles to ids. The driver reuses handles; ids are assigned once. */
 #include "model/ids.h"
 
 #include <string.h>
@@ -84,7 +84,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
     uint32_t number = table_get(&streams, key(stream));
     if (number)
         return number;
-    /* A blocking stream is ordered with most others: what is not known shall not make false races. */
+    /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
     record_gap("a stream whose creation was not seen");
     return stream_created(stream, context, STREAM_BLOCKING, 0, 0);
 }

@@ -12,20 +12,20 @@
 #define MAX_PARAMETER_BYTES 32764 /* CUDA Programming Guide, "Function parameters" */
 #define MAX_LAYOUTS 65536
 
-/* A parameter larger than this is a table with room for more than it holds, such as the lists of tensors
- * of torch's foreach kernels (ATen/native/cuda/MultiTensorApply.cuh): behind its entries lies what earlier
- * calls left on the stack. What describes a single reduction or matrix product is smaller. */
+/* A larger parameter is treated as a table with unused entries, such as the tensor lists of torch's foreach
+ * kernels (ATen/native/cuda/MultiTensorApply.cuh): behind its valid entries lies stale stack memory. The
+ * descriptors of a single reduction or GEMM are smaller. */
 #define TABLE_BYTES 2048
 
-/* Of cuLaunchKernel's ``extra``. */
+/* Keys of cuLaunchKernel's ``extra``. */
 #define EXTRA_END NULL
 #define EXTRA_BUFFER ((void *)1)
 
 typedef struct {
     uint16_t parameter_info;
-    uint16_t within; /* bytes from its begin */
-    uint16_t packed; /* bytes from the begin of all parameters */
-    uint8_t known;   /* how well a pointer here is known */
+    uint16_t within; /* byte offset in the parameter */
+    uint16_t packed; /* byte offset in the packed parameter buffer */
+    uint8_t known;   /* KNOWN_* of a pointer at this offset */
 } word;
 
 struct kernel_layout {
@@ -42,16 +42,16 @@ static uint64_t key(const void *handle)
     return (uint64_t)(uintptr_t)handle;
 }
 
-/* --- how parameters lie -------------------------------------------------------------------------- */
+/* --- parameter layout ------------------------------------------------------------------------- */
 
-/* The offset and size of a parameter; what is launched may be a function or a kernel of a library. */
+/* Query the offset and size of a parameter. The handle may be a CUfunction or a CUkernel. */
 static int parameter_info(const driver_queries *api, CUfunction function, size_t i, size_t *offset, size_t *size)
 {
     return api->cuFuncGetParamInfo(function, i, offset, size) == 0 ||
            api->cuKernelGetParamInfo(function, i, offset, size) == 0;
 }
 
-/* A pointer is aligned to its size, also within a structure. */
+/* Pointers are aligned to 8 bytes, also inside structures. */
 static size_t pointer_words(uint16_t number, size_t offset, size_t size, word *into)
 {
     size_t count = 0;
@@ -118,7 +118,7 @@ const char *kernels_name(CUfunction function)
     return name;
 }
 
-/* --- which of them are pointers ------------------------------------------------------------------ */
+/* --- pointers --------------------------------------------------------------------------------- */
 
 static const char *packed_buffer(void **extra)
 {
@@ -137,7 +137,7 @@ static record *find(uint64_t pointer, record *accesses, size_t count)
 }
 
 int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t place,
-                  unsigned long long *into, size_t count)
+                       unsigned long long *into, size_t count)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
     if (!layout || (!parameters && !buffer) || place + count > layout->words)
@@ -152,7 +152,7 @@ int kernels_read_words(const struct kernel_layout *layout, void **parameters, vo
 }
 
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                    const record *launch_record, record *accesses, size_t limit)
+                             const record *launch_record, record *accesses, size_t limit)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
     size_t count = 0;
@@ -160,8 +160,8 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         return 0;
     for (size_t i = 0; i < layout->words && count < limit; i++) {
         const word *place = layout->word + i;
-        const char *at = buffer ? buffer + place->packed
-                                : (const char *)parameters[place->parameter_info] + place->within;
+        const char *at =
+            buffer ? buffer + place->packed : (const char *)parameters[place->parameter_info] + place->within;
         uint64_t value;
         memcpy(&value, at, sizeof value);
         const allocation *target = allocations_find(value);

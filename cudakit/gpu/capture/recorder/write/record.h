@@ -49,8 +49,14 @@ typedef struct {
     int16_t device;
     uint16_t kind;
     union {
-        struct { uint64_t address, size_bytes; uint8_t how, layer; } memory;
-        struct { uint32_t name, grid[3], block[3]; uint8_t pending; } launch;
+        struct {
+            uint64_t address, size_bytes;
+            uint8_t how, layer;
+        } memory;
+        struct {
+            uint32_t name, grid[3], block[3];
+            uint8_t pending;
+        } launch;
         struct {
             uint64_t lo, hi;
             uint8_t mode, known;
@@ -63,17 +69,46 @@ typedef struct {
             uint64_t destination_pitch_bytes, source_pitch_bytes;
             uint8_t direction, host, asynchronous;
         } copy;
-        struct { uint64_t address, size_bytes, rows, pitch_bytes; uint8_t asynchronous; } fill;
-        struct { uint8_t flag; int16_t priority; } stream_create;
-        struct { uint32_t event; } event;
-        struct { uint32_t graph, node; uint8_t work; uint32_t name; } node;
-        struct { uint32_t graph, before, after; } edge;
-        struct { uint32_t graph, executable, pending; } graph_launch;
-        struct { uint64_t address; uint8_t flag; } memop;
-        struct { uint8_t phase; } host_call;
-        struct { uint32_t what; uint64_t count; } gap;
-        struct { uint32_t node; uint8_t exact; } accessed;
-        struct { uint64_t size_bytes; } arenas;
+        struct {
+            uint64_t address, size_bytes, rows, pitch_bytes;
+            uint8_t asynchronous;
+        } fill;
+        struct {
+            uint8_t flag;
+            int16_t priority;
+        } stream_create;
+        struct {
+            uint32_t event;
+        } event;
+        struct {
+            uint32_t graph, node;
+            uint8_t work;
+            uint32_t name;
+        } node;
+        struct {
+            uint32_t graph, before, after;
+        } edge;
+        struct {
+            uint32_t graph, executable, pending;
+        } graph_launch;
+        struct {
+            uint64_t address;
+            uint8_t flag;
+        } memop;
+        struct {
+            uint8_t phase;
+        } host_call;
+        struct {
+            uint32_t what;
+            uint64_t count;
+        } gap;
+        struct {
+            uint32_t node;
+            uint8_t exact;
+        } accessed;
+        struct {
+            uint64_t size_bytes;
+        } arenas;
         uint8_t own[56];
     };
 } record;

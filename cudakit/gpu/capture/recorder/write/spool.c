@@ -12,7 +12,7 @@
 #include "table.h"
 
 #define SEGMENT_BYTES ((size_t)4 << 20)
-#define TEXT_LIMIT 65536 /* no name of a kernel is longer */
+#define TEXT_LIMIT 65536 /* longer than any kernel name */
 
 typedef struct {
     char magic[8];
@@ -27,11 +27,11 @@ typedef struct __attribute__((packed)) {
 } block;
 
 static char directory[PATH_MAX - 64];
-static char *segment; /* NULL: none is open */
+static char *segment; /* NULL: no open segment */
 static size_t used;
-static unsigned segments, chain; /* of this process: another chain for each program that it was */
+static unsigned segments, chain; /* chain: incremented when this process id has already written a trace (exec) */
 static uint32_t strings, stacks;
-static table known_strings; /* by their hash */
+static table known_strings; /* by hash */
 static uint64_t lost, written;
 static int lost_because;
 
@@ -66,7 +66,7 @@ static char *map_file(const char *path)
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0)
         return NULL;
-    /* Allocated now: a full disk is an error here, and would be SIGBUS in the user's program later. */
+    /* Allocate the file now: a full disk is an error here, but would be SIGBUS in the user's program later. */
     int failed = posix_fallocate(file, 0, (off_t)SEGMENT_BYTES);
     void *mapped = MAP_FAILED;
     if (!failed)
@@ -81,7 +81,8 @@ static char *map_file(const char *path)
     return mapped;
 }
 
-/* The file of the next segment. A program that became another one has left files of the same number. */
+/* Build the path of the next segment. After exec, a process finds the segments of the previous program under
+ * its own process id. */
 static void name_segment(char *path, size_t bytes)
 {
     char name[32];
@@ -113,7 +114,7 @@ static int next_segment(void)
     return 0;
 }
 
-/* Append a block, of which a reader sees all or nothing. */
+/* Append a block so that a reader sees all of it or nothing. */
 static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
 {
     size_t needed = sizeof(block) + bytes;
@@ -147,7 +148,7 @@ static uint64_t hash_of(const char *text, size_t length)
 
 uint32_t spool_text(const char *text)
 {
-    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* the caller holds the lock */
+    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the lock */
     uint32_t length = text ? (uint32_t)strnlen(text, TEXT_LIMIT) : 0;
     if (!length)
         return 0;

@@ -1,0 +1,294 @@
+/* Executes a pickle of plain data: no class is looked up and nothing is called. A file can describe
+ * lists, dictionaries, texts and numbers only. Memory and time are linear in its bytes: an opcode
+ * stores a bounded amount, a declared length is compared with the rest of the file before it is
+ * used, and a memo index must be smaller than the number of bytes read so far.
+ */
+
+#include "machine.h"
+
+#include <string.h>
+
+enum {
+    OP_MARK = '(', OP_STOP = '.', OP_POP = '0', OP_POP_MARK = '1', OP_DUP = '2', OP_FLOAT = 'F',
+    OP_INT = 'I', OP_BININT = 'J', OP_BININT1 = 'K', OP_LONG = 'L', OP_BININT2 = 'M', OP_NONE = 'N',
+    OP_STRING = 'S', OP_BINSTRING = 'T', OP_SHORT_BINSTRING = 'U', OP_UNICODE = 'V',
+    OP_BINUNICODE = 'X', OP_APPEND = 'a', OP_DICT = 'd', OP_EMPTY_DICT = '}', OP_APPENDS = 'e',
+    OP_GET = 'g', OP_BINGET = 'h', OP_LONG_BINGET = 'j', OP_LIST = 'l', OP_EMPTY_LIST = ']',
+    OP_PUT = 'p', OP_BINPUT = 'q', OP_LONG_BINPUT = 'r', OP_SETITEM = 's', OP_TUPLE = 't',
+    OP_EMPTY_TUPLE = ')', OP_SETITEMS = 'u', OP_BINFLOAT = 'G', OP_BINBYTES = 'B',
+    OP_SHORT_BINBYTES = 'C', OP_PROTO = 0x80, OP_TUPLE1 = 0x85, OP_TUPLE2 = 0x86, OP_TUPLE3 = 0x87,
+    OP_NEWTRUE = 0x88, OP_NEWFALSE = 0x89, OP_LONG1 = 0x8a, OP_LONG4 = 0x8b,
+    OP_SHORT_BINUNICODE = 0x8c, OP_BINUNICODE8 = 0x8d, OP_BINBYTES8 = 0x8e, OP_MEMOIZE = 0x94,
+    OP_FRAME = 0x95,
+};
+
+#define HIGHEST_PROTOCOL 5
+
+static bool pop_mark(Machine *m, uint64_t *position) {
+    if (!m->marks.used)
+        return fail(m, "mark");
+    *position = stack_floor(m);
+    m->marks.used--;
+    return true;
+}
+
+static bool pop(Machine *m) {
+    uint64_t position;
+    if (m->marks.used && m->stack.used == stack_floor(m))
+        return pop_mark(m, &position);
+    if (!needs(m, 1))
+        return false;
+    m->stack.used--;
+    return true;
+}
+
+/* The memo. */
+
+static bool memo_put(Machine *m, uint64_t index) {
+    if (!needs(m, 1))
+        return false;
+    if (index >= m->at)
+        return fail(m, "far");
+    if (index >= m->memo.used) {
+        uint64_t extra = index + 1 - m->memo.used;
+        if (!reserve(&m->memo, extra, sizeof(Value)))
+            return out_of_memory(m);
+        memset(ITEMS(Value, m->memo) + m->memo.used, 0, extra * sizeof(Value));
+        m->memo.used += extra;
+    }
+    Value *entry = &ITEMS(Value, m->memo)[index];
+    m->memoized += !*entry;
+    *entry = *stack_at(m, m->stack.used - 1);
+    return true;
+}
+
+static bool memo_get(Machine *m, uint64_t index) {
+    Value value = index < m->memo.used ? ITEMS(Value, m->memo)[index] : 0;
+    return value ? push(m, value) : fail(m, "memo");
+}
+
+/* Executes further look-ups in a row, with everything in registers: most of a file is stacks of
+ * known frames. Anything unexpected is left to step. */
+static bool memo_get_run(Machine *m) {
+    const uint8_t *at = m->data + m->at, *end = m->data + m->size;
+    const Value *memo = m->memo.data;
+    Value *top = stack_at(m, m->stack.used), *limit = stack_at(m, m->stack.capacity);
+    uint64_t known = m->memo.used;
+    while (top < limit && end - at > 4) {
+        uint64_t index = at[1], width = 1;
+        if (*at == OP_LONG_BINGET)
+            index = little_endian(at + 1, 4), width = 4;
+        else if (*at != OP_BINGET)
+            break;
+        if (index >= known || !memo[index])
+            break;
+        *top++ = memo[index];
+        at += 1 + width;
+    }
+    m->stack.used = (uint64_t)(top - stack_at(m, 0));
+    m->at = (uint64_t)(at - m->data);
+    return true;
+}
+
+/* Takes an index in decimal; one beyond 60 bits, which no memo has, becomes the greatest. */
+static bool take_index_line(Machine *m, uint64_t *index) {
+    if (!push_line(m))
+        return false;
+    Value value = *stack_at(m, --m->stack.used);
+    *index = TAG(value) == SMALL ? PAYLOAD(value) : UINT64_MAX;
+    return true;
+}
+
+/* Containers. */
+
+static bool push_list(Machine *m) {
+    Vector *lists = &m->tree->lists;
+    if (lists->used >= NOT_FOUND - 1 || !reserve(lists, 1, sizeof(List)))
+        return out_of_memory(m);
+    ITEMS(List, *lists)[lists->used] = (List){0};
+    return push(m, MAKE(LIST, lists->used++));
+}
+
+static bool push_dict(Machine *m) {
+    Vector *dicts = &m->tree->dicts;
+    if (dicts->used >= NOT_FOUND - 1 || !reserve(dicts, 1, sizeof(Dict)))
+        return out_of_memory(m);
+    ITEMS(Dict, *dicts)[dicts->used] = (Dict){0};
+    return push(m, MAKE(DICT, dicts->used++));
+}
+
+/* Moves the stack from a position on into the list before it. */
+static bool append_from(Machine *m, uint64_t position) {
+    Value target = *stack_at(m, position - 1);
+    if (TAG(target) != LIST)
+        return fail(m, "target");
+    List *list = list_at(m->tree, target);
+    uint64_t extra = m->stack.used - position;
+    if (!extend(m->tree, &list->items, &list->capacity, list->length, extra))
+        return out_of_memory(m);
+    if (extra)
+        memcpy(list->items + list->length, stack_at(m, position), extra * sizeof(Value));
+    list->length += (uint32_t)extra;
+    m->stack.used = position;
+    return true;
+}
+
+/* The same for a dictionary. A key that is not text is dropped with its value, since no reader uses
+ * it. A repeated key is added again, and the last one counts. */
+static bool set_from(Machine *m, uint64_t position) {
+    Tree *tree = m->tree;
+    Value target = *stack_at(m, position - 1);
+    uint64_t count = m->stack.used - position;
+    if (TAG(target) != DICT)
+        return fail(m, "target");
+    if (count % 2)
+        return fail(m, "pairs");
+    Dict *dict = dict_at(tree, target);
+    uint32_t length = shape_at(tree, dict->shape)->length;
+    if (!extend(tree, &dict->values, &dict->capacity, length, count / 2))
+        return out_of_memory(m);
+    for (const Value *pair = stack_at(m, position), *end = pair + count; pair < end; pair += 2) {
+        if (TAG(pair[0]) != TEXT)
+            continue;
+        uint32_t shape = extended_shape(tree, dict->shape, (uint32_t)PAYLOAD(pair[0]));
+        if (shape == NOT_FOUND)
+            return out_of_memory(m);
+        dict->shape = shape;
+        dict->values[length++] = pair[1];
+    }
+    m->stack.used = position;
+    return true;
+}
+
+typedef bool (*Filler)(Machine *, uint64_t);
+
+static bool fill_last(Machine *m, uint64_t count, Filler fill) {
+    return needs(m, count + 1) && fill(m, m->stack.used - count);
+}
+
+static bool fill_from_mark(Machine *m, Filler fill) {
+    uint64_t position;
+    if (!pop_mark(m, &position))
+        return false;
+    return position > stack_floor(m) ? fill(m, position) : fail(m, "stack");
+}
+
+/* Makes a container of the stack from a position on: pushes an empty one, then puts it below. */
+static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill) {
+    uint64_t count = m->stack.used - position;
+    if (!push_empty(m))
+        return false;
+    Value made = *stack_at(m, position + count);
+    memmove(stack_at(m, position + 1), stack_at(m, position), count * sizeof(Value));
+    *stack_at(m, position) = made;
+    return fill(m, position + 1);
+}
+
+static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), Filler fill) {
+    uint64_t position;
+    return pop_mark(m, &position) && make_from(m, position, push_empty, fill);
+}
+
+static bool make_tuple(Machine *m, uint64_t count) {
+    return needs(m, count) && make_from(m, m->stack.used - count, push_list, append_from);
+}
+
+/* Protocol and frames. */
+
+static bool check_protocol(Machine *m) {
+    uint64_t version;
+    return take_number(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
+}
+
+/* A frame that is longer than the file shows a cut file at once. */
+static bool check_frame(Machine *m) {
+    uint64_t size;
+    return take_number(m, 8, &size) && (size <= m->size - m->at || fail(m, "cut"));
+}
+
+static bool step(Machine *m, uint8_t opcode) {
+    uint64_t n = 0;
+    switch (opcode) {
+    case OP_BINGET: return take_number(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_LONG_BINGET: return take_number(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_GET: return take_index_line(m, &n) && memo_get(m, n);
+    case OP_MEMOIZE: return memo_put(m, m->memoized);
+    case OP_BINPUT: return take_number(m, 1, &n) && memo_put(m, n);
+    case OP_LONG_BINPUT: return take_number(m, 4, &n) && memo_put(m, n);
+    case OP_PUT: return take_index_line(m, &n) && memo_put(m, n);
+    case OP_BININT1: return take_number(m, 1, &n) && push_small(m, (int64_t)n);
+    case OP_BININT2: return take_number(m, 2, &n) && push_small(m, (int64_t)n);
+    case OP_BININT: return take_number(m, 4, &n) && push_small(m, (int32_t)(uint32_t)n);
+    case OP_LONG1: return push_long(m, 1);
+    case OP_LONG4: return push_long(m, 4);
+    case OP_NONE: return push(m, MAKE(CONSTANT, IS_NONE));
+    case OP_NEWTRUE: return push(m, MAKE(CONSTANT, IS_TRUE));
+    case OP_NEWFALSE: return push(m, MAKE(CONSTANT, IS_FALSE));
+    case OP_BINFLOAT: return push_binfloat(m);
+    case OP_SHORT_BINUNICODE:
+    case OP_SHORT_BINSTRING: return push_text(m, 1);
+    case OP_BINUNICODE:
+    case OP_BINSTRING: return push_text(m, 4);
+    case OP_BINUNICODE8: return push_text(m, 8);
+    case OP_SHORT_BINBYTES: return push_bytes(m, 1);
+    case OP_BINBYTES: return push_bytes(m, 4);
+    case OP_BINBYTES8: return push_bytes(m, 8);
+    case OP_INT:
+    case OP_LONG:
+    case OP_FLOAT:
+    case OP_STRING:
+    case OP_UNICODE: return push_line(m);
+    case OP_EMPTY_DICT: return push_dict(m);
+    case OP_SETITEM: return fill_last(m, 2, set_from);
+    case OP_SETITEMS: return fill_from_mark(m, set_from);
+    case OP_DICT: return make_from_mark(m, push_dict, set_from);
+    case OP_EMPTY_TUPLE:
+    case OP_EMPTY_LIST: return push_list(m);
+    case OP_APPEND: return fill_last(m, 1, append_from);
+    case OP_APPENDS: return fill_from_mark(m, append_from);
+    case OP_TUPLE1: return make_tuple(m, 1);
+    case OP_TUPLE2: return make_tuple(m, 2);
+    case OP_TUPLE3: return make_tuple(m, 3);
+    case OP_TUPLE:
+    case OP_LIST: return make_from_mark(m, push_list, append_from);
+    case OP_MARK: return append(&m->marks, m->stack.used) || out_of_memory(m);
+    case OP_POP: return pop(m);
+    case OP_POP_MARK: return pop_mark(m, &m->stack.used);
+    case OP_DUP: return needs(m, 1) && push(m, *stack_at(m, m->stack.used - 1));
+    case OP_PROTO: return check_protocol(m);
+    case OP_FRAME: return check_frame(m);
+    default: return fail(m, "opcode");
+    }
+}
+
+static bool execute(Machine *m) {
+    for (;;) {
+        m->opcode_at = m->at;
+        if (!take(m, 1))
+            return false;
+        uint8_t opcode = m->data[m->opcode_at];
+        if (opcode == OP_STOP)
+            break;
+        if (!step(m, opcode))
+            return false;
+    }
+    if (!needs(m, 1))
+        return false;
+    m->tree->root = *stack_at(m, m->stack.used - 1);
+    return true;
+}
+
+bool run_machine(Machine *m) {
+    Tree *tree = m->tree;
+    m->thread = PyEval_SaveThread();
+    bool good = reserve(&tree->shapes, 1, sizeof(Shape)) || out_of_memory(m);
+    if (good) {
+        *shape_at(tree, (uint32_t)tree->shapes.used++) = (Shape){0};
+        good = execute(m);
+    }
+    PyMem_RawFree(m->stack.data);
+    PyMem_RawFree(m->marks.data);
+    PyMem_RawFree(m->memo.data);
+    PyEval_RestoreThread(m->thread);
+    return good;
+}

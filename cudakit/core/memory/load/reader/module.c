@@ -1,0 +1,313 @@
+/* The Python type: PickledTree(buffer, seed, convert), and its queries. An error in the file leaves as
+ * ValueError(word, offset), which pickled.py turns into a sentence.
+ */
+
+#include "machine.h"
+#include "queries.h"
+
+#include <string.h>
+
+static PyObject *new_text(const Tree *tree, Value blob) {
+    Span span = blob_at(tree, blob);
+    return PyUnicode_DecodeUTF8((const char *)bytes_of(tree, span), (Py_ssize_t)span.size, NULL);
+}
+
+static PyObject *new_large_integer(const Tree *tree, Span span) {
+    Py_ssize_t size = (Py_ssize_t)span.size;
+    PyObject *convert = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
+    PyObject *args = Py_BuildValue("(y#s)", bytes_of(tree, span), size, "little");
+    PyObject *named = Py_BuildValue("{sO}", "signed", Py_True);
+    PyObject *made = convert && args && named ? PyObject_Call(convert, args, named) : NULL;
+    Py_XDECREF(convert);
+    Py_XDECREF(args);
+    Py_XDECREF(named);
+    return made;
+}
+
+/* Makes the object of a scalar; None for anything else. */
+static PyObject *new_scalar(const Tree *tree, Value node) {
+    bool is_blob = TAG(node) >= NUMBER && TAG(node) <= BYTES;
+    Span span = is_blob ? blob_at(tree, node) : (Span){0};
+    const char *bytes = is_blob ? (const char *)bytes_of(tree, span) : NULL;
+    switch (TAG(node)) {
+    case CONSTANT:
+        if (PAYLOAD(node) == IS_NONE)
+            Py_RETURN_NONE;
+        return PyBool_FromLong(PAYLOAD(node) == IS_TRUE);
+    case SMALL: return PyLong_FromLongLong(small_number(node));
+    case NUMBER: return new_large_integer(tree, span);
+    case FLOAT: return PyFloat_FromDouble(span.size == 8 ? PyFloat_Unpack8(bytes, 0) : 0);
+    case TEXT: return new_text(tree, node);
+    case BYTES: return PyBytes_FromStringAndSize(bytes, (Py_ssize_t)span.size);
+    default: return Py_NewRef(Py_None);
+    }
+}
+
+/* Maps the keys of a dictionary, in the order of the file, to the handles of their values. */
+static PyObject *new_members(const Tree *tree, const Dict *dict) {
+    uint32_t length = shape_at(tree, dict->shape)->length;
+    uint32_t *keys = PyMem_Calloc(length + (size_t)1, sizeof(uint32_t));
+    PyObject *made = keys ? PyDict_New() : PyErr_NoMemory();
+    for (uint32_t shape = dict->shape; keys && shape; shape = shape_at(tree, shape)->parent)
+        keys[shape_at(tree, shape)->length - 1] = shape_at(tree, shape)->key;
+    for (uint32_t i = 0; made && i < length; i++) {
+        PyObject *key = new_text(tree, keys[i]);
+        PyObject *handle = PyLong_FromUnsignedLongLong(dict->values[i]);
+        if (!key || !handle || PyDict_SetItem(made, key, handle) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(key);
+        Py_XDECREF(handle);
+    }
+    PyMem_Free(keys);
+    return made;
+}
+
+static const char *kind_name(Value node) {
+    static const char *const names[] = {
+        "NoneType", "bool", "int", "int", "float", "text", "bytes", "a list", "a dictionary",
+    };
+    return node == MAKE(CONSTANT, IS_NONE) ? "NoneType" : names[TAG(node)];
+}
+
+static PyObject *raise_value_error(PyObject *words) {
+    if (words)
+        PyErr_SetObject(PyExc_ValueError, words);
+    Py_XDECREF(words);
+    return NULL;
+}
+
+static PyObject *raise_refusal(const Query *query) {
+    if (!strcmp(query->why, "memory"))
+        return PyErr_NoMemory();
+    if (!strcmp(query->why, "kind"))
+        return raise_value_error(Py_BuildValue("(ss)", query->why, kind_name(query->node)));
+    return PyErr_Format(PyExc_IndexError, "%s: %llu", query->why, (unsigned long long)query->node);
+}
+
+static bool take_handle(const Tree *tree, PyObject *argument, Value *handle) {
+    PyObject *index = PyNumber_Index(argument);
+    *handle = index ? PyLong_AsUnsignedLongLong(index) : 0;
+    Py_XDECREF(index);
+    if (!PyErr_Occurred() && !exists(tree, *handle))
+        PyErr_Format(PyExc_IndexError, "handle: %llu", (unsigned long long)*handle);
+    return !PyErr_Occurred();
+}
+
+static PyObject *tree_kind(PyObject *self, PyObject *argument) {
+    Value handle;
+    bool good = take_handle((Tree *)self, argument, &handle);
+    return good ? PyUnicode_FromString(kind_name(handle)) : NULL;
+}
+
+static PyObject *tree_scalar(PyObject *self, PyObject *argument) {
+    Value handle;
+    bool good = take_handle((Tree *)self, argument, &handle);
+    return good ? new_scalar((Tree *)self, handle) : NULL;
+}
+
+static PyObject *tree_members(PyObject *self, PyObject *argument) {
+    Query query = {.tree = (Tree *)self};
+    Value handle;
+    if (!take_handle(query.tree, argument, &handle))
+        return NULL;
+    return expect(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
+                                        : raise_refusal(&query);
+}
+
+/* The arguments of a query: handles, and one or two arrays to be filled. */
+typedef struct {
+    Py_buffer handles, first, second;
+} Arrays;
+
+static bool check_array(const Py_buffer *array, uint64_t count, uint64_t item_bytes) {
+    bool aligned = !array->len || (uintptr_t)array->buf % item_bytes == 0;
+    if (!aligned || (uint64_t)array->len / item_bytes < count)
+        PyErr_SetString(PyExc_TypeError, "an array is too short or not aligned");
+    return !PyErr_Occurred();
+}
+
+static void release(Py_buffer *array) {
+    if (array->obj)
+        PyBuffer_Release(array);
+}
+
+/* Answers a query. The numbers are the bytes that an array needs for each handle; 0 is any size. */
+static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), unsigned first_bytes,
+                        unsigned second_bytes) {
+    query->handles = arrays->handles.buf;
+    query->count = (uint64_t)arrays->handles.len / sizeof(Value);
+    query->first = arrays->first.buf;
+    query->first_bytes = (uint64_t)arrays->first.len;
+    query->second = arrays->second.buf;
+    bool good = check_array(&arrays->handles, query->count, sizeof(Value))
+        && (!first_bytes || check_array(&arrays->first, query->count, first_bytes))
+        && (!second_bytes || check_array(&arrays->second, query->count, second_bytes));
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS
+        good = fill(query);
+        Py_END_ALLOW_THREADS
+        if (!good)
+            raise_refusal(query);
+    }
+    release(&arrays->handles);
+    release(&arrays->first);
+    release(&arrays->second);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *tree_lengths(PyObject *self, PyObject *args) {
+    Query query = {.tree = (Tree *)self};
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays.handles, &arrays.first))
+        return NULL;
+    return answer(&query, &arrays, read_lengths, sizeof(int64_t), 0);
+}
+
+static PyObject *tree_gather(PyObject *self, PyObject *args) {
+    Query query = {.tree = (Tree *)self};
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays.handles, &arrays.first))
+        return NULL;
+    return answer(&query, &arrays, gather_items, 0, 0);
+}
+
+/* Returns the number of a key; NOT_FOUND, which no shape has, where the file has no such text. */
+static uint32_t key_number(const Tree *tree, PyObject *key) {
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(key, &size);
+    if (!text) {
+        PyErr_Clear(); /* a lone surrogate, which no text of a file has */
+        return NOT_FOUND;
+    }
+    uint32_t hash = hash_bytes(tree->hash_key, text, (uint64_t)size);
+    return find_blob(tree, text, (uint64_t)size, hash);
+}
+
+static PyObject *tree_column(PyObject *self, PyObject *args) {
+    Query query = {.tree = (Tree *)self};
+    Arrays arrays = {0};
+    PyObject *key;
+    if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays.handles, &arrays.first, &key))
+        return NULL;
+    query.key = key_number(query.tree, key);
+    return answer(&query, &arrays, look_up, sizeof(Value), 0);
+}
+
+static PyObject *tree_integers(PyObject *self, PyObject *args) {
+    Query query = {.tree = (Tree *)self};
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays.handles, &arrays.first, &arrays.second))
+        return NULL;
+    return answer(&query, &arrays, read_integers, sizeof(int64_t), 1);
+}
+
+static PyObject *tree_intern(PyObject *self, PyObject *args) {
+    Query query = {.tree = (Tree *)self};
+    Arrays arrays = {0};
+    if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays.handles, &arrays.first, &arrays.second))
+        return NULL;
+    return answer(&query, &arrays, intern_nodes, sizeof(int32_t), sizeof(Value));
+}
+
+static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(((Tree *)self)->root);
+}
+
+static void tree_dealloc(PyObject *self) {
+    Tree *tree = (Tree *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    tree_free(tree);
+    release(&tree->file);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static bool read_file(Tree *tree, PyObject *convert) {
+    Machine m = {
+        .tree = tree, .data = tree->file.buf, .size = (uint64_t)tree->file.len, .convert = convert,
+    };
+    bool good = run_machine(&m);
+    if (!good && !strcmp(m.failure, "memory"))
+        PyErr_NoMemory();
+    else if (!good && strcmp(m.failure, "raised"))
+        raise_value_error(Py_BuildValue("(sK)", m.failure, (unsigned long long)m.opcode_at));
+    return good;
+}
+
+static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
+    static char *names[] = {"buffer", "seed", "convert", NULL};
+    PyObject *buffer, *convert;
+    const char *seed;
+    Py_ssize_t seed_bytes;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed,
+                                     &seed_bytes, &convert))
+        return NULL;
+    Tree *tree = (Tree *)type->tp_alloc(type, 0);
+    if (!tree)
+        return NULL;
+    memcpy(tree->hash_key, seed, Py_MIN((size_t)seed_bytes, sizeof tree->hash_key));
+    if (PyObject_GetBuffer(buffer, &tree->file, PyBUF_SIMPLE) == 0 && read_file(tree, convert))
+        return (PyObject *)tree;
+    Py_DECREF(tree);
+    return NULL;
+}
+
+static PyMethodDef tree_methods[] = {
+    {"kind", tree_kind, METH_O, "Name what a node is."},
+    {"scalar", tree_scalar, METH_O, "Make the Python object of a node that is no container."},
+    {"members", tree_members, METH_O, "Map the keys of a dictionary to handles."},
+    {"lengths", tree_lengths, METH_VARARGS, "Count the items of lists."},
+    {"gather", tree_gather, METH_VARARGS, "Concatenate the items of lists."},
+    {"column", tree_column, METH_VARARGS, "Look one key up in many dictionaries."},
+    {"integers", tree_integers, METH_VARARGS, "Read integers, and which nodes are such."},
+    {"intern", tree_intern, METH_VARARGS, "Number nodes by content."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef tree_attributes[] = {
+    {"root", tree_root, NULL, "The handle of the outermost object.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot tree_slots[] = {
+    {Py_tp_doc, "The tree that a pickle of plain data describes."},
+    {Py_tp_new, tree_new},
+    {Py_tp_dealloc, tree_dealloc},
+    {Py_tp_methods, tree_methods},
+    {Py_tp_getset, tree_attributes},
+    {0, NULL},
+};
+
+static PyType_Spec tree_spec = {
+    .name = "cudakit.core.memory.load._pickled.PickledTree",
+    .basicsize = sizeof(Tree),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = tree_slots,
+};
+
+static int add_type(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&tree_spec);
+    int status = type ? PyModule_AddObjectRef(module, "PickledTree", type) : -1;
+    Py_XDECREF(type);
+    return status;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, add_type},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* a tree does not change once it is read */
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_pickled",
+    .m_doc = "The native reader of pickles of plain data.",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__pickled(void) { return PyModuleDef_Init(&module_definition); }

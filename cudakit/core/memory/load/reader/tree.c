@@ -1,0 +1,111 @@
+#include "tree.h"
+
+#include <string.h>
+
+int64_t signed_number(const uint8_t *bytes, uint64_t size) {
+    uint64_t number = size && bytes[size - 1] & 0x80 ? UINT64_MAX : 0;
+    for (uint64_t i = size; i--;)
+        number = number << 8 | bytes[i];
+    return (int64_t)number;
+}
+
+uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash) {
+    uint64_t position = hash;
+    for (uint32_t i; (i = table_next(&tree->blob_table, hash, &position)) != NOT_FOUND;) {
+        Span known = blob_at(tree, i);
+        if (known.size == size && !memcmp(bytes_of(tree, known), bytes, size))
+            return i;
+    }
+    return NOT_FOUND;
+}
+
+uint32_t intern_blob(Tree *tree, Span span) {
+    const uint8_t *bytes = bytes_of(tree, span);
+    uint32_t hash = hash_bytes(tree->hash_key, bytes, span.size);
+    uint32_t known = find_blob(tree, bytes, span.size, hash);
+    if (known != NOT_FOUND)
+        return known;
+    if (!reserve(&tree->blobs, 1, sizeof(Span))
+        || !table_add(&tree->blob_table, hash, tree->blobs.used))
+        return NOT_FOUND;
+    ITEMS(Span, tree->blobs)[tree->blobs.used] = span;
+    return (uint32_t)tree->blobs.used++;
+}
+
+bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span) {
+    /* One byte more, so that even an empty text has an address. */
+    if (!reserve(&tree->spill, size + 1, 1))
+        return false;
+    *span = (Span){tree->spill.used | IN_SPILL, size};
+    if (size)
+        memcpy(ITEMS(uint8_t, tree->spill) + tree->spill.used, bytes, size);
+    tree->spill.used += size;
+    return true;
+}
+
+uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
+    Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->successor);
+    if (from->successor && guess->key == key)
+        return from->successor;
+    uint32_t pair[2] = {parent, key}, hash = hash_bytes(tree->hash_key, pair, sizeof pair);
+    uint64_t position = hash;
+    for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOT_FOUND;)
+        if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
+            return from->successor = i;
+    if (!reserve(&tree->shapes, 1, sizeof(Shape))
+        || !table_add(&tree->shape_table, hash, tree->shapes.used))
+        return NOT_FOUND;
+    uint32_t made = (uint32_t)tree->shapes.used++;
+    *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
+    return shape_at(tree, parent)->successor = made;
+}
+
+/* A request that exceeds the rest of a chunk starts another: at least half of each is used. */
+static Value *allocate_items(Tree *tree, uint64_t count) {
+    if (count > tree->free_count) {
+        uint64_t size = count > CHUNK_ITEMS ? count : CHUNK_ITEMS;
+        Chunk *chunk = PyMem_RawMalloc(sizeof(Chunk) + size * sizeof(Value));
+        if (!chunk)
+            return NULL;
+        chunk->next = tree->chunks;
+        tree->chunks = chunk;
+        tree->free_items = chunk->items;
+        tree->free_count = size;
+    }
+    Value *items = tree->free_items;
+    tree->free_items += count;
+    tree->free_count -= count;
+    return items;
+}
+
+/* The first batch gets exactly its size, since most containers have only one; after that the
+ * capacity doubles. */
+bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra) {
+    uint64_t needed = length + extra, wanted = 2 * (uint64_t)*capacity;
+    if (needed <= *capacity)
+        return true;
+    if (wanted < needed)
+        wanted = needed;
+    Value *larger = wanted < NOT_FOUND ? allocate_items(tree, wanted) : NULL;
+    if (!larger)
+        return false;
+    if (length)
+        memcpy(larger, *items, length * sizeof(Value));
+    *items = larger;
+    *capacity = (uint32_t)wanted;
+    return true;
+}
+
+void tree_free(Tree *tree) {
+    for (Chunk *chunk = tree->chunks, *next; chunk; chunk = next) {
+        next = chunk->next;
+        PyMem_RawFree(chunk);
+    }
+    PyMem_RawFree(tree->blobs.data);
+    PyMem_RawFree(tree->spill.data);
+    PyMem_RawFree(tree->lists.data);
+    PyMem_RawFree(tree->dicts.data);
+    PyMem_RawFree(tree->shapes.data);
+    PyMem_RawFree(tree->blob_table.slots);
+    PyMem_RawFree(tree->shape_table.slots);
+}

@@ -1,0 +1,319 @@
+"""Access states: for some bytes, the earlier accesses that a later access may race with.
+
+A state is the last write and, of the reads since (and separately of the atomic operations), those that happen
+before no other one of them: at most one per stream, since the work of one stream is ordered. So a state stays
+small, and no race is lost. States are kept for ranges of bytes and for the pointers passed to kernels.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from cudakit.core.sanitize.clocks import ATOMIC, NEVER, WRITE, Clock, MemoryAccess, are_equivalent
+
+Accesses: TypeAlias = tuple[MemoryAccess, ...]
+
+# An access and the later access that it was reported against. What is ordered after the later access is not
+# reported again: fixing the first report would order it after both.
+ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
+
+
+class AccessState:
+    """The accesses to some bytes. Collections are tuples, so copies can share them."""
+
+    __slots__ = ("already_reported", "approximate", "atomics", "reads", "write")
+
+    def __init__(self) -> None:
+        self.write: MemoryAccess | None = None
+        self.reads: Accesses = ()
+        self.atomics: Accesses = ()
+        self.already_reported: tuple[ReportedPair, ...] = ()
+        self.approximate = False
+
+    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
+        """Store an access without conflict. Return False, storing nothing, if the access may conflict.
+
+        Equivalent to ``unordered`` and ``store``, in one call: nearly every access of a program ends here.
+        """
+        write, reads = self.write, self.reads
+        if self.atomics or access.mode & ATOMIC:
+            return False
+        if access.mode & WRITE:
+            if reads:
+                for read in reads:
+                    if read.tick > past[read.slot]:
+                        return False
+            elif write is not None and write.tick > past[write.slot]:
+                return False
+            self.write = access
+            self.reads = self.already_reported = ()
+            return True
+        if write is not None and write.tick > past[write.slot]:
+            return False
+        if len(reads) > 1:
+            self.reads = without(reads, past, access)
+        elif not reads or reads[0].tick <= past[reads[0].slot]:
+            self.reads = (access,)
+        else:
+            self.reads = (reads[0], access)
+        return True
+
+    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
+        """List the accesses that conflict with an access of a mode and are not ordered before it.
+
+        Reads and atomic operations are ordered after the last write, or were reported: if any conflict, the
+        write needs no check.
+        """
+        if mode & ATOMIC:
+            others = self.reads
+        elif mode & WRITE:
+            others = self.reads + self.atomics if self.atomics else self.reads
+        else:
+            others = self.atomics
+        if others:
+            return [other for other in others if other.tick > past[other.slot]]
+        write = self.write
+        if write is not None and write.tick > past[write.slot]:
+            return [write]
+        return ()
+
+    def store(self, access: MemoryAccess, past: Clock) -> None:
+        """Store an access, replacing those that it is ordered after."""
+        write, mode = self.write, access.mode
+        if write is not None and write.tick == NEVER:
+            return  # an access to freed memory implies no further report
+        if mode & ATOMIC:
+            self.atomics = without(self.atomics, past, access)
+        elif mode & WRITE:
+            self.write = access
+            self.reads = self.atomics = self.already_reported = ()
+        else:
+            self.reads = without(self.reads, past, access)
+
+    def copy_from(self, other: AccessState) -> None:
+        """Become a copy of another state."""
+        self.write, self.reads, self.atomics = other.write, other.reads, other.atomics
+        self.already_reported, self.approximate = other.already_reported, other.approximate
+
+    def is_equivalent(self, other: AccessState) -> bool:
+        """Return whether two states give the same conflicts and the same reports."""
+        return (
+            are_equivalent(self.write, other.write)
+            and _are_all_equivalent(self.reads, other.reads)
+            and _are_all_equivalent(self.atomics, other.atomics)
+            and not self.already_reported
+            and not other.already_reported
+            and self.approximate == other.approximate
+        )
+
+
+def without(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
+    """Replace the accesses ordered before a new one by the new one."""
+    if not accesses or (len(accesses) == 1 and accesses[0].tick <= past[accesses[0].slot]):
+        return (new,)
+    return (*[access for access in accesses if access.tick > past[access.slot]], new)
+
+
+def _are_all_equivalent(some: Accesses, others: Accesses) -> bool:
+    return len(some) == len(others) and all(map(are_equivalent, some, others))
+
+
+class Segment(AccessState):
+    """The state that all bytes from ``lo`` up to ``hi`` share."""
+
+    __slots__ = ("hi", "lo")
+
+    def __init__(self, lo: int, hi: int) -> None:
+        super().__init__()
+        self.lo = lo
+        self.hi = hi
+
+
+class Segments:
+    """The accessed bytes as disjoint segments, in order of addresses."""
+
+    def __init__(self) -> None:
+        # The first segment is before all addresses: each address has a segment at or before it.
+        self._all = [Segment(-1, -1)]
+        self._los = [-1]
+        self.by_start: dict[int, Segment] = {}  # for fast lookups
+
+    def __len__(self) -> int:
+        return len(self._all) - 1
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._all[1:])
+
+    def at(self, lo: int) -> Segment:
+        """Return the last segment that begins at or before an address, and may end before it."""
+        return self._all[bisect_right(self._los, lo) - 1]
+
+    def within(self, lo: int, hi: int) -> list[Segment]:
+        """List the segments that have bytes in a range."""
+        begin = bisect_right(self._los, lo) - 1
+        if self._all[begin].hi <= lo:
+            begin += 1
+        return self._all[begin : bisect_left(self._los, hi, lo=begin)]
+
+    def cut(self, lo: int, hi: int) -> list[Segment]:
+        """Return segments that cover exactly a range: cut at its ends, and added where none was."""
+        self._cut_at(lo)
+        self._cut_at(hi)
+        begin, end = bisect_left(self._los, lo), bisect_left(self._los, hi)
+        tiles = list(_filled(self._all[begin:end], lo, hi))
+        if len(tiles) != end - begin:
+            self._replace(begin, end, tiles)
+        return tiles
+
+    def join(self, lo: int, hi: int) -> None:
+        """Join adjacent equivalent segments in and around a range."""
+        begin = max(bisect_left(self._los, lo) - 1, 1)
+        end = bisect_right(self._los, hi)
+        some = self._all[begin:end]
+        joined = some[:1]
+        for one, next_ in pairwise(some):
+            if one.hi == next_.lo and joined[-1].is_equivalent(next_):
+                joined[-1].hi = next_.hi
+            else:
+                joined.append(next_)
+        if len(joined) != len(some):
+            self._replace(begin, end, joined)
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Remove all accesses to a range."""
+        if self.within(lo, hi):
+            self._cut_at(lo)
+            self._cut_at(hi)
+            self._replace(bisect_left(self._los, lo), bisect_left(self._los, hi), [])
+
+    def rebuild(self, change: Callable[[list[Segment]], list[Segment]]) -> None:
+        """Replace all segments by the result of a function."""
+        self._replace(1, len(self._all), change(self._all[1:]))
+
+    def _cut_at(self, place: int) -> None:
+        index = bisect_left(self._los, place) - 1
+        left = self._all[index]
+        if left.hi > place:
+            right = Segment(place, left.hi)
+            right.copy_from(left)
+            left.hi = place
+            self._replace(index + 1, index + 1, [right])
+
+    def _replace(self, begin: int, end: int, segments: list[Segment]) -> None:
+        for segment in self._all[begin:end]:
+            del self.by_start[segment.lo]
+        self._all[begin:end] = segments
+        self._los[begin:end] = [segment.lo for segment in segments]
+        for segment in segments:
+            self.by_start[segment.lo] = segment
+
+
+def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
+    for segment in segments:
+        if lo < segment.lo:
+            yield Segment(lo, segment.lo)
+        yield segment
+        lo = segment.hi
+    if lo < hi:
+        yield Segment(lo, hi)
+
+
+# The most pointers stored; above it, the least recently used half is removed.
+MOST_POINTERS = 1 << 16
+
+
+class Pointer:
+    """The kernels that were passed one pointer, writers and mere readers; none is ordered before another.
+
+    The bytes that a kernel accesses through a pointer are unknown, since pools hand out parts of large
+    allocations: each pointer is one address.
+    """
+
+    __slots__ = ("address", "already_reported", "readers", "writers")
+
+    approximate = False
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.writers: Accesses = ()
+        self.readers: Accesses = ()
+        self.already_reported: tuple[ReportedPair, ...] = ()
+
+    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
+        """Store a writer that all others are ordered before. Return False, storing nothing, otherwise."""
+        writers = self.writers
+        if self.readers or len(writers) > 1:
+            return False
+        if writers and writers[0].tick > past[writers[0].slot]:
+            return False
+        if not access.mode & WRITE:
+            return False
+        self.writers = (access,)
+        return True
+
+    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
+        """List the kernels that may conflict with an access of a mode and are not ordered before it."""
+        accesses = self.writers + self.readers if mode & WRITE else self.writers
+        return [access for access in accesses if access.tick > past[access.slot]]
+
+    def store(self, access: MemoryAccess, past: Clock) -> None:
+        """Store a kernel, replacing those that it is ordered after."""
+        if access.mode & WRITE:
+            self.writers = without(self.writers, past, access)
+            self.readers = tuple(read for read in self.readers if read.tick > past[read.slot])
+        else:
+            self.readers = without(self.readers, past, access)
+
+    def clear(self) -> None:
+        """Remove all kernels: what conflicts with one also conflicts with the later, exact write."""
+        self.writers = self.readers = self.already_reported = ()
+
+    @property
+    def last_seq(self) -> int:
+        """The last call that was passed the pointer."""
+        return max((access.call.seq for access in self.writers + self.readers), default=0)
+
+
+class Pointers:
+    """All pointers that kernels were passed."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Pointer] = {}
+        self._addresses: list[int] = []
+
+    def at(self, address: int) -> Pointer:
+        """Return the state of one pointer, new if necessary."""
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= MOST_POINTERS:
+                self._remove_half()
+            found = self.known[address] = Pointer(address)
+            insort(self._addresses, address)
+        return found
+
+    def within(self, lo: int, hi: int) -> list[Pointer]:
+        """List the pointers into a range."""
+        begin = bisect_left(self._addresses, lo)
+        if begin == len(self._addresses) or self._addresses[begin] >= hi:
+            return []
+        end = bisect_left(self._addresses, hi, lo=begin)
+        return [self.known[address] for address in self._addresses[begin:end]]
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Remove the pointers into a range."""
+        if self.within(lo, hi):
+            self.keep(lambda pointer: not lo <= pointer.address < hi)
+
+    def keep(self, wanted: Callable[[Pointer], bool]) -> None:
+        """Remove all pointers but the wanted ones."""
+        for pointer in [one for one in self.known.values() if not wanted(one)]:
+            del self.known[pointer.address]
+        self._addresses = sorted(self.known)
+
+    def _remove_half(self) -> None:
+        seqs = sorted(pointer.last_seq for pointer in self.known.values())
+        middle = seqs[len(seqs) // 2]
+        self.keep(lambda pointer: pointer.last_seq > middle)

@@ -1,0 +1,153 @@
+"""Batches of records, decoded by column: an iterator of calls for each kind, and one of accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.sanitize.clocks import Call
+from cudakit.core.sanitize.races import Grade
+from cudakit.trace.kinds import Kind, Known
+from cudakit.trace.layout import Records, view
+
+# The kinds that the engine handles, and the fields of each that its handlers take, in order.
+FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
+    Kind.ALLOC: ("address", "size_bytes", "how", "layer"),
+    Kind.FREE: ("address", "size_bytes", "how", "layer"),
+    Kind.LAUNCH: (),
+    Kind.COPY: (
+        "destination",
+        "source",
+        "size_bytes",
+        "rows",
+        "destination_pitch_bytes",
+        "source_pitch_bytes",
+        "direction",
+        "host",
+        "asynchronous",
+    ),
+    Kind.FILL: ("address", "size_bytes", "rows", "pitch_bytes", "asynchronous"),
+    Kind.STREAM_CREATE: ("flag",),
+    Kind.STREAM_DESTROY: (),
+    Kind.EVENT_RECORD: ("event",),
+    Kind.STREAM_WAIT: ("event",),
+    Kind.EVENT_SYNC: ("event",),
+    Kind.EVENT_QUERY_OK: ("event",),
+    Kind.STREAM_SYNC: (),
+    Kind.STREAM_QUERY_OK: (),
+    Kind.CONTEXT_SYNC: (),
+    Kind.HOST_CALL: ("phase",),
+    Kind.CAPTURE_BEGIN: ("graph",),
+    Kind.CAPTURE_END: ("graph",),
+    Kind.GRAPH_NODE: ("graph", "node", "work"),
+    Kind.GRAPH_EDGE: ("graph", "before", "after"),
+    Kind.GRAPH_LAUNCH: ("graph", "executable"),
+    Kind.MEMOP: ("address", "flag"),
+    Kind.GAP: ("what", "count"),
+    Kind.ACCESSED: ("node", "exact"),
+    Kind.ARENAS: ("size_bytes",),
+}
+AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+ACCESS_FIELDS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
+_WHERE: Final = ("stream", "context", "device", "thread", "site")
+_IS_KNOWN: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
+
+
+class RecordBatch:
+    """Some records, in order; ``last_seq`` is the call before the first of them.
+
+    ``kinds`` are the kinds of the calls, ``following`` the number of accesses after each call, ``leading``
+    the number before the first one. ``strays`` counts accesses without a call. ``grades`` says how well each
+    launch is known, ``leading_grade`` the same of the records before the first call.
+    """
+
+    def __init__(self, records: Records, last_seq: int) -> None:
+        is_more = _is_more(records)
+        known = _IS_KNOWN[records["kind"]] & ~_strays(records, is_more, last_seq)
+        self.strays = 0
+        if not known.all():
+            self.strays = int(np.count_nonzero(records["kind"][~known] == Kind.ACCESS))
+            records, is_more = records[known], is_more[known]
+        kinds = records["kind"]
+        is_access = kinds == Kind.ACCESS
+        calls = np.flatnonzero(~is_more)
+        first = int(calls[0]) if len(calls) else len(records)
+        grades = _grades(records, is_access, is_more)
+        self.leading = int(np.count_nonzero(is_access[:first]))
+        self.leading_grade = Grade(grades[:first].max(initial=0))
+        following = _by_call(np.add, is_access, calls)
+        self.kinds: list[int] = kinds[calls].tolist()
+        self.grades: list[int] = _by_call(np.maximum, grades, calls)[
+            kinds[calls] == Kind.LAUNCH
+        ].tolist()
+        self.following: list[int] = following.tolist()
+        self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
+            kind: _calls(view(records[(kinds == kind) & ~is_more], kind), kind)
+            for kind in map(Kind, set(self.kinds))
+        }
+        accesses = view(records[is_access], Kind.ACCESS)
+        self.known = np.bincount(accesses["known"], minlength=max(Known) + 1).tolist()
+        self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, ACCESS_FIELDS), strict=False)
+
+
+def sorted_by_call(records: Records) -> Records:
+    """Sort the records of several threads: each access follows its call and precedes later calls."""
+    seqs = records["seq"]
+    if np.all(seqs[1:] >= seqs[:-1]):
+        return records
+    return records[np.argsort(seqs, kind="stable")]
+
+
+def _is_more(records: Records) -> _Mask:
+    """Mark the records that belong to the call before: accesses, and the note that they are complete."""
+    kinds = records["kind"]
+    is_more: _Mask = kinds == Kind.ACCESS
+    if len(told := np.flatnonzero(kinds == Kind.ACCESSED)):
+        is_more[told] = view(records[told], Kind.ACCESSED)["node"] == 0
+    return is_more
+
+
+def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
+    """Mark the accesses whose call is not the one before them."""
+    seqs = np.append(records["seq"], np.uint64(last_seq))
+    before = np.maximum.accumulate(np.where(is_more, -1, np.arange(len(records))))
+    strays: _Mask = is_more & (seqs[:-1] != seqs[before])
+    return strays
+
+
+def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
+    """Return for each record how well it makes its launch known."""
+    grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
+    grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
+    if len(told := np.flatnonzero(is_more & ~is_access)):
+        exact = view(records[told], Kind.ACCESSED)["exact"]
+        grades[told] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
+    return grades
+
+
+def _by_call(
+    together: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
+) -> npt.NDArray[Any]:
+    """Reduce the values at and after each call."""
+    if not len(calls):
+        return values[:0]
+    return together.reduceat(values.view(np.uint8), calls, dtype=np.int64)
+
+
+def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:
+    """Yield the call of each record, followed by its own fields."""
+    named = kind in (Kind.LAUNCH, Kind.GRAPH_NODE)
+    names = records["name"].tolist() if named else repeat(0)
+    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _WHERE))
+    return zip(calls, *_lists(records, FIELDS[kind]), strict=False)
+
+
+def _lists(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:
+    """Return columns as plain numbers; a column of zeros becomes an endless iterator, which is faster."""
+    columns = [records[name] for name in names]
+    return [column.tolist() if column.any() else repeat(0) for column in columns]

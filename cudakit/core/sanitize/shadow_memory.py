@@ -1,0 +1,307 @@
+"""Shadow memory: for all accessed bytes, the accesses that a later one may race with.
+
+Host and device addresses are treated alike. Exact accesses are stored for ranges (``segments``) and for rows
+at equal distances (``strided``), pointers among kernel arguments as single addresses (``pointers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice
+from typing import Final, Protocol
+
+from cudakit.core.sanitize.access_state import (
+    Accesses,
+    AccessState,
+    Pointer,
+    Pointers,
+    Segment,
+    Segments,
+)
+from cudakit.core.sanitize.clocks import (
+    ASSUMED,
+    NEVER,
+    UNCERTAIN,
+    WRITE,
+    Call,
+    Clock,
+    MemoryAccess,
+    Release,
+)
+from cudakit.core.sanitize.conflicts import ConflictChecker
+from cudakit.core.sanitize.races import Allocation
+from cudakit.core.sanitize.record_batch import AccessRow
+from cudakit.core.sanitize.strided import Rows, Strided, rows_of
+
+# Up to this count, rows are checked one by one.
+_FEW_ROWS = 16
+
+
+class Position(Protocol):
+    """A timeline, or a position in one."""
+
+    @property
+    def slot(self) -> int:
+        """Its index in clocks."""
+
+    @property
+    def tick(self) -> int:
+        """The tick of its next operation."""
+
+    @property
+    def past(self) -> Clock:
+        """The clock of its next operation."""
+
+
+class Shadow:
+    """The shadow memory of one process.
+
+    With ``shows_near``, also checks kernels whose pointer lies before the bytes in the same allocation, and
+    uncertain pointers.
+    """
+
+    def __init__(self, checker: ConflictChecker, *, shows_near: bool = False) -> None:
+        self.checker = checker
+        self.segments = Segments()
+        self.strided = Strided()
+        self.pointers = Pointers()
+        self._shows_near = shows_near
+        self._rows = self.strided.states
+        self._points = self.pointers.known
+
+    def add(self, access: MemoryAccess, past: Clock, stride: int = 0, count: int = 0) -> None:
+        """Check and store an access, strided or not, exact or assumed."""
+        if access.known == UNCERTAIN and not self._shows_near:
+            return
+        if access.known >= ASSUMED:
+            self.add_pointer(access, past)
+        elif count > 1:
+            self.add_rows(access, past, rows_of(access.lo, access.hi, stride, count))
+        elif access.lo < access.hi:
+            self.add_range(access, past)
+
+    def add_all(self, rows: Iterable[AccessRow], call: Call, position: Position) -> None:
+        """Check and store the accesses of a launch.
+
+        Inlines the two most frequent cases: an access to exactly one segment, and a known pointer, both with
+        no other kind of state nearby.
+        """
+        slot, tick, past = position.slot, position.tick, position.past
+        segments, pointers = self.segments.by_start, self.pointers.known
+        strided, shows_near = self.strided.states, self._shows_near
+        for lo, hi, mode, known, stride, count, _ in rows:
+            access = MemoryAccess(slot, tick, call, lo, hi, mode, known)
+            if strided or count > 1 or shows_near or known == UNCERTAIN:
+                self.add(access, past, stride, count)
+            elif known == ASSUMED:
+                pointer = pointers.get(lo)
+                is_beside = not segments or self.segments.at(lo).hi <= lo
+                if pointer and is_beside and pointer.add_if_ordered(access, past):
+                    continue
+                self.add_pointer(access, past)
+            else:
+                segment = segments.get(lo)
+                if (
+                    segment
+                    and segment.hi == hi
+                    and not pointers
+                    and segment.add_if_ordered(access, past)
+                ):
+                    continue
+                self.add(access, past)
+
+    def add_range(self, access: MemoryAccess, past: Clock) -> None:
+        """Check and store an access to all bytes of a range."""
+        self._add_range(access, past)
+        if self.checker.pending:
+            self.checker.report()
+
+    def add_rows(self, access: MemoryAccess, past: Clock, rows: Rows) -> None:
+        """Check and store an access to rows."""
+        if rows.count <= _FEW_ROWS:
+            for lo, hi in rows.ranges():
+                self._add_range(_part(access, lo, hi), past)
+            self.checker.report()
+            return
+        check, mode = self.checker.check, access.mode
+        for segment in self.segments.within(rows.lo, rows.hi):
+            if shared := rows.shared_with_range(segment.lo, segment.hi):
+                check(segment, segment.unordered(mode, past), access, past, shared)
+        for state, shared in self.strided.sharing_rows(rows):
+            check(state, state.unordered(mode, past), access, past, shared)
+        for pointer in self.pointers.within(rows.lo, rows.hi):
+            if shared := rows.shared_with_range(pointer.address, pointer.address + 1):
+                check(pointer, pointer.unordered(mode, past), access, past, shared)
+        own = self.strided.state(rows)
+        check(own, own.unordered(mode, past), access, past, (rows.lo, rows.hi))
+        own.store(access, past)
+        self.checker.report()
+
+    def add_pointer(self, access: MemoryAccess, past: Clock) -> None:
+        """Check and store a pointer that a kernel was passed."""
+        lo = access.lo
+        pointer = self._points.get(lo) or self.pointers.at(lo)
+        if not pointer.add_if_ordered(access, past):
+            found = pointer.unordered(access.mode, past)
+            self.checker.check(pointer, found, access, past, (lo, lo + 1))
+            pointer.store(access, past)
+        segment = self.segments.at(lo)
+        if segment.hi > lo and (found := segment.unordered(access.mode, past)):
+            self.checker.check(segment, found, access, past, (lo, min(segment.hi, access.hi)))
+        if self._rows:
+            for state, shared in self.strided.sharing_range(lo, lo + 1):
+                self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
+        if self._shows_near:
+            self._against_ranges_behind(access, past)
+        if self.checker.pending:
+            self.checker.report()
+
+    def freed_before(self, lo: int, hi: int) -> list[Release]:
+        """List the releases of stream-ordered frees after which memory of a range can be reused."""
+        writes = (segment.write for segment in self.segments.within(lo, hi))
+        releases = (write.call.release for write in writes if write and write.tick == NEVER)
+        return [release for release in releases if release is not None]
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Remove all accesses to a range."""
+        self.segments.clear(lo, hi)
+        self.strided.clear(lo, hi)
+        self.pointers.clear(lo, hi)
+
+    def _add_range(self, access: MemoryAccess, past: Clock) -> None:
+        segment = self.segments.by_start.get(access.lo)
+        if segment is None or segment.hi != access.hi or not segment.add_if_ordered(access, past):
+            self._add_to_tiles(access, past)
+        if self._rows:
+            self._against_strided(access, past)
+        if self._points or self._shows_near:
+            self._against_pointers(access, past)
+
+    def _add_to_tiles(self, access: MemoryAccess, past: Clock) -> None:
+        """Check and store an access to several segments, and join those that become equivalent."""
+        for tile in self.segments.cut(access.lo, access.hi):
+            if found := tile.unordered(access.mode, past):
+                self.checker.check(tile, found, access, past, (tile.lo, tile.hi))
+            tile.store(access, past)
+        self.segments.join(access.lo, access.hi)
+
+    def _against_strided(self, access: MemoryAccess, past: Clock) -> None:
+        for state, shared in self.strided.sharing_range(access.lo, access.hi):
+            self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
+        if access.mode & WRITE:
+            self.strided.clear(access.lo, access.hi)
+
+    def _against_pointers(self, access: MemoryAccess, past: Clock) -> None:
+        for pointer in self.pointers.within(access.lo, access.hi):
+            if found := pointer.unordered(access.mode, past):
+                self.checker.check(pointer, found, access, past, (pointer.address, access.hi))
+            if access.mode & WRITE:
+                pointer.clear()
+        if self._shows_near:
+            self._against_pointers_before(access, past)
+
+    def _against_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
+        for pointer in self.pointers.within(0, access.lo):
+            found = [one for one in pointer.unordered(access.mode, past) if one.hi > access.lo]
+            self.checker.check(pointer, found, access, past, (access.lo, access.hi), near=True)
+
+    def _against_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
+        for segment in self.segments.within(access.lo + 1, access.hi):
+            if segment.lo > access.lo:
+                found = segment.unordered(access.mode, past)
+                self.checker.check(
+                    segment, found, access, past, (segment.lo, segment.hi), near=True
+                )
+
+
+def _part(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
+    return MemoryAccess(access.slot, access.tick, access.call, lo, hi, access.mode, access.known)
+
+
+# Above this count, the segments of one allocation are joined to half as many.
+MOST_SEGMENTS: Final = 4096
+
+# Whether all work enqueued from now on is ordered after a tick of a slot.
+IsKnown = Callable[[int, int], bool]
+
+
+def prune(shadow: Shadow, is_known: IsKnown) -> None:
+    """Remove the accesses that all future work is ordered after."""
+    shadow.segments.rebuild(lambda all_: [one for one in all_ if _clean_state(one, is_known)])
+    shadow.strided.keep(lambda _, state: _clean_state(state, is_known))
+    shadow.pointers.keep(lambda pointer: _clean_pointer(pointer, is_known))
+
+
+def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -> None:
+    """Join segments of the allocations that have too many; conflicts there become approximate.
+
+    Where no allocation is known, the oldest segments are removed instead.
+    """
+
+    def change(segments: list[Segment]) -> list[Segment]:
+        changed: list[Segment] = []
+        for owner, group in groupby(segments, key=lambda one: allocation_at(one.lo)):
+            some = list(group)
+            if len(some) > MOST_SEGMENTS:
+                some = list(_joined(some)) if owner else _youngest(some)
+            changed += some
+        return changed
+
+    shadow.segments.rebuild(change)
+
+
+def _clean_state(state: AccessState, is_known: IsKnown) -> bool:
+    """Remove from a state the accesses that are known; return whether any is left."""
+    if state.write is not None and is_known(state.write.slot, state.write.tick):
+        state.write = None
+    state.reads = _unknown(state.reads, is_known)
+    state.atomics = _unknown(state.atomics, is_known)
+    left = {id(access) for access in (state.write, *state.reads, *state.atomics)}
+    state.already_reported = tuple(pair for pair in state.already_reported if id(pair[0]) in left)
+    return left != {id(None)}
+
+
+def _clean_pointer(pointer: Pointer, is_known: IsKnown) -> bool:
+    pointer.writers = _unknown(pointer.writers, is_known)
+    pointer.readers = _unknown(pointer.readers, is_known)
+    left = {id(access) for access in pointer.writers + pointer.readers}
+    pointer.already_reported = tuple(
+        pair for pair in pointer.already_reported if id(pair[0]) in left
+    )
+    return bool(left)
+
+
+def _unknown(accesses: Accesses, is_known: IsKnown) -> Accesses:
+    return tuple(access for access in accesses if not is_known(access.slot, access.tick))
+
+
+def _joined(segments: list[Segment]) -> Iterator[Segment]:
+    """Join adjacent segments to half of the limit. Freed ones are dropped: they are equivalent to none."""
+    some = iter([one for one in segments if one.write is None or one.write.tick != NEVER])
+    count = -(-len(segments) * 2 // MOST_SEGMENTS)
+    while neighbours := list(islice(some, count)):
+        joined = Segment(neighbours[0].lo, neighbours[-1].hi)
+        writes = [one.write for one in neighbours if one.write]
+        joined.write = max(writes, key=lambda write: write.call.seq, default=None)
+        joined.reads = _last_of_each([access for one in neighbours for access in one.reads])
+        joined.atomics = _last_of_each([access for one in neighbours for access in one.atomics])
+        joined.already_reported = tuple(pair for one in neighbours for pair in one.already_reported)
+        joined.approximate = True
+        yield joined
+
+
+def _last_of_each(accesses: list[MemoryAccess]) -> Accesses:
+    """Return the last access of each stream."""
+    in_order = sorted(accesses, key=lambda access: access.tick)
+    return tuple({(access.slot, access.call.node): access for access in in_order}.values())
+
+
+def _youngest(segments: list[Segment]) -> list[Segment]:
+    seqs = sorted(_last_seq(one) for one in segments)
+    middle = seqs[-MOST_SEGMENTS // 2]
+    return [one for one in segments if _last_seq(one) >= middle][-MOST_SEGMENTS:]
+
+
+def _last_seq(segment: Segment) -> int:
+    accesses = (segment.write, *segment.reads, *segment.atomics)
+    return max((access.call.seq for access in accesses if access), default=0)

@@ -1,0 +1,202 @@
+"""The work of a function captured into a graph, and errors for functions that cannot be captured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
+from cudakit.gpu.driver_errors import Status
+from cudakit.gpu.external_streams import StreamHandle
+from cudakit.gpu.graphed.streams import StreamSource
+
+_T = TypeVar("_T")
+Work: TypeAlias = Callable[[StreamHandle], _T]
+_G = TypeVar("_G")
+
+_HOST = (
+    "leave out of the function what waits for the device, asks the driver for memory, or copies from and to "
+    "the host; what is made at the first call only is made by warmup=1 or more"
+)
+_STREAM = "enqueue on the stream that is current inside, or take a parameter named `stream` and enqueue there"
+
+_HINTS: Mapping[Status, str] = MappingProxyType(
+    {
+        Status.STREAM_CAPTURE_UNSUPPORTED: _HOST,
+        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST}; and {_STREAM}",
+        Status.STREAM_CAPTURE_UNJOINED: "let the stream of the capture wait for the other ones at the end",
+        Status.STREAM_CAPTURE_ISOLATION: "wait for no event from before the function inside of it",
+        Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM}",
+        Status.CAPTURED_EVENT: "ask or wait for no event at the host inside the function",
+    }
+)
+# Texts of cudaGetErrorString, and of CuPy: some libraries report nothing else.
+_SAID: Mapping[str, Status] = MappingProxyType(
+    {
+        "stream is capturing": Status.STREAM_CAPTURE_UNSUPPORTED,
+        "legacy stream depend on a capturing blocking stream": Status.STREAM_CAPTURE_IMPLICIT,
+        "dependency created on uncaptured work": Status.STREAM_CAPTURE_ISOLATION,
+        "event last recorded in a capturing stream": Status.CAPTURED_EVENT,
+    }
+)
+EMPTY = "the function enqueued nothing on the stream that was captured"
+EMPTY_HINT = _STREAM
+
+
+class DriverGraph:
+    """The work of a function as a graph of one device."""
+
+    def __init__(self, gpu: Gpu, streams: StreamSource) -> None:
+        self.gpu = gpu
+        self.streams = streams
+        # Blocking, so that work enqueued in the legacy stream is an error, and not silently left out.
+        self.side = gpu.stream(blocking=True)
+        self._executable: GraphExec | None = None
+
+    def run(self, work: Work[object], times: int) -> None:
+        """Run the work ``times`` times on the stream of the capture, after all enqueued work."""
+        handle = self.streams.handle(self.side)
+        self.gpu.sync()
+        with self.streams.entered(handle):
+            for _ in range(times):
+                work(handle)
+        self.gpu.sync_stream(self.side)
+
+    def capture(self, work: Work[_T]) -> _T:
+        """Capture the work, and return what it returned. Raises CudaError for what cannot be captured."""
+        graph, value = self._captured(work)
+        try:
+            self._executable = self.gpu.instantiate(graph)
+        finally:
+            self.gpu.destroy_graph(graph)
+        return value
+
+    def update(self, work: Work[_T]) -> _T:
+        """Capture the work again, with other parameters. Raises CudaError for a graph of another shape."""
+        graph, value = self._captured(work)
+        try:
+            self.gpu.graph_update(self._ready(), graph)
+        finally:
+            self.gpu.destroy_graph(graph)
+        return value
+
+    def stream(self, given: object) -> Stream:
+        """Return the stream that was given, or the current one for None."""
+        return self.streams.stream(given)
+
+    def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
+        """Enqueue a copy of new contents."""
+        if size_bytes and to != from_:
+            self.gpu.copy(to, from_, size_bytes, stream)
+
+    def launch(self, stream: Stream) -> None:
+        """Launch the graph."""
+        self.gpu.graph_launch(self._ready(), stream)
+
+    def close(self) -> None:
+        """Wait for the device, and release everything."""
+        self.gpu.sync()
+        if self._executable is not None:
+            self.gpu.destroy_graph_exec(self._executable)
+            self._executable = None
+        self.gpu.destroy_stream(self.side)
+
+    def _ready(self) -> GraphExec:
+        if self._executable is None:
+            raise UsageError("nothing was captured yet")
+        return self._executable
+
+    def _captured(self, work: Work[_T]) -> tuple[Graph, _T]:
+        gpu, side = self.gpu, self.side
+        handle = self.streams.handle(side)
+        with self.streams.entered(handle):
+            graph, value = captured(
+                lambda: work(handle),
+                begin=lambda: gpu.capture_begin(side),
+                end=lambda: gpu.capture_end(side),
+                drop=gpu.destroy_graph,
+            )
+        if not gpu.count_nodes(graph):
+            gpu.destroy_graph(graph)
+            raise UsageError(EMPTY, hint=EMPTY_HINT)
+        return graph, value
+
+
+def captured(
+    work: Callable[[], _T],
+    *,
+    begin: Callable[[], object],
+    end: Callable[[], _G],
+    drop: Callable[[_G], object],
+) -> tuple[_G, _T]:
+    """Run work within a capture. Return the results of ``end`` and of the work.
+
+    Raises CudaError for what cannot be captured, and else what the work raises; ``drop`` is then given what
+    was captured for nothing.
+    """
+    with _collector_off():
+        begin()
+        try:
+            value = work()
+        except BaseException as error:
+            spoiled = _broken_off(end, drop)
+            if isinstance(error, Exception) and (spoiled or is_refusal(error)):
+                raise refusal(error, spoiled) from error
+            raise
+        try:
+            return end(), value
+        except (CudaError, RuntimeError) as spoiled:  # the latter is torch's
+            raise refusal(spoiled) from spoiled
+
+
+def _broken_off(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exception | None:
+    """End a capture and drop its graph. Return the error of an invalidated capture."""
+    try:
+        drop(end())
+    except (CudaError, RuntimeError) as spoiled:
+        return spoiled
+    return None
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Turn the garbage collector off: during a capture it must not free memory or unload kernels."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an error comes from the capture, and not from the function."""
+    return _status(error) is not None
+
+
+def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:
+    """Return the error that explains an invalidated capture; ``ended`` is the error of its end, if any."""
+    status = _status(error) or _status(ended) or Status.STREAM_CAPTURE_INVALIDATED
+    said = str(error).strip().partition("\n")[0]
+    return CudaError(
+        status,
+        f"CUDA_ERROR_{status.name}",
+        f"the function cannot be captured: {said}",
+        hint=_HINTS.get(status, _HOST),
+    )
+
+
+def _status(error: BaseException | None) -> Status | None:
+    """Return the driver's status in an error of any library, found by its number or its text."""
+    # cudakit and Numba, CuPy, torch.
+    for name in ("code", "status", "error_code"):
+        code = getattr(error, name, None)
+        if isinstance(code, int) and code in _HINTS:
+            return Status(code)
+    text = str(error)
+    return next((status for words, status in _SAID.items() if words in text), None)

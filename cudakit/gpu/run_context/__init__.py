@@ -1,0 +1,135 @@
+"""Gather a RunContext. Only this package reads /proc, /dev, /sys and /etc for facts of a run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView, Telemetry
+from cudakit.gpu.api.run_context import RunContext, SelfTestStep
+from cudakit.gpu.run_context.driver import read_driver
+from cudakit.gpu.run_context.files import SYSTEM, Files, attempt
+from cudakit.gpu.run_context.host import (
+    is_privileged,
+    process_names,
+    read_host,
+    read_limits,
+)
+from cudakit.gpu.run_context.software import read_software
+from cudakit.units import Unavailable
+
+_NOT_IN_NVML = Unavailable("NVML does not know the device")
+
+
+def gather(
+    machine: Machine,
+    *,
+    variables: Mapping[str, str],
+    command: tuple[str, ...] = (),
+    files: Files = SYSTEM,
+) -> RunContext:
+    """Return what benchmark results record: host, driver version, environment, processes on the GPU.
+
+    Gather before the device is opened: then its processes are those of others, and the child process
+    that asks the driver has ended.
+    """
+    context = _observe(machine, variables, files)
+    device = _nvml_device(context.nvml, context.cuda)
+    return replace(
+        context,
+        command=command,
+        versions=dict(_versions(context.nvml, context.cuda)),
+        nvml_device=device,
+        other_processes=_count_processes(machine, device),
+    )
+
+
+def gather_all(
+    machine: Machine,
+    *,
+    variables: Mapping[str, str],
+    search_path: Iterable[str],
+    self_test: tuple[SelfTestStep, ...] | Unavailable = (),
+    files: Files = SYSTEM,
+) -> RunContext:
+    """Return everything that can be observed without using a GPU.
+
+    A fact that cannot be read becomes Unavailable with the reason. ``search_path`` is where Python
+    packages are found, such as sys.path. The files of the host are ignored if the GPUs are simulated:
+    they describe a different machine.
+    """
+    files = Files(None) if machine.simulated else files
+    context = _observe(machine, variables, files)
+    return replace(
+        context,
+        driver=read_driver(files, context.variables, context.host.kernel),
+        software=read_software(files, context.variables, search_path),
+        limits=attempt(read_limits),
+        privileged=is_privileged(files),
+        processes=attempt(partial(process_names, files)),
+        telemetry=_telemetry(machine, context.nvml),
+        self_test=self_test,
+    )
+
+
+def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
+    """Return what both need: host, environment, and the answers of NVML and CUDA."""
+    nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
+    return RunContext(
+        simulated=machine.simulated,
+        variables=_effective_variables(machine, cuda, variables),
+        host=read_host(files, variables),
+        nvml=nvml,
+        cuda=cuda,
+    )
+
+
+def _effective_variables(
+    machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the process environment; on a simulated machine, with the recorded choice of devices."""
+    if not machine.simulated or isinstance(cuda, Unavailable):
+        return variables
+    recorded = {
+        "CUDA_VISIBLE_DEVICES": cuda.visible_devices,
+        "CUDA_DEVICE_ORDER": cuda.device_order,
+    }
+    own = {name: value for name, value in variables.items() if name not in recorded}
+    return own | {name: value for name, value in recorded.items() if value is not None}
+
+
+def _versions(
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
+) -> Iterator[tuple[str, str]]:
+    from importlib.metadata import version  # takes 20 ms, and doctor does without
+
+    if isinstance(nvml, NvmlView) and isinstance(nvml.driver_version, str):
+        yield "driver", nvml.driver_version
+    if isinstance(cuda, CudaView) and isinstance(cuda.driver_version, tuple):
+        yield "CUDA", ".".join(map(str, cuda.driver_version))
+    yield "cudakit", version("cudakit")
+    yield "python", platform.python_version()
+
+
+def _nvml_device(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> DeviceFacts | None:
+    """Return the first CUDA device as NVML describes it."""
+    if isinstance(nvml, Unavailable) or isinstance(cuda, Unavailable) or not cuda.devices:
+        return None
+    return next((one for one in nvml.devices if one.uuid == cuda.devices[0].uuid), None)
+
+
+def _count_processes(machine: Machine, device: DeviceFacts | None) -> int | Unavailable:
+    if machine.simulated:
+        return Unavailable("the GPU is simulated")
+    found = _NOT_IN_NVML if device is None else machine.processes(device)
+    return found if isinstance(found, Unavailable) else len(found)
+
+
+def _telemetry(
+    machine: Machine, nvml: NvmlView | Unavailable
+) -> tuple[Telemetry | Unavailable, ...]:
+    if isinstance(nvml, Unavailable):
+        return ()
+    return tuple(attempt(partial(machine.telemetry, device)) for device in nvml.devices)

@@ -1,0 +1,127 @@
+"""Facts of the NVIDIA driver that the system shows in files: modules, device nodes, PCI bus, log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cudakit.gpu.api.run_context import DeviceNode, Driver, KernelModule, PciGpu
+from cudakit.gpu.run_context.files import Files
+from cudakit.units import Unavailable
+
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
+_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
+_NVIDIA = "0x10de"  # PCI vendor
+# VGA and 3D controllers (PCI Code and ID Assignment, class 03).
+_DISPLAY = ("0x0300", "0x0302")
+_PCI_DEVICES = "/sys/bus/pci/devices"
+_NO_FILES = Unavailable("the files of this system are not looked at")
+_MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of MPS
+
+
+def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driver:
+    """Read the facts of the driver; ``kernel`` is the release of the running kernel."""
+    modules = (line.split(" ", 1)[0] for line in files.lines("/proc/modules"))
+    dependencies = files.text(f"/lib/modules/{kernel}/modules.dep") or ""
+    pipes = variables.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_DIRECTORY)
+    return Driver(
+        module=_kernel_module(files),
+        module_installed="/nvidia.ko" in dependencies,
+        nouveau_loaded="nouveau" in modules,
+        parameters=_parameters(files),
+        device_nodes=tuple(device_nodes(files)),
+        pci_gpus=tuple(_pci_gpus(files)),
+        kernel_log=kernel_log(files),
+        mps_pipes=files.exists(f"{pipes}/control"),
+        wsl_libcuda=files.exists("/usr/lib/wsl/lib/libcuda.so.1"),
+    )
+
+
+def _kernel_module(files: Files) -> KernelModule | None:
+    text = files.text("/proc/driver/nvidia/version") or ""
+    found = _MODULE.search(text)
+    return KernelModule(found[1], "Open Kernel Module" in text) if found else None
+
+
+def _parameters(files: Files) -> dict[str, str] | None:
+    text = files.text("/proc/driver/nvidia/params")
+    if text is None:
+        return None
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def device_nodes(files: Files) -> Iterator[DeviceNode]:
+    """Open and close the device nodes of the NVIDIA driver, of WSL and of Jetson."""
+    for name in files.names("/dev"):
+        if name.startswith(("nvidia", "nvhost-gpu", "nvmap")) or name == "dxg":
+            path = f"/dev/{name}"
+            found = _node(path, files.place(path) or Path(path))
+            if found:
+                yield found
+
+
+def _node(path: str, place: Path) -> DeviceNode | None:
+    try:
+        mode = place.stat().st_mode
+    except OSError as error:
+        return DeviceNode(path, "?", _symbol(error))
+    if stat.S_ISDIR(mode):
+        return None
+    return DeviceNode(path, stat.filemode(mode), _open_error(place))
+
+
+def _open_error(place: Path) -> str:
+    try:
+        os.close(os.open(place, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return _symbol(error)
+    return ""
+
+
+def _symbol(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, str(error.errno))
+
+
+def _pci_gpus(files: Files) -> Iterator[PciGpu]:
+    """List the NVIDIA GPUs on the PCI bus by address; sysfs shows them without any driver."""
+    for address in files.names(_PCI_DEVICES):
+        place = f"{_PCI_DEVICES}/{address}"
+        kind = files.text(f"{place}/class") or ""
+        if files.text(f"{place}/vendor") == _NVIDIA and kind.startswith(_DISPLAY):
+            bound = files.resolve(f"{place}/driver") if files.exists(f"{place}/driver") else ""
+            gone = files.text(f"{place}/revision") == "0xff"
+            yield PciGpu(address, bound.rpartition("/")[2], gone)
+
+
+def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
+    """Return the messages in the kernel's log buffer."""
+    place = files.place("/dev/kmsg")
+    if place is None:
+        return _NO_FILES
+    try:
+        log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return Unavailable(f"the kernel's log cannot be read ({_symbol(error)} on /dev/kmsg)")
+    try:
+        return tuple(_messages(log))
+    finally:
+        os.close(log)
+
+
+def _messages(log: int) -> Iterator[str]:
+    # Each read returns one message; it fails with EPIPE once if the buffer was overwritten meanwhile.
+    while True:
+        try:
+            message = os.read(log, 1 << 16)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            continue
+        if not message:
+            return
+        for line in message.decode(errors="replace").splitlines():
+            yield line.partition(";")[2] or line

@@ -1,0 +1,81 @@
+"""Read the files by which a system describes itself: /proc, /dev, /sys, /etc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TypeVar
+
+from cudakit.units import Unavailable
+
+_T = TypeVar("_T")
+
+# A bound far above the size of any file read here: some files under /proc are endless.
+_MAX_PIECES = 64
+# /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
+_PIECE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files below ``root``: ``/`` is the running system, None a system without any files.
+
+    Paths are absolute, as on the running system. An unreadable file is treated as absent.
+    """
+
+    root: Path | None
+
+    def text(self, path: str) -> str | None:
+        """Return the text of a file, without its last newline."""
+        place = self.place(path)
+        if place is None:
+            return None
+        try:
+            with place.open("rb", buffering=0) as file:
+                pieces = takewhile(bool, (file.read(_PIECE_BYTES) for _ in range(_MAX_PIECES)))
+                return b"".join(pieces).decode(errors="replace").rstrip("\n")
+        except OSError:
+            return None
+
+    def lines(self, path: str) -> list[str]:
+        """Return the lines of a file, none if it is absent."""
+        return (self.text(path) or "").splitlines()
+
+    def names(self, directory: str) -> tuple[str, ...]:
+        """Return the sorted names in a directory, none if it is absent."""
+        place = self.place(directory)
+        with suppress(OSError):
+            return tuple(sorted(os.listdir(place))) if place else ()
+        return ()
+
+    def exists(self, path: str) -> bool:
+        place = self.place(path)
+        return place is not None and os.path.exists(place)
+
+    def resolve(self, path: str) -> str:
+        """Follow symbolic links; return a path that does not exist as it is."""
+        place = self.place(path)
+        if place is None or not os.path.exists(place):
+            return path
+        real = os.path.realpath(place)
+        top = os.path.realpath(str(self.root))
+        return "/" + os.path.relpath(real, top) if real.startswith(top) else real
+
+    def place(self, path: str) -> Path | None:
+        """Return the location of a file, None without a root."""
+        return None if self.root is None else self.root / path.lstrip("/")
+
+
+SYSTEM = Files(Path("/"))
+
+
+def attempt(read: Callable[[], _T]) -> _T | Unavailable:
+    """Return what a function reads; a failure must not cost the other facts."""
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 any failure is reported in place of the fact
+        return Unavailable(f"looking failed: {type(error).__name__}: {error}")

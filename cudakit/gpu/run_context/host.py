@@ -1,0 +1,113 @@
+"""Facts of the operating system, the container and the limits of this process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+
+from cudakit.gpu.api.run_context import SHARED_MEMORY, Host, Limits
+from cudakit.gpu.run_context.files import Files
+from cudakit.units import Unavailable
+
+# CAP_SYS_ADMIN (linux/capability.h).
+_SYS_ADMIN = 21
+# The last byte of this EFI variable is 1 where kernel modules must be signed.
+_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_NO_FILES = Unavailable("the files of this system are not looked at")
+# Container runtimes by a mark in the control group of the first process.
+_RUNTIMES = {
+    "docker": "docker",
+    "containerd": "containerd",
+    "kubepods": "Kubernetes",
+    "libpod": "podman",
+    "lxc": "LXC",
+}
+
+
+def read_host(files: Files, variables: Mapping[str, str]) -> Host:
+    """Read the facts of the host; without files only those of the container remain."""
+    release = dict(line.split("=", 1) for line in files.lines("/etc/os-release") if "=" in line)
+    kernel = files.text("/proc/sys/kernel/osrelease") or ""
+    model = files.text("/proc/device-tree/model") or ""
+    return Host(
+        cpu=_cpu(files),
+        system=platform.system() if files.root else "",
+        kernel=kernel,
+        distribution=release.get("PRETTY_NAME", "").strip('"'),
+        distribution_id=release.get("ID", "").strip('"'),
+        container=_container(files, variables),
+        is_wsl="microsoft" in kernel.lower(),
+        is_jetson=files.exists("/etc/nv_tegra_release") or "jetson" in model.lower(),
+        secure_boot=(files.text(_SECURE_BOOT) or "").endswith("\x01"),
+        overcommit_memory=files.text("/proc/sys/vm/overcommit_memory") or "",
+        infiniband=files.names("/sys/class/infiniband"),
+        available_bytes=_available_bytes(files),
+        shared_memory_bytes=_shared_memory_bytes(files),
+    )
+
+
+def _cpu(files: Files) -> str:
+    lines = files.lines("/proc/cpuinfo")
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() if files.root else "")
+
+
+def _container(files: Files, variables: Mapping[str, str]) -> str:
+    """Name the kind of container, "" outside of one."""
+    if "KUBERNETES_SERVICE_HOST" in variables:
+        return "Kubernetes"
+    if files.exists("/run/.containerenv"):
+        return "podman"
+    if files.exists("/.dockerenv"):
+        return "docker"
+    groups = files.text("/proc/1/cgroup") or ""
+    named = (name for mark, name in _RUNTIMES.items() if mark in groups)
+    return next(named, variables.get("container", ""))
+
+
+def _available_bytes(files: Files) -> int | Unavailable:
+    """Read the memory available without swapping (proc_meminfo(5), MemAvailable, in KiB)."""
+    lines = files.lines("/proc/meminfo")
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    return int(words[1]) << 10 if len(words) > 1 else Unavailable("the system does not say")
+
+
+def _shared_memory_bytes(files: Files) -> int | Unavailable:
+    """Return the size of the file system for memory that processes share."""
+    place = files.place(SHARED_MEMORY)
+    if place is None:
+        return _NO_FILES
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return Unavailable(f"{SHARED_MEMORY}: {error.strerror}")
+    return found.f_frsize * found.f_blocks
+
+
+def read_limits() -> Limits:
+    """Return the soft limits of this process."""
+    return Limits(_limit(resource.RLIMIT_AS), _limit(resource.RLIMIT_MEMLOCK))
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def is_privileged(files: Files) -> bool:
+    """Return whether this process has CAP_SYS_ADMIN, which the driver requires for some operations."""
+    for line in files.lines("/proc/self/status"):
+        label, _, value = line.partition(":")
+        if label == "CapEff":
+            with suppress(ValueError):
+                return bool(int(value, 16) >> _SYS_ADMIN & 1)
+    return False
+
+
+def process_names(files: Files) -> frozenset[str]:
+    """Return the names of the running processes of this PID namespace, each of at most 15 characters."""
+    numbers = (name for name in files.names("/proc") if name.isdecimal())
+    return frozenset(filter(None, (files.text(f"/proc/{number}/comm") for number in numbers)))

@@ -1,0 +1,217 @@
+"""The self-test of the visible devices: make a context, compile with NVRTC, run a kernel, copy.
+
+Results are compared with the expected values, because broken hardware may report no error. The test runs
+in a child process: a crash or a hang leaves this process untouched. It needs about 20 MiB of each device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.errors import CudakitError
+from cudakit.gpu.api import Gpu, Ptr
+from cudakit.gpu.api.run_context import SelfTestStep
+from cudakit.units import Unavailable, format_bytes
+
+DEFAULT_SECONDS = 120
+# Profilers and checkers that are injected into every CUDA process must not enter this one.
+_INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
+
+_STEPS = ("context", "compile", "kernel", "copy")
+_COUNT = 1 << 20  # threads: enough for every multiprocessor of any device several times over
+_SEED = 0x9E3779B9
+_ROUNDS = 64  # as in the source
+_SOURCE = """
+extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    unsigned x = i ^ seed;
+    for (int round = 0; round < 64; ++round) { x = x * 1664525u + 1013904223u; x ^= x >> 13; }
+    out[i] = x;
+}
+"""
+
+
+def run_self_test(
+    *, command: Sequence[str] = (), seconds: float = DEFAULT_SECONDS
+) -> tuple[SelfTestStep, ...] | Unavailable:
+    """Run the steps in a child process until one fails; return Unavailable if no child can be started.
+
+    A step that crashes or does not end within ``seconds`` has failed. ``command`` replaces the command
+    of the child.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
+            [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        told = late.stdout or ""
+        return _steps(told if isinstance(told, str) else told.decode(), "did not end in time")
+    except OSError as error:
+        return Unavailable(f"no process can be started to use the GPU in: {error}")
+    return _steps(done.stdout, f"ended its process with {done.returncode}{_last(done.stderr)}")
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, sys.path))
+    kept = {name: value for name, value in os.environ.items() if name not in _INJECTIONS}
+    return {**kept, "PYTHONPATH": path}
+
+
+def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
+    """Parse the child's lines, one for each step; ``end`` says why the last ones are missing."""
+    steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
+    if len(steps) == len(_STEPS) or (steps and steps[-1].error):
+        return steps
+    return (*steps, SelfTestStep(_STEPS[len(steps)], f"the step {_STEPS[len(steps)]!r} {end}"))
+
+
+def _last(complaints: str) -> str:
+    lines = complaints.strip().splitlines()
+    return f": {lines[-1]}" if lines else ""
+
+
+# --- in the child ----------------------------------------------------------------------------------
+
+
+def child() -> None:
+    """Run the steps, and write each as a line of JSON as soon as it is done."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # keep the output of libraries out of the pipe
+    with open(pipe, "w", encoding="utf-8") as stream:
+        for step in run_steps(_open_all):
+            line = {name: getattr(step, name) for name in ("name", "error", "hint")}
+            stream.write(json.dumps({**line, "seen": dict(step.seen)}) + "\n")
+            stream.flush()
+
+
+def _open_all() -> list[Gpu]:
+    from cudakit.gpu.open import open_gpu
+
+    first = open_gpu("cuda", 0)
+    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, _device_count()))]
+
+
+def _device_count() -> int:
+    from cudakit.gpu.cuda.driver import check, cu
+
+    return int(check(cu.cuDeviceGetCount()))
+
+
+def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
+    """Run each step on every device, up to the first step that fails."""
+    gpus: list[Gpu] = []
+    images: dict[int, bytes] = {}
+
+    def make() -> Iterator[str]:
+        gpus.extend(open_all())
+        yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
+
+    def compile_for() -> Iterator[str]:
+        for at, gpu in enumerate(gpus):
+            images[at] = gpu.compile(_SOURCE)
+            yield f"{format_bytes(len(images[at]))} of code"
+
+    def run() -> Iterator[str]:
+        yield from (_run_kernel(gpu, images[at]) for at, gpu in enumerate(gpus))
+
+    def copy() -> Iterator[str]:
+        yield from map(_copy_around, gpus)
+
+    for name, step in zip(_STEPS, (make, compile_for, run, copy), strict=True):
+        taken = _taken(name, step)
+        yield taken
+        if taken.error:
+            return
+    for gpu in gpus:
+        gpu.close()
+
+
+def _taken(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
+    seen: dict[str, str] = {}
+    try:
+        for told in step():
+            seen[f"cuda:{len(seen)}"] = told
+    except CudakitError as error:
+        return SelfTestStep(name, f"cuda:{len(seen)}: {error.message}", error.hint, seen)
+    except _WrongValues as wrong:
+        hint = "run the vendor's diagnostic (dcgmi diag -r 3): the hardware may be broken"
+        return SelfTestStep(name, f"cuda:{len(seen)}: {wrong}", hint, seen)
+    return SelfTestStep(name, seen=seen)
+
+
+class _WrongValues(Exception):
+    """The device computed or copied wrong values."""
+
+
+def _run_kernel(gpu: Gpu, image: bytes) -> str:
+    threads = 256
+    size = _COUNT * 4
+    module, out, host = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
+    stream = gpu.stream()
+    arguments = (out, np.uint32(_COUNT), np.uint32(_SEED))
+    kernel = gpu.kernel(module, "trial")
+    gpu.launch(kernel, (_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
+    gpu.copy(host, out, size, stream)
+    gpu.sync_stream(stream)
+    _compare(_words(gpu, host, size), _expected(), "a kernel computed")
+    gpu.free(out)
+    gpu.host_free(host)
+    return f"{_COUNT:,} values right"
+
+
+def _copy_around(gpu: Gpu) -> str:
+    """Copy from the host to the device, within the device, and back."""
+    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _COUNT, dtype=np.uint32)
+    size = sent.nbytes
+    there, elsewhere = gpu.malloc(size), gpu.malloc(size)
+    out, back = gpu.host_malloc(size), gpu.host_malloc(size)
+    stream = gpu.stream()
+    _words(gpu, out, size)[:] = sent
+    for target, source in ((there, out), (elsewhere, there), (back, elsewhere)):
+        gpu.copy(target, source, size, stream)
+    gpu.sync_stream(stream)
+    _compare(_words(gpu, back, size), sent, "a copy brought")
+    for ptr in (there, elsewhere):
+        gpu.free(ptr)
+    for ptr in (out, back):
+        gpu.host_free(ptr)
+    return f"{format_bytes(size)} exact"
+
+
+def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
+    return np.frombuffer(gpu.host_view(ptr, size), dtype=np.uint32)
+
+
+def _expected() -> npt.NDArray[Any]:
+    """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
+    x = np.arange(_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
+    for _ in range(_ROUNDS):
+        x = x * np.uint32(1664525) + np.uint32(1013904223)
+        x ^= x >> np.uint32(13)
+    return x
+
+
+def _compare(got: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str) -> None:
+    wrong = np.flatnonzero(got != wanted)
+    if wrong.size:
+        at = int(wrong[0])
+        raise _WrongValues(
+            f"{what} {wrong.size:,} wrong values of {wanted.size:,}; "
+            f"at {at} {int(got[at]):#010x} instead of {int(wanted[at]):#010x}"
+        )

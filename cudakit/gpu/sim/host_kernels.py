@@ -1,0 +1,155 @@
+"""Host kernels: Python functions that do to simulated memory what kernels do to a device's.
+
+    @host_kernel("saxpy")
+    def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
+        launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
+
+A host kernel does at once what all threads of the launch do together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.gpu.api import Dim3
+from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.sim.schedule import Hold
+from cudakit.gpu.sim.space import Bytes, Span
+from cudakit.trace.events import Access
+from cudakit.trace.kinds import Mode
+
+HostKernel: TypeAlias = Callable[..., None]
+_F = TypeVar("_F", bound=HostKernel)
+
+# Filled by the decorator when a module with host kernels is imported.
+_REGISTERED: dict[str, HostKernel] = {}
+
+
+def host_kernel(name: str) -> Callable[[_F], _F]:
+    """Run a function in place of the kernels of that name, on every simulated device.
+
+    The function is called with a Launch and the kernel's arguments: pointers as addresses, numbers as numpy
+    scalars.
+    """
+
+    def register(function: _F) -> _F:
+        _REGISTERED[name] = function
+        return function
+
+    return register
+
+
+def registered() -> Mapping[str, HostKernel]:
+    """Return every registered host kernel by the name of its kernel."""
+    return MappingProxyType(_REGISTERED)
+
+
+@dataclass(slots=True)
+class Launch:
+    """A running launch: its shape, and its access to memory.
+
+    Arrays are views of device memory from an address on: ``count`` elements, ``step_bytes`` apart or by
+    default adjacent. Access to unallocated memory fails the launch as on a device.
+    """
+
+    name: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    span: Callable[[int, int, str], Span]
+    begin_ns: int = 0  # in virtual time
+    clock_khz: int = 1_000_000  # of the SMs
+    busy_ns: int = 0
+    held: Hold | None = None
+    accesses: list[Access] = field(default_factory=list)
+    _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of all blocks."""
+        return prod(self.grid) * prod(self.block)
+
+    def read(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to read."""
+        array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ)
+        array.flags.writeable = False
+        return array
+
+    def write(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to write, all of them, and not read."""
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.WRITE)
+
+    def update(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to read and write."""
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ | Mode.WRITE)
+
+    def atomic(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return elements to read and write by atomic operations only."""
+        mode = Mode.READ | Mode.WRITE | Mode.ATOMIC
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
+
+    def busy(self, nanoseconds: int) -> None:
+        """Add to the duration of the kernel, beyond that of its accesses."""
+        self.busy_ns += int(nanoseconds)
+
+    def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
+        """Keep the kernel running until a condition is met: a kernel that polls memory.
+
+        After ``limit_ns``, ``give_up`` is called, and the kernel ends.
+        """
+        self.held = Hold(is_over, limit_ns, give_up)
+
+    @property
+    def begin_cycles(self) -> int:
+        """The cycle counters of the SMs when the kernel began."""
+        return self.begin_ns * self.clock_khz // 1_000_000
+
+    def finish(self) -> None:
+        """Write back ranges that span several regions."""
+        for span, copy in self._copies:
+            span.scatter(copy)
+
+    def _view(
+        self, ptr: int, dtype: np.dtype[Any], count: int, step_bytes: int, mode: Mode
+    ) -> npt.NDArray[Any]:
+        if count <= 0:
+            return np.empty(0, dtype)
+        step = step_bytes or dtype.itemsize
+        if ptr % dtype.alignment or step % dtype.alignment:
+            seen = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
+            raise cuda_error(Status.MISALIGNED_ADDRESS, seen=seen)
+        size_bytes = step * (count - 1) + dtype.itemsize
+        content = self._content(ptr, size_bytes, mode)
+        strided = step != dtype.itemsize
+        self.accesses.append(
+            Access(
+                ptr,
+                ptr + size_bytes,
+                mode,
+                stride_bytes=step if strided else 0,
+                count=count if strided else 0,
+            )
+        )
+        return np.ndarray((count,), dtype, content, strides=(step,))
+
+    def _content(self, ptr: int, size_bytes: int, mode: Mode) -> Bytes:
+        found = self.span(ptr, size_bytes, self.name)
+        content = found.gather()
+        if len(found.pieces) > 1 and mode != Mode.READ:
+            self._copies.append((found, content))
+        return content

@@ -1,0 +1,299 @@
+"""Frozen dataclasses as plain JSON values, and back by their annotations.
+
+The only encoder and decoder of Results: ``--json`` writes ``to_plain``, and ``from_plain`` reads it. A field
+is a key; ``metadata={"json": name}`` renames it, ``metadata={"json": None}`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from cudakit.units import Unavailable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_T = TypeVar("_T")
+_Reasons: TypeAlias = dict[str, str]  # by path; None where reasons are inline
+_REASONS = "unavailable"  # the key with the reasons of a record
+
+# --- to plain values -------------------------------------------------------------------------------
+
+
+def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, object]:
+    """Reduce a dataclass instance to dicts, lists and scalars.
+
+    ``schema`` (a field or a class attribute) comes first. An Enum becomes its lower-case name. NaN and
+    infinities become None, and so does an Unavailable, whose reason is in the record around it:
+    ``{"power": None, "unavailable": {"power": reason}}``, under ``fans[1]`` or ``limits.power`` for one in
+    a list or a mapping. With ``inline_reasons`` it becomes ``{"unavailable": reason}`` instead.
+
+    Raises TypeError for what JSON has no form for (bytes, sets, dates) and for a key used twice.
+    """
+    if not _is_record(record):
+        raise TypeError(f"a Result is a dataclass instance, not {type(record).__name__}")
+    return _record(record, inline_reasons)
+
+
+def _is_record(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _json_name(field: Field[Any]) -> str | None:
+    name: str | None = field.metadata.get("json", field.name)
+    return name
+
+
+def _record(record: Any, inline_reasons: bool) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    reasons: _Reasons | None = None if inline_reasons else {}
+    for name, value in _members(record):
+        if name in plain or name == _REASONS:
+            raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
+        plain[name] = _plain(value, name, reasons)
+    if reasons:
+        plain[_REASONS] = reasons
+    return plain
+
+
+def _members(record: Any) -> Iterator[tuple[str, object]]:
+    schema = getattr(record, "schema", None)
+    if isinstance(schema, str):
+        yield "schema", schema
+    for field in fields(record):
+        name = _json_name(field)
+        if name is not None and not (field.name == "schema" and isinstance(schema, str)):
+            yield name, getattr(record, field.name)
+
+
+def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
+    """Reduce a value; ``path`` leads to it from the record around it."""
+    match value:
+        case Enum():
+            return value.name.lower()
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case Unavailable(reason):
+            if reasons is None:
+                return {_REASONS: reason}
+            reasons[path] = reason
+            return None
+        case _ if _is_of_numpy(value):
+            return _numbers(value, path, reasons)
+        case Mapping():
+            return _object(value, path, reasons)
+        case list() | tuple():
+            return [_plain(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
+        case _ if _is_record(value):
+            return _record(value, reasons is None)
+    raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
+
+
+def _is_of_numpy(value: object) -> bool:
+    # numpy is slow to import, and has no instances before its import.
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _numbers(value: object, path: str, reasons: _Reasons | None) -> object:
+    import numpy as np
+
+    array: npt.NDArray[Any] = np.asarray(value)
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    if array.dtype.kind == "f":
+        doubles = array.astype(np.float64)
+        plain = doubles.tolist()
+        return plain if np.isfinite(doubles).all() else _plain(plain, path, reasons)
+    if array.dtype.kind in "OU":
+        return _plain(array.tolist(), path, reasons)
+    raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
+
+
+def _object(
+    mapping: Mapping[Any, object], path: str, reasons: _Reasons | None
+) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for key, value in mapping.items():
+        name = _key(key, path)
+        plain[name] = _plain(value, f"{path}.{name}", reasons)
+    return plain
+
+
+def _key(key: object, path: str) -> str:
+    if isinstance(key, Enum):
+        return key.name.lower()
+    if isinstance(key, (str, int)):
+        return str(key)
+    raise TypeError(f"{path}: a JSON key is a word or an integer, not {type(key).__name__}")
+
+
+# --- and back --------------------------------------------------------------------------------------
+
+
+class Mismatch(ValueError):
+    """A plain value does not fit the annotation of its field; the message names the place."""
+
+
+def from_plain(kind: type[_T], plain: object, place: str = "", *, strict: bool = False) -> _T:
+    """Make a dataclass instance of what ``to_plain`` returns, with reasons in either form.
+
+    A missing key takes the default of its field. An unknown key is ignored, so that files of newer versions
+    can be read; with ``strict`` it is a Mismatch. Raises Mismatch, which names the first wrong place.
+    """
+    if not isinstance(plain, dict):
+        raise _mismatch(place, "an object", plain)
+    members = _hinted_fields(kind)
+    known = {_json_name(field) for field, _ in members} | {_REASONS}
+    unknown = sorted(plain.keys() - known) if strict else ()
+    if unknown:
+        raise Mismatch(f"{place or 'the file'} has an unknown key {unknown[0]!r}")
+    reasons = plain.get(_REASONS)
+    reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
+    return kind(**{f.name: reader.member(f, hint, plain, place) for f, hint in members})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
+    """Return the fields that the constructor takes, with their annotations."""
+    hints = _hints(kind)
+    return [
+        (field, hints[field.name])
+        for field in fields(kind)
+        if field.init and get_origin(hints[field.name]) is not ClassVar
+    ]
+
+
+class _Reader:
+    """Reads the fields of one record by their annotations.
+
+    ``place`` is the path of a value in the file, ``path`` that in its record, by which ``reasons`` has it.
+    """
+
+    def __init__(self, reasons: Mapping[str, object], strict: bool) -> None:
+        self._reasons = reasons
+        self._strict = strict
+
+    def member(self, field: Field[Any], hint: Any, plain: Mapping[str, object], place: str) -> Any:
+        name = _json_name(field)
+        where = f"{place}.{name}" if place else str(name)
+        if name is not None and name in plain:
+            return self._value(hint, plain[name], where, name)
+        if field.default is not MISSING:
+            return field.default
+        if field.default_factory is not MISSING:
+            return field.default_factory()
+        raise Mismatch(f"{where} is missing")
+
+    def _value(self, hint: Any, plain: object, place: str, path: str) -> object:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return self._one_of(arguments, plain, place, path)
+        if origin is Literal:
+            if plain not in arguments:
+                raise _mismatch(place, " or ".join(map(repr, arguments)), plain)
+            return plain
+        if origin is tuple:
+            return self._tuple(arguments, plain, place, path)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return self._mapping(arguments[1], plain, place, path)
+        if is_dataclass(hint) and isinstance(hint, type):
+            return from_plain(hint, plain, place, strict=self._strict)
+        return _scalar(hint, plain, place)
+
+    def _one_of(self, kinds: tuple[Any, ...], plain: object, place: str, path: str) -> object:
+        if plain is None:
+            return self._nothing(kinds, place, path)
+        if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
+            return Unavailable(_scalar(str, plain[_REASONS], place))
+        problems = []
+        # A whole number stays one, where both kinds of numbers are allowed.
+        for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
+            if kind not in (Unavailable, types.NoneType):
+                try:
+                    return self._value(kind, plain, place, path)
+                except Mismatch as problem:
+                    problems.append(problem)
+        # The first kind is the usual one; of what is nearly that, the deepest problem says most.
+        raise max(problems, key=lambda problem: str(problem).count("."))
+
+    def _nothing(self, kinds: tuple[Any, ...], place: str, path: str) -> Unavailable | None:
+        reason = self._reasons.get(path)
+        if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
+            return Unavailable(str(reason) if reason is not None else "the file does not say why")
+        if types.NoneType in kinds:
+            return None
+        raise _mismatch(place, "a value", None)
+
+    def _tuple(
+        self, kinds: tuple[Any, ...], plain: object, place: str, path: str
+    ) -> tuple[object, ...]:
+        if not isinstance(plain, list):
+            raise _mismatch(place, "a list", plain)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            if kinds[0] is float and set(map(type, plain)) <= {float, int}:
+                with suppress(OverflowError):  # which is reported below, with its place
+                    return tuple(map(float, plain))  # samples, of which there are many
+            kinds = (kinds[0],) * len(plain)
+        if len(kinds) != len(plain):
+            raise _mismatch(place, f"a list of {len(kinds)}", plain)
+        return tuple(
+            self._value(kind, item, f"{place}[{i}]", f"{path}[{i}]")
+            for i, (kind, item) in enumerate(zip(kinds, plain, strict=True))
+        )
+
+    def _mapping(self, kind: Any, plain: object, place: str, path: str) -> dict[str, object]:
+        if not isinstance(plain, dict):
+            raise _mismatch(place, "an object", plain)
+        return {
+            name: self._value(kind, item, f"{place}.{name}", f"{path}.{name}")
+            for name, item in plain.items()
+        }
+
+
+def _scalar(kind: Any, plain: object, place: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if isinstance(plain, str) and plain.upper() in kind.__members__:
+            return kind[plain.upper()]
+        raise _mismatch(place, " or ".join(name.lower() for name in kind.__members__), plain)
+    if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        # Neither infinite nor NaN, for which JSON has no form.
+        if abs(plain) <= sys.float_info.max:
+            return float(plain)
+    elif type(plain) is kind:
+        return plain
+    raise _mismatch(place, _KINDS.get(kind, str(kind)), plain)
+
+
+_KINDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def _mismatch(place: str, expected: str, seen: object) -> Mismatch:
+    text = "null" if seen is None else repr(seen)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return Mismatch(f"{place or 'the file'} should be {expected}, not {shown}")

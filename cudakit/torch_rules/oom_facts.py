@@ -1,0 +1,182 @@
+"""The facts of a failed request, and whether it would have fitted had one thing been different. In bytes.
+
+A request is tried as in c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc): a free block of
+its pool, size class and stream; a new segment; a new segment once cached segments are released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from cudakit.units import Unavailable
+
+PoolId: TypeAlias = tuple[int, int]
+DEFAULT_POOL: PoolId = (0, 0)
+Frames: TypeAlias = "list[dict[str, str | int]]"
+
+_NOT_ASKED = Unavailable("nobody was asked")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a failed request would have fitted, had one thing been different."""
+
+    without_cache: bool  # empty segments given back to the device
+    without_holes: bool  # all free bytes of the request's own pool and stream in one piece
+    in_another_pool: bool  # a hole of another pool or stream is large enough
+    after_pending_frees: bool  # frees waiting for other streams done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request that no free block served, and the free memory beside it."""
+
+    block_bytes: int  # rounded up
+    segment_bytes: int  # what had to be allocated from the device
+    usable_bytes: int  # what the process could still have allocated from the device
+    releasable_bytes: int  # cached in empty segments
+    own_free_bytes: int  # in free blocks of its pool, size class and stream
+    largest_other_bytes: int  # the largest free block elsewhere
+    largest_later_bytes: int  # the largest free block of its own once pending frees are complete
+
+    def fit(self) -> Fit:
+        """Return which single change would have let the request fit."""
+        return Fit(
+            without_cache=self.usable_bytes + self.releasable_bytes >= self.segment_bytes,
+            without_holes=self.own_free_bytes + self.usable_bytes >= self.block_bytes,
+            in_another_pool=self.largest_other_bytes >= self.block_bytes,
+            after_pending_frees=self.largest_later_bytes >= self.block_bytes,
+        )
+
+
+def is_limited(device_free_bytes: int, segment_bytes: int) -> bool:
+    """Return whether the device had memory for a segment, so that a limit of the process refused it."""
+    return device_free_bytes >= segment_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Silo:
+    """Memory that serves the requests of one pool, one size class and one stream only."""
+
+    pool: PoolId
+    small: bool
+    stream: int
+    reserved_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    # Whole segments and pages of the default pool, which empty_cache releases.
+    releasable_bytes: int = 0
+    pending_bytes: int = 0  # freed, but used by other streams
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A block in use that keeps a mostly free segment from being released."""
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    segment_bytes: int
+    segment_free_bytes: int
+    frames: Frames  # of its allocation; empty if no stacks are recorded
+
+
+class Process(Protocol):
+    """A process that uses the device."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def used_bytes(self) -> int | Unavailable: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OomReport:
+    """A request that failed, and the memory at that moment."""
+
+    device: int
+    requested_bytes: int
+    block_bytes: int  # rounded
+    segment_bytes: int  # what the device was asked for
+    stream: int
+    pool: PoolId
+    small: bool
+    device_free_bytes: int
+    device_total_bytes: int
+    limit_bytes: int | None  # the most that may be reserved
+    allocated_bytes: int
+    reserved_bytes: int
+    private_free_bytes: int  # cached in private pools
+    pending_bytes: int  # freed, but used by other streams
+    max_split_size_bytes: int | None
+    expandable_segments: bool
+    silos: tuple[Silo, ...]  # the one with most free bytes first
+    pins: tuple[Pin, ...]  # the one that costs most first
+    # Streams, and bytes of freed blocks that wait for them.
+    awaited: tuple[tuple[int, int], ...] = ()
+    capturing: bool = False  # nothing could be waited for or released
+    rejected: bool = False  # by throw_on_cudamalloc_oom: nothing was tried
+    most_addresses: int | None = None  # that an expandable segment reserves; None: there are none
+    reserve_class: str = ""  # of the stream, which chooses that reserve
+    processes: Sequence[Process] | Unavailable = _NOT_ASKED  # that use the device
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """Bytes of the device that this allocator does not hold: contexts, other processes."""
+        used = self.device_total_bytes - self.device_free_bytes
+        return max(used - self.reserved_bytes, 0)
+
+    @property
+    def unallocated_bytes(self) -> int:
+        """Bytes that are reserved and free in the default pool."""
+        free = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
+        return max(free - self.pending_bytes, 0)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the limit refused the request, not the device."""
+        return self.limit_bytes is not None and is_limited(
+            self.device_free_bytes, self.segment_bytes
+        )
+
+    @property
+    def own(self) -> Silo:
+        """The memory that was searched for the request."""
+        key = self.pool, self.small, self.stream
+        for silo in self.silos:
+            if (silo.pool, silo.small, silo.stream) == key:
+                return silo
+        return Silo(*key, 0, 0, 0)
+
+    @property
+    def best_other(self) -> Silo | None:
+        """The other memory with the largest free block."""
+        others = [silo for silo in self.silos if silo != self.own]
+        return max(others, key=lambda silo: silo.largest_free_bytes, default=None)
+
+    def fit(self) -> Fit:
+        """Return which single change would have let the request fit in what is reserved."""
+        own, other = self.own, self.best_other
+        return Request(
+            block_bytes=self.block_bytes,
+            segment_bytes=self.segment_bytes,
+            usable_bytes=0,
+            releasable_bytes=sum(silo.releasable_bytes for silo in self.silos),
+            own_free_bytes=own.free_bytes,
+            largest_other_bytes=other.largest_free_bytes if other else 0,
+            # Pending frees are complete by now: such a block became free after the last search.
+            largest_later_bytes=own.largest_free_bytes,
+        ).fit()
+
+    def used_by_process(self) -> dict[int, int]:
+        """Return the bytes that each process uses of the device, most first; empty if not known."""
+        if isinstance(self.processes, Unavailable):
+            return {}
+        found: dict[int, int] = {}
+        for process in self.processes:
+            if not isinstance(process.used_bytes, Unavailable):
+                # A process that computes and draws is listed twice.
+                found[process.pid] = max(found.get(process.pid, 0), process.used_bytes)
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,121 @@
+"""The error of a failed request: PyTorch's sentences in one line, then details for lines of 80 columns.
+
+Source of the sentences: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc,
+reportProcessMemoryInfo, format_size).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from textwrap import wrap
+
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, Silo
+from cudakit.torch_rules.oom_remedies import place, remedies
+from cudakit.units import format_bytes, format_ratio
+
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_MOST_PROCESSES = 4
+_WIDTH = 80
+_MOST_SILOS = 6
+_ROW = "{:>10} {:>10} {:>13} {:>10}  {}"
+
+
+def torch_size(size_bytes: int) -> str:
+    """Write a size as PyTorch does in its errors."""
+    for unit, least in _UNITS:
+        if size_bytes > least:
+            return f"{size_bytes / least:.2f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def message_of(report: OomReport) -> str:
+    """Return the line that names the request and who holds the memory."""
+    return " ".join(_sentences(report))
+
+
+def _sentences(r: OomReport) -> Iterator[str]:
+    yield f"Tried to allocate {torch_size(r.segment_bytes)}."
+    yield (
+        f"GPU {r.device} has a total capacity of {torch_size(r.device_total_bytes)} of which"
+        f" {torch_size(r.device_free_bytes)} is free."
+    )
+    yield from _in_use(r)
+    if r.limit_bytes is not None:
+        yield f"{torch_size(r.limit_bytes)} allowed;"
+    yield "Of the allocated memory"
+    yield f"{torch_size(r.allocated_bytes + r.private_free_bytes)} is allocated by this allocator,"
+    if r.private_free_bytes:
+        yield f"with {torch_size(r.private_free_bytes)} allocated in private pools (e.g., CUDA Graphs),"
+    if r.pending_bytes:
+        yield f"{torch_size(r.pending_bytes)} was freed but is in use by other streams,"
+    yield f"and {torch_size(r.unallocated_bytes)} is reserved by this allocator but unallocated."
+
+
+def _in_use(report: OomReport) -> Iterator[str]:
+    """Yield what each process uses; this process by NVML if possible, else by the driver."""
+    processes = report.used_by_process()
+    own = processes.pop(os.getpid(), None)
+    for pid, used in list(processes.items())[:_MOST_PROCESSES]:
+        yield f"Process {pid} has {torch_size(used)} memory in use."
+    if len(processes) > _MOST_PROCESSES:
+        yield f"{len(processes) - _MOST_PROCESSES} more processes use less each."
+    if own is not None:
+        yield (
+            "Including memory outside of this allocator, this process has"
+            f" {torch_size(own)} memory in use."
+        )
+    else:  # NVML numbers processes as the host does, and a container does not
+        yield f"{torch_size(report.elsewhere_bytes)} is in use outside of this allocator."
+
+
+def details(report: OomReport) -> str:
+    """Describe the request, what is reserved, which blocks keep it, and what would have helped."""
+    lines = [f"Requested: {format_bytes(report.requested_bytes)} {place(report.own)}"]
+    lines += _silo_lines(report)
+    if report.pins:
+        lines.append("Blocks that keep a segment, most of which is free:")
+    for pin in report.pins:
+        lines += _pin_lines(pin)
+    lines.append("What would have helped:")
+    for remedy in remedies(report):
+        lines += wrap(remedy, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _silo_lines(report: OomReport) -> Iterator[str]:
+    if not report.silos:
+        return
+    yield _ROW.format("Reserved", "Free", "Largest hole", "Pending", "Serves")
+    for silo in report.silos[:_MOST_SILOS]:
+        yield _ROW.format(
+            format_bytes(silo.reserved_bytes),
+            format_bytes(silo.free_bytes),
+            format_bytes(silo.largest_free_bytes),
+            format_bytes(silo.pending_bytes),
+            _served(silo),
+        )
+    if rest := report.silos[_MOST_SILOS:]:
+        yield _ROW.format(
+            format_bytes(sum(silo.reserved_bytes for silo in rest)),
+            format_bytes(sum(silo.free_bytes for silo in rest)),
+            format_bytes(max(silo.largest_free_bytes for silo in rest)),
+            format_bytes(sum(silo.pending_bytes for silo in rest)),
+            f"{len(rest)} more",
+        )
+
+
+def _served(silo: Silo) -> str:
+    pool = "" if silo.pool == DEFAULT_POOL else f", pool {silo.pool[0]},{silo.pool[1]}"
+    return f"{'small' if silo.small else 'large'}, stream {silo.stream:#x}{pool}"
+
+
+def _pin_lines(pin: Pin) -> Iterator[str]:
+    share = format_ratio(min(pin.segment_free_bytes / pin.segment_bytes, 0.999))  # never 100%
+    yield (
+        f"  {format_bytes(pin.size_bytes)} at {pin.address:#x} keep"
+        f" {format_bytes(pin.segment_bytes)}, {share} of it free"
+    )
+    if pin.frames:
+        first = pin.frames[0]
+        yield f"    {first['filename']}:{first['line']} ({first['name']})"

@@ -1,0 +1,218 @@
+"""The verdict on a failed request in a snapshot: its cause in one sentence, and ranked remedies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cudakit.torch_rules.oom_facts import Fit
+from cudakit.torch_rules.sizes import MIB
+from cudakit.units import format_bytes
+
+_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRequest:
+    """A request that failed, and the memory at that moment; in bytes."""
+
+    size: int
+    needed: int  # the segment that would have to be allocated
+    device_free: int
+    reserved: int
+    active: int  # blocks in use and pending free
+    free: int  # in free blocks of any pool
+    own_free: int  # in free blocks that could have served the request
+    own_largest: int  # the largest of those blocks
+    releasable: int  # in segments without a block in use
+    releasable_private: int  # of that, in private pools
+    pending: int  # blocks freed, still used by another stream
+    short: int  # what is missing even if every free byte could be used
+    limited: bool  # the device had memory left: a limit of the process refused
+    expandable: bool  # expandable segments are in use
+    split_limited: bool  # max_split_size_mb is set
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a request failed, as a code and in words, and what to do."""
+
+    code: str
+    sentence: str
+    remedies: tuple[str, ...]
+
+
+def verdict_of(failed: FailedRequest) -> Verdict:
+    """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity."""
+    found = _cause(failed)
+    if not failed.limited or found.code == "limit":
+        return found
+    return replace(found, remedies=(*found.remedies, _raise_the_limit(failed)))
+
+
+def _cause(failed: FailedRequest) -> Verdict:
+    fit = failed.fit
+    if fit.without_cache:
+        return _cache(failed)
+    if fit.after_pending_frees:
+        return _pending(failed)
+    if fit.without_holes:
+        return _fragmentation(failed)
+    if fit.in_another_pool or not failed.short:
+        return _pool(failed)
+    return _limit(failed) if failed.limited else _capacity(failed)
+
+
+def _raise_the_limit(failed: FailedRequest) -> str:
+    least = format_bytes(failed.reserved + failed.needed)
+    return f"raise torch.cuda.set_per_process_memory_fraction, to at least {least} for this request"
+
+
+def _cache(failed: FailedRequest) -> Verdict:
+    sentence = (
+        f"{_asked(failed)} would have fitted without the cache: {format_bytes(failed.releasable)} lie in "
+        f"empty segments that were not given back{_limit_clause(failed)}."
+    )
+    remedies = []
+    if failed.releasable_private:
+        remedies.append(
+            "delete the CUDA graphs and MemPools that are no longer used: empty segments of a private "
+            "pool go back with the pool only"
+        )
+    if failed.releasable > failed.releasable_private:
+        remedies.append(
+            "call torch.cuda.empty_cache() before this allocation; while a graph is captured PyTorch "
+            "gives nothing back"
+        )
+    return Verdict("cache", sentence, tuple(remedies))
+
+
+def _pending(failed: FailedRequest) -> Verdict:
+    sentence = (
+        f"{_asked(failed)} would have fitted a moment later: {_waiting(failed)}"
+        f"{_limit_clause(failed)}."
+    )
+    return Verdict(
+        "pending",
+        sentence,
+        (
+            "wait for the side stream before the tensor is freed "
+            "(torch.cuda.current_stream().wait_stream(side)), instead of record_stream",
+            "call torch.cuda.synchronize() before this allocation",
+        ),
+    )
+
+
+def _waiting(failed: FailedRequest) -> str:
+    if failed.own_largest < failed.size:
+        freed = format_bytes(failed.pending)
+        return f"{freed} were freed but still in use by other streams (record_stream)"
+    hole = format_bytes(failed.own_largest)
+    return (
+        f"a hole of {hole} became free only after PyTorch had searched, when it waited for the other "
+        "streams that used it (record_stream)"
+    )
+
+
+def _fragmentation(failed: FailedRequest) -> Verdict:
+    device = f" and {format_bytes(failed.device_free)} on the device" if not failed.limited else ""
+    sentence = (
+        f"{_asked(failed)} would have fitted without holes: {format_bytes(failed.own_free)} are free inside "
+        f"reserved segments{device if failed.own_free < failed.size else ''}, but the largest hole is "
+        f"{format_bytes(failed.own_largest)}{_limit_clause(failed)}."
+    )
+    remedies = [
+        *_expandable_remedy(failed),
+        "free, or allocate first, the small long-lived blocks that pin the segments "
+        "(see what pins them, below)",
+        *_split_remedy(failed),
+    ]
+    return Verdict("fragmentation", sentence, tuple(remedies))
+
+
+def _pool(failed: FailedRequest) -> Verdict:
+    elsewhere = format_bytes(failed.free - failed.own_free)
+    where = (
+        "into another pool or stream"
+        if failed.fit.in_another_pool
+        else "if pools and streams shared their memory"
+    )
+    sentence = (
+        f"{_asked(failed)} would have fitted {where}: {elsewhere} are free where this request may not go"
+        f"{_limit_clause(failed)}."
+    )
+    return Verdict(
+        "pool",
+        sentence,
+        (
+            "allocate on the stream that holds the free memory, or call torch.cuda.empty_cache() first",
+            "let CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), "
+            "and delete MemPools that are no longer used",
+            *_expandable_remedy(failed),
+        ),
+    )
+
+
+def _limit(failed: FailedRequest) -> Verdict:
+    sentence = (
+        f"{_asked(failed)} met a limit of the process, not of the device: the device had "
+        f"{format_bytes(failed.device_free)} free while this process held "
+        f"{format_bytes(failed.reserved)}."
+    )
+    return Verdict(
+        "limit",
+        sentence,
+        (
+            _raise_the_limit(failed),
+            *_less(failed),
+        ),
+    )
+
+
+def _capacity(failed: FailedRequest) -> Verdict:
+    sentence = (
+        f"{_asked(failed)} could not fit: {format_bytes(failed.active)} were in use, "
+        f"{format_bytes(failed.device_free)} free on the device and {format_bytes(failed.free)} in holes, "
+        f"which is {format_bytes(failed.short)} too little even with every free byte usable."
+    )
+    holes = _expandable_remedy(failed) if failed.free else ()
+    return Verdict("capacity", sentence, (*_less(failed), *holes))
+
+
+def _less(failed: FailedRequest) -> tuple[str, ...]:
+    return (
+        f"hold {format_bytes(failed.short)} less at this moment: a smaller batch, activation "
+        "checkpointing, or the top holders below (with --at oom)",
+    )
+
+
+def _asked(failed: FailedRequest) -> str:
+    asked = format_bytes(failed.size)
+    return f"{asked} did not fit, but" if _could(failed) else asked
+
+
+def _could(failed: FailedRequest) -> bool:
+    fit = failed.fit
+    usable = fit.without_cache or fit.without_holes or fit.after_pending_frees
+    return usable or fit.in_another_pool or not failed.short
+
+
+def _limit_clause(failed: FailedRequest) -> str:
+    if not failed.limited:
+        return ""
+    return (
+        f"; the device had {format_bytes(failed.device_free)} free, so a limit of the process "
+        f"(set_per_process_memory_fraction) kept it at {format_bytes(failed.reserved)}"
+    )
+
+
+def _expandable_remedy(failed: FailedRequest) -> tuple[str, ...]:
+    return () if failed.expandable else (f"{_CONF}=expandable_segments:True",)
+
+
+def _split_remedy(failed: FailedRequest) -> tuple[str, ...]:
+    """Return the limit above the failed size; torch accepts none up to 20 MiB."""
+    if failed.expandable or failed.split_limited:
+        return ()
+    limit_mib = max(failed.size // MIB, 21)
+    return (f"{_CONF}=max_split_size_mb:{limit_mib}",)

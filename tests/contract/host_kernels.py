@@ -1,0 +1,33 @@
+"""The kernels of the contract in numpy; tests/contract/kernels.py has the same in CUDA C++."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.sim import Launch, host_kernel
+
+
+@host_kernel("add")
+def add(launch: Launch, data: Ptr, count: np.int32, amount: np.int32) -> None:
+    launch.update(data, np.int32, count)[:] += amount
+
+
+@host_kernel("store")
+def store(launch: Launch, where: Ptr, value: np.int32) -> None:
+    launch.write(where, np.int32)[:] = value
+
+
+@host_kernel("move")
+def move(launch: Launch, to: Ptr, from_: Ptr) -> None:
+    launch.write(to, np.int32)[:] = launch.read(from_, np.int32)
+
+
+@host_kernel("gather")
+def gather(launch: Launch, out: Ptr, *numbers: np.generic) -> None:
+    launch.write(out, np.float64, len(numbers))[:] = numbers
+
+
+@host_kernel("spin")
+def spin(launch: Launch, nanoseconds: np.uint64) -> None:
+    launch.busy(int(nanoseconds))

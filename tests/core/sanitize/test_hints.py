@@ -1,0 +1,339 @@
+"""Sentences about races and their fixes, in CUDA's and in each framework's terms."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from core.sanitize.made import (
+    DEFAULT,
+    EVENT,
+    OTHER,
+    OWN,
+    PREFETCH,
+    SIDE,
+    STEP,
+    WAIT,
+    found,
+    kernel,
+    race,
+    side,
+    work,
+)
+
+from cudakit.core.sanitize import hints
+from cudakit.core.sanitize.hints import FRAMEWORKS, remedies
+from cudakit.core.sanitize.races import Operation, RaceKind, Sync, SyncKind
+from cudakit.document import Frame
+from cudakit.trace.kinds import Kind, Known, Mode
+
+READ = Mode.READ
+seen = partial(kernel, known=Known.EXACT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "current", "previous", "sentence"),
+    [
+        (
+            RaceKind.READ_AFTER_WRITE,
+            seen("add"),
+            work(),
+            "kernel add on the legacy default stream reads 1.00 KiB that the copy on stream 7 may "
+            "still be writing",
+        ),
+        (
+            RaceKind.WRITE_AFTER_READ,
+            work(Kind.FILL, stream=OTHER),
+            seen("add"),
+            "the fill on stream 9 overwrites 1.00 KiB that kernel add on the legacy default stream "
+            "may still be reading",
+        ),
+        (
+            RaceKind.WRITE_AFTER_WRITE,
+            work(Kind.FILL, stream=OTHER),
+            work(),
+            "the fill on stream 9 writes 1.00 KiB that the copy on stream 7 may still be writing",
+        ),
+        (
+            RaceKind.USE_BEFORE_ALLOCATION,
+            seen("add"),
+            work(Kind.ALLOC),
+            "kernel add on the legacy default stream uses 1.00 KiB that the allocation on stream 7 "
+            "may not have made available yet",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            seen("add"),
+            work(Kind.FREE),
+            "kernel add on the legacy default stream uses 1.00 KiB that the free on stream 7 has "
+            "given back",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            work(Kind.FREE),
+            seen("add"),
+            "the free on stream 7 gives 1.00 KiB back that kernel add on the legacy default stream "
+            "may still be using",
+        ),
+        (
+            RaceKind.REUSE,
+            seen("add"),
+            work(mode=READ),
+            "kernel add on the legacy default stream uses 1.00 KiB that were handed out again while "
+            "the copy on stream 7, which their last owner enqueued, may still be running",
+        ),
+        (
+            RaceKind.HOST,
+            work(stream=0, mode=READ, site=WAIT),
+            work(),
+            "the host, for the copy (train.py:59), reads 1.00 KiB that the copy on stream 7 may "
+            "still be writing",
+        ),
+        (
+            RaceKind.HOST,
+            work(stream=0, site=WAIT),
+            work(mode=READ),
+            "the host, for the copy (train.py:59), overwrites 1.00 KiB that the copy on stream 7 may "
+            "still be reading",
+        ),
+        (
+            RaceKind.READ_AFTER_WRITE,
+            seen("add", graph=2, node=3),
+            work(graph=2, node=2),
+            "kernel add (node 3 of graph 2) on the legacy default stream reads 1.00 KiB that the "
+            "copy (node 2 of graph 2) on stream 7 may still be writing",
+        ),
+    ],
+)
+def test_a_sentence_says_who_does_what_to_which_bytes(
+    kind: RaceKind, current: Operation, previous: Operation, sentence: str
+) -> None:
+    assert hints.sentence(kind, side(current), side(previous), 1024) == sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "current", "previous", "fix"),
+    [
+        (
+            RaceKind.READ_AFTER_WRITE,
+            kernel(),
+            work(),
+            "record an event on stream 7 after the copy (loader.py:31) and make the legacy default "
+            "stream wait for it before the kernel (train.py:44)",
+        ),
+        (
+            RaceKind.READ_AFTER_WRITE,
+            kernel("add", site=0),
+            work(site=0),
+            "record an event on stream 7 after the copy and make the legacy default stream wait for "
+            "it before kernel add",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            work(Kind.FREE),
+            kernel(),
+            "record an event on the legacy default stream after the kernel (train.py:44) and make "
+            "stream 7 wait for it before the free (loader.py:31), or free on the legacy default "
+            "stream",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            kernel(),
+            work(Kind.FREE),
+            "free the memory after its last use: move the free (loader.py:31) behind the kernel "
+            "(train.py:44)",
+        ),
+        (
+            RaceKind.REUSE,
+            kernel(),
+            work(),
+            "keep the memory until stream 7 is done with it, or record an event on stream 7 after "
+            "the copy (loader.py:31) and make the legacy default stream wait for it before the "
+            "kernel (train.py:44)",
+        ),
+        (
+            RaceKind.HOST,
+            work(stream=0, site=STEP),
+            work(),
+            "make the host wait for stream 7, or for an event recorded there after the copy "
+            "(loader.py:31), before it uses the memory at train.py:44",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            work(Kind.FREE, stream=0, site=0),
+            kernel("add", site=0),
+            "make the host wait for the legacy default stream, or for an event recorded there after "
+            "kernel add, before it frees the memory",
+        ),
+        (
+            RaceKind.HOST,
+            work(),
+            work(stream=0, site=STEP),
+            "order the host's threads: the copy (train.py:44) has to be over before the copy "
+            "(loader.py:31) is enqueued",
+        ),
+        (
+            RaceKind.WRITE_AFTER_WRITE,
+            kernel(graph=2, node=3),
+            work(graph=2, node=2),
+            "while capturing, record an event after the copy (loader.py:31) and make the stream of "
+            "the kernel (train.py:44) wait for it: nothing in the graph orders node 3 after node 2",
+        ),
+    ],
+)
+def test_the_fix_is_the_smallest_one(
+    kind: RaceKind, current: Operation, previous: Operation, fix: str
+) -> None:
+    assert hints.fix(kind, side(current), side(previous)) == fix
+
+
+@pytest.mark.parametrize(
+    ("sync", "sentence"),
+    [
+        (
+            EVENT,
+            "the legacy default stream last waited for stream 7 at train.py:59, for an event "
+            "recorded at loader.py:30, before the copy (loader.py:31) was enqueued",
+        ),
+        (
+            Sync(SyncKind.EVENT, 101, 0, 104, 0),
+            "the legacy default stream last waited for stream 7, for an event recorded, before the "
+            "copy (loader.py:31) was enqueued",
+        ),
+        (
+            Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
+            "the host last waited for stream 7 at train.py:59, before the copy (loader.py:31) was "
+            "enqueued",
+        ),
+        (
+            Sync(SyncKind.DEFAULT_STREAM, 90, STEP, 91, PREFETCH),
+            "the default stream's rules last ordered the legacy default stream after stream 7 at "
+            "loader.py:31, before the copy (loader.py:31) was enqueued",
+        ),
+    ],
+)
+def test_the_last_wait_is_said_to_be_too_early(sync: Sync, sentence: str) -> None:
+    last = found(race(last_sync=sync)).last_sync
+
+    assert last is not None
+    assert last.sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("current", "previous", "words"),
+    [
+        (kernel("add"), work(), "is given 1.00 KiB that the copy on stream 7 may still be writing"),
+        (
+            work(),
+            kernel("add"),
+            "writes 1.00 KiB that kernel add on the legacy default stream may still be using",
+        ),
+    ],
+)
+def test_what_is_assumed_is_not_asserted(
+    current: Operation, previous: Operation, words: str
+) -> None:
+    said = hints.sentence(RaceKind.WRITE_AFTER_WRITE, side(current), side(previous), 1024)
+
+    assert said.endswith(words)
+
+
+def test_the_numbers_of_the_streams_here_are_those_of_the_table() -> None:
+    names = [side(work(stream=stream)).stream for stream in (DEFAULT, SIDE, OTHER, OWN)]
+
+    assert names == [
+        "the legacy default stream",
+        "stream 7 (non-blocking)",
+        "stream 9",
+        "the per-thread default stream of thread 140001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "current", "previous", "remedy"),
+    [
+        (
+            RaceKind.READ_AFTER_WRITE,
+            kernel(),
+            work(),
+            "torch: b.wait_stream(a), where a is stream 7 and b is the legacy default stream",
+        ),
+        (
+            RaceKind.REUSE,
+            kernel(),
+            work(mode=Mode.READ),
+            "torch: tensor.record_stream(a) before the tensor is dropped, where a is stream 7",
+        ),
+        (
+            RaceKind.USE_AFTER_FREE,
+            kernel(),
+            work(Kind.FREE),
+            "torch: tensor.record_stream(a) before the tensor is dropped, where a is the legacy "
+            "default stream",
+        ),
+        (
+            RaceKind.HOST,
+            work(stream=0, site=2),
+            work(),
+            "torch: a.synchronize(), or event.synchronize(), or a copy with non_blocking=False, "
+            "where a is stream 7",
+        ),
+        (
+            RaceKind.WRITE_AFTER_WRITE,
+            kernel(graph=2, node=3, stream=7),
+            work(graph=2, node=2),
+            "torch: b.wait_stream(a), where a is the stream of the earlier one and b is that of the "
+            "later one",
+        ),
+    ],
+)
+def test_torch_is_told_in_its_own_terms(
+    kind: RaceKind, current: Operation, previous: Operation, remedy: str
+) -> None:
+    assert remedies(kind, side(current), side(previous)) == (remedy,)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel_name", "file"),
+    [
+        ("torch", "", "/v/site-packages/torch/cuda/streams.py"),
+        ("torch", "", "/v/site-packages/triton/runtime/jit.py"),
+        ("torch", "void at::native::fill<float>(float*)", ""),
+        ("torch", "triton_poi_fused_add_0", ""),
+        ("CuPy", "", "/v/site-packages/cupy/_core/core.py"),
+        ("CuPy", "cupy_add__float32_float_float32", ""),
+        ("Numba", "", "/v/site-packages/numba_cuda/numba/cuda/dispatcher.py"),
+        ("Numba", "cudapy::__main__::add[abi:v1](Array<float>)", ""),
+        ("JAX", "", "/v/site-packages/jax/_src/api.py"),
+        ("cuda.core", "", "/v/site-packages/cuda/core/_stream.py"),
+        ("cudakit", "", "/src/cudakit/gpu/sim/device.py"),
+    ],
+)
+def test_a_framework_is_known_by_its_kernels_and_its_files(
+    name: str, kernel_name: str, file: str
+) -> None:
+    current = side(kernel(kernel_name, site=0))
+    frames = (Frame("f", file, 1),) if file else ()
+
+    (remedy,) = remedies(RaceKind.READ_AFTER_WRITE, current, side(work(site=0)), frames)
+    assert remedy.startswith(f"{name}: ")
+
+
+def test_a_program_without_a_framework_gets_the_general_fix_alone() -> None:
+    plain = found(race(current=kernel("add", site=1)))
+
+    assert plain.remedies == ()
+    assert plain.hint
+
+
+@pytest.mark.parametrize("kind", RaceKind)
+def test_every_framework_has_a_fix_for_every_kind(kind: RaceKind) -> None:
+    frames = tuple(Frame("f", f"/v/{name}/x.py", 1) for name in ("torch", "cupy", "numba", "jax"))
+    said = remedies(kind, side(kernel("add", site=0)), side(work(site=0)), frames)
+
+    assert len(said) == 4
+    assert all(" a " not in remedy or "where a" in remedy or "a copy" in remedy for remedy in said)
+
+
+def test_no_two_frameworks_have_one_name() -> None:
+    assert len({framework.name for framework in FRAMEWORKS}) == len(FRAMEWORKS)

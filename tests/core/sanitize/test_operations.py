@@ -1,0 +1,236 @@
+"""Allocations, copies and fills: what they access, and what the host waits for."""
+
+from __future__ import annotations
+
+import pytest
+from core.sanitize.scene import (
+    NON_BLOCKING,
+    Scene,
+    place,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.sanitize.operations import Allocations
+from cudakit.core.sanitize.races import Allocation, RaceKind
+from cudakit.trace.kinds import Direction, HostMemory, How, Layer
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 10)), max_size=20))
+def test_an_address_belongs_to_the_last_allocation_that_nothing_replaced(
+    calls: list[tuple[bool, int, int]],
+) -> None:
+    table, owners = Allocations(), dict[int, Allocation]()
+    for seq, (adds, address, size) in enumerate(calls):
+        gone = {owners[at] for at in range(address, address + size) if at in owners}
+        if adds:
+            new = Allocation(address, size, How.SYNC, site=0, seq=seq)
+            table.add(new)
+        else:
+            gone = {one for one in set(owners.values()) if one.address == address}
+            assert table.remove(address) == next(iter(gone), None)
+        owners = {at: one for at, one in owners.items() if one not in gone}
+        if adds:
+            owners |= dict.fromkeys(range(address, address + size), new)
+
+        assert [table.at(at) for at in range(45)] == [owners.get(at) for at in range(45)]
+
+
+@pytest.mark.parametrize("how", [How.SYNC, How.PINNED])
+def test_to_free_memory_is_to_wait_for_the_context_and_to_get_some_is_not(how: How) -> None:
+    s = Scene(NON_BLOCKING, NON_BLOCKING)
+    s.create(3, context=2)
+    s.alloc("x", how)
+    s.W(1, "y")
+    s.W(3, "z", context=2)
+    s.alloc("w", how)
+    assert len(s.W(2, "y")) == 1
+    s.free("x", how)
+    assert s.R(1, "y") == []
+    assert len(s.R(1, "z")) == 1
+
+
+def test_memory_cannot_be_used_before_it_is_there_in_the_order_of_its_stream() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    assert s.W(1, "x") == []
+    s.alloc("y", How.STREAM_ORDERED, 1)
+    (race,) = s.W(2, "y")
+    assert race.kind is RaceKind.USE_BEFORE_ALLOCATION
+    assert race.previous.kind.name == "ALLOC"
+
+
+def test_an_event_makes_memory_usable_in_another_stream() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.record(1, 1)
+    s.wait(2, 1)
+    assert s.W(2, "x") == []
+
+
+def test_memory_cannot_be_freed_before_others_are_done_with_it() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.record(1, 1)
+    s.wait(2, 1)
+    s.R(2, "x")
+    (race,) = s.free("x", How.STREAM_ORDERED, 1)
+    assert race.kind is RaceKind.USE_AFTER_FREE
+    assert (race.current.kind.name, race.previous.stream) == ("FREE", 2)
+
+
+def test_memory_cannot_be_used_after_it_is_freed_in_whatever_order() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.free("x", How.STREAM_ORDERED, 1)
+    (race,) = s.W(1, "x")
+    assert race.kind is RaceKind.USE_AFTER_FREE
+    assert s.W(1, "x") == []  # told of already
+    s.device_sync()
+    assert s.R(2, "x") == []
+
+
+def test_whoever_gets_memory_again_comes_after_its_free() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.W(1, "x", "y")
+    s.free("x", How.STREAM_ORDERED, 1)
+    assert s.alloc("x", How.STREAM_ORDERED, 2) == []
+    assert s.W(2, "x", "y") == []
+
+
+def test_every_stream_that_uses_freed_memory_is_told_of_by_the_free() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.free("x", How.STREAM_ORDERED, 1)
+    for stream in (1, 2, 3):
+        (race,) = s.W(stream, "x")
+        assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
+
+
+def test_a_use_after_the_free_leaves_nothing_for_who_has_the_memory_next() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.free("x", How.STREAM_ORDERED, 1)
+    assert len(s.W(2, "x")) == 1
+    s.alloc("x", How.STREAM_ORDERED, 3)
+    assert s.W(3, "x") == []
+
+
+def test_memory_of_a_stream_may_be_freed_by_waiting() -> None:
+    s = Scene()
+    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.W(1, "x", "y")
+    s.free("x")
+    assert s.W(2, "y") == []
+
+
+def test_a_pool_orders_nothing() -> None:
+    s = Scene()
+    s.alloc("x", layer=Layer.POOL)
+    s.W(1, "x", "y")
+    s.free("x", layer=Layer.POOL)
+    s.alloc("x", layer=Layer.POOL)
+    assert len(s.W(2, "y")) == 1
+
+
+def test_a_query_of_an_event_makes_a_reused_block_safe() -> None:
+    s = Scene()
+    s.alloc("x", layer=Layer.POOL)
+    s.W(1, "x")
+    s.free("x", layer=Layer.POOL)
+    s.record(1, 1)
+    s.event_query(1)
+    s.alloc("x", layer=Layer.POOL)
+    assert s.W(2, "x") == []
+
+
+HOST_TO_DEVICE, DEVICE_TO_HOST = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
+DEVICE_TO_DEVICE, HOST_TO_HOST = Direction.DEVICE_TO_DEVICE, Direction.HOST_TO_HOST
+PINNED, PAGEABLE = HostMemory.PINNED, HostMemory.PAGEABLE
+
+
+@pytest.mark.parametrize(
+    ("direction", "host", "asynchronous", "destination_done", "source_done"),
+    [
+        (HOST_TO_DEVICE, PINNED, False, True, True),
+        (HOST_TO_DEVICE, PINNED, True, False, False),
+        (HOST_TO_DEVICE, PAGEABLE, False, False, True),
+        (HOST_TO_DEVICE, PAGEABLE, True, False, True),
+        (DEVICE_TO_HOST, PINNED, False, True, True),
+        (DEVICE_TO_HOST, PINNED, True, False, False),
+        (DEVICE_TO_HOST, PAGEABLE, False, True, True),
+        (DEVICE_TO_HOST, PAGEABLE, True, True, True),
+        (DEVICE_TO_DEVICE, HostMemory.NONE, False, False, False),
+        (HOST_TO_HOST, PINNED, True, True, True),
+    ],
+)
+def test_what_is_done_when_a_copy_returns(
+    direction: Direction,
+    host: HostMemory,
+    asynchronous: bool,
+    destination_done: bool,
+    source_done: bool,
+) -> None:
+    s = Scene()
+    s.copy(1, "x", "P", direction, host, asynchronous=asynchronous)
+    assert (s.R(2, "x") == []) == destination_done
+    assert (s.W(3, "P") == []) == source_done
+
+
+def test_without_joined_threads_a_copy_to_pageable_memory_may_still_be_under_way() -> None:
+    s = Scene(strict_threads=True)
+    s.copy(1, "P", "x", DEVICE_TO_HOST, PAGEABLE)
+    (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
+    assert race.kind is RaceKind.HOST
+
+
+def test_a_synchronous_copy_from_pageable_memory_waits_for_its_stream_first() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.copy(1, "y", "P", HOST_TO_DEVICE, PAGEABLE, asynchronous=False)
+    assert s.W(2, "x") == []
+    assert len(s.W(2, "y")) == 1
+
+
+def test_the_host_must_not_read_what_a_copy_still_writes() -> None:
+    s = Scene()
+    s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
+    (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
+    assert race.kind is RaceKind.HOST
+    assert (race.current.stream, race.previous.stream) == (0, 1)
+    assert race.lo == place("P")
+
+
+def test_the_host_must_not_write_what_a_copy_still_reads() -> None:
+    s = Scene()
+    s.copy(1, "x", "P", HOST_TO_DEVICE, PINNED)
+    (race,) = s.copy(2, "P", "Q", HOST_TO_HOST, PINNED)
+    assert race.kind is RaceKind.HOST
+    s.sync(1)
+    assert s.copy(2, "P", "Q", HOST_TO_HOST, PINNED) == []
+
+
+def test_two_copies_to_the_same_place_of_the_host_race() -> None:
+    s = Scene()
+    s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
+    (race,) = s.copy(2, "P", "y", DEVICE_TO_HOST, PINNED)
+    assert race.kind is RaceKind.WRITE_AFTER_WRITE
+
+
+@pytest.mark.parametrize(
+    ("how", "asynchronous", "is_done"),
+    [
+        (How.PINNED, False, True),
+        (How.MANAGED, False, True),
+        (How.PINNED, True, False),
+        (How.SYNC, False, False),
+    ],
+)
+def test_the_host_waits_for_a_fill_of_its_own_memory(
+    how: How, asynchronous: bool, is_done: bool
+) -> None:
+    s = Scene()
+    s.alloc("x", how)
+    s.fill(1, "x", asynchronous=asynchronous)
+    assert (s.W(2, "x") == []) == is_done

@@ -1,0 +1,275 @@
+"""What comes after what, by the rules of CUDA: streams, events, the host and its threads, contexts."""
+
+from __future__ import annotations
+
+import pytest
+from core.sanitize.scene import (
+    BLOCKING,
+    LEGACY,
+    NON_BLOCKING,
+    PER_THREAD,
+    Scene,
+)
+
+from cudakit.core.sanitize.ordering import UNKNOWN_WORD
+from cudakit.trace.events import CaptureBegin, CaptureEnd, Gap, HostCall, Memop
+from cudakit.trace.kinds import Flag, Phase
+
+
+def test_work_of_one_stream_is_ordered() -> None:
+    s = Scene()
+    assert s.W(1, "x") + s.R(1, "x") + s.W(1, "x") + s.copy(1, "x", "y") == []
+
+
+def test_the_legacy_stream_comes_after_blocking_streams_and_they_after_it() -> None:
+    s = Scene(LEGACY, BLOCKING, BLOCKING)
+    assert s.W(2, "x") + s.W(1, "x") + s.W(3, "x") == []
+
+
+def test_blocking_streams_without_the_legacy_one_between_are_not_ordered() -> None:
+    s = Scene(LEGACY, BLOCKING, BLOCKING)
+    s.W(1, "y")
+    s.W(2, "x")
+    assert len(s.W(3, "x")) == 1
+
+
+def test_a_wait_in_the_legacy_stream_orders_blocking_streams_too() -> None:
+    s = Scene(LEGACY, BLOCKING, BLOCKING)
+    s.W(2, "x")
+    s.wait(1, 99)  # an event that was never recorded
+    assert s.W(3, "x") == []
+
+
+def test_the_legacy_stream_is_reordered_with_every_turn() -> None:
+    s = Scene(LEGACY, BLOCKING, BLOCKING)
+    for _ in range(3):
+        assert s.W(2, "x") + s.W(1, "x", "y") + s.R(3, "x", "y") + s.W(1, "y") == []
+
+
+def test_a_non_blocking_stream_has_nothing_to_do_with_the_legacy_one() -> None:
+    s = Scene(LEGACY, NON_BLOCKING)
+    s.W(2, "x")
+    assert len(s.W(1, "x")) == 1
+    assert len(s.R(2, "x")) == 1
+
+
+def test_the_stream_of_a_thread_is_a_blocking_one_and_apart_from_those_of_others() -> None:
+    s = Scene(LEGACY, PER_THREAD, PER_THREAD)
+    s.W(2, "x")
+    assert len(s.W(3, "x")) == 1
+    s.W(2, "y")
+    assert s.W(1, "y") + s.W(3, "y") == []
+
+
+def test_the_legacy_stream_of_one_context_has_nothing_to_do_with_another_context() -> None:
+    s = Scene(LEGACY)
+    s.create(2, LEGACY, context=2)
+    s.create(3, BLOCKING, context=2)
+    s.W(3, "x", context=2)
+    assert len(s.W(1, "x")) == 1
+    s.W(3, "y", context=2)
+    assert s.W(2, "y", context=2) == []
+
+
+def test_the_legacy_stream_comes_after_what_a_destroyed_stream_left() -> None:
+    s = Scene(LEGACY, BLOCKING)
+    s.W(2, "x")
+    s.destroy(2)
+    assert s.W(1, "x") == []
+
+
+def test_an_event_of_the_legacy_stream_stands_for_blocking_streams_too() -> None:
+    s = Scene(LEGACY, BLOCKING, NON_BLOCKING)
+    s.W(2, "x")
+    s.record(1, 1)
+    s.wait(3, 1)
+    assert s.W(3, "x") == []
+
+
+def test_a_wait_takes_the_record_of_its_own_time() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1)
+    s.record(1, 3)
+    assert s.W(2, "x") == []
+
+
+def test_a_wait_for_what_was_never_recorded_is_nothing() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.wait(2, 7)
+    assert len(s.W(2, "x")) == 1
+
+
+def test_an_event_orders_streams_of_two_devices() -> None:
+    s = Scene(NON_BLOCKING)
+    s.create(2, context=2, device=1)
+    s.W(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1, context=2, device=1)
+    assert s.R(2, "x", context=2, device=1) == []
+
+
+@pytest.mark.parametrize("way", ["event_sync", "event_query"])
+def test_the_host_knows_what_an_event_stands_for_once_it_is_reached(way: str) -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.record(1, 1)
+    s.W(1, "y")
+    getattr(s, way)(1)
+    assert s.W(2, "x") == []
+    assert len(s.W(2, "y")) == 1
+
+
+@pytest.mark.parametrize("way", ["sync", "query"])
+def test_the_host_knows_what_is_in_a_stream_once_it_is_empty(way: str) -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.W(3, "y")
+    getattr(s, way)(1)
+    assert s.W(2, "x") == []
+    assert len(s.W(2, "y")) == 1
+
+
+def test_a_sync_of_the_legacy_stream_waits_for_blocking_streams() -> None:
+    s = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
+    s.W(2, "x")
+    s.W(3, "y")
+    s.sync(1)
+    assert s.W(4, "x") == []
+    assert len(s.W(4, "y")) == 1
+
+
+def test_a_sync_of_a_context_is_none_of_another() -> None:
+    s = Scene(NON_BLOCKING, NON_BLOCKING)
+    s.create(3, context=2)
+    s.W(1, "x")
+    s.W(3, "y", context=2)
+    s.device_sync(context=2)
+    assert s.R(2, "y") == []
+    assert len(s.R(2, "x")) == 1
+
+
+def test_to_destroy_a_stream_is_not_to_wait_for_it() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.destroy(1)
+    assert len(s.W(2, "x")) == 1
+
+
+def test_a_stream_in_the_place_of_a_destroyed_one_is_another_stream() -> None:
+    s = Scene(NON_BLOCKING, NON_BLOCKING)
+    for stream in range(3, 40):
+        s.create(stream)
+        assert s.W(stream, "x") == []
+        s.record(stream, stream)
+        s.destroy(stream)
+        s.device_sync()
+    s.create(40)
+    s.W(40, "y")
+    s.wait(1, 39)  # the record of a stream whose place stream 40 has now
+    assert len(s.W(1, "y")) == 1
+
+
+def test_a_stream_may_be_destroyed_twice_or_unknown() -> None:
+    s = Scene()
+    s.W(1, "x")
+    for stream in (1, 1, 77):
+        s.destroy(stream)
+    s.device_sync()
+    assert s.W(2, "x") == []
+
+
+def test_streams_may_be_many() -> None:
+    s = Scene(*[NON_BLOCKING] * 100)
+    for stream in range(1, 101):
+        assert s.W(stream, "x") == []
+        s.record(1, stream)
+        s.wait(stream % 100 + 1, 1)
+    assert len(s.W(50, "x")) == 1
+
+
+def test_what_is_captured_does_not_run() -> None:
+    s = Scene()
+    s.call(CaptureBegin(1, stream=1))
+    s.W(1, "x")
+    s.record(1, 1)
+    s.wait(2, 1)  # which takes stream 2 into the capture
+    s.W(2, "x")
+    assert s.W(3, "x") == []
+    s.call(CaptureEnd(1, stream=1))
+    assert len(s.W(2, "x")) == 1
+
+
+def test_a_function_of_the_host_comes_after_its_stream_and_before_what_follows() -> None:
+    s = Scene(strict_threads=True)
+    s.W(1, "x", thread=1)
+    s.call(HostCall(1, Phase.BEGIN), thread=2)
+    s.W(3, "x", "y", thread=2)
+    s.sync(3, thread=2)
+    s.call(HostCall(1, Phase.END), thread=2)
+    assert s.W(1, "y", thread=1) == []
+    assert len(s.W(4, "y", thread=1)) == 1
+
+
+def test_a_word_that_one_stream_writes_and_another_waits_for_orders_them() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.call(Memop(1, 0x42, Flag.WRITE))
+    s.W(1, "y")
+    s.call(Memop(2, 0x42, Flag.WAIT))
+    assert s.R(2, "x") == []
+    assert len(s.R(2, "y")) == 1
+
+
+def test_a_wait_for_a_word_of_unknown_origin_makes_no_false_alarm_and_is_counted() -> None:
+    s = Scene()
+    s.W(1, "x")
+    s.call(Memop(2, 0x42, Flag.WAIT))
+    assert s.R(2, "x") == []
+    assert s.engine.gaps == {UNKNOWN_WORD: 1}
+
+
+def test_a_peer_reads_the_same_memory() -> None:
+    s = Scene(NON_BLOCKING)
+    s.create(2, context=2, device=1)
+    s.W(1, "x")
+    (race,) = s.copy(2, "y", "x", context=2, device=1)
+    assert (race.previous.device, race.current.device) == (0, 1)
+
+
+def test_threads_are_one_host_unless_they_are_to_be_strict() -> None:
+    for strict in (False, True):
+        s = Scene(strict_threads=strict)
+        s.R(2, "y", thread=2)  # the thread is there before the wait
+        s.W(1, "x", thread=1)
+        s.sync(1, thread=1)
+        assert len(s.W(2, "x", thread=2)) == strict
+
+
+def test_a_thread_that_begins_knows_what_others_knew() -> None:
+    s = Scene(strict_threads=True)
+    s.W(1, "x", thread=1)
+    s.sync(1, thread=1)
+    assert s.W(2, "x", thread=2) == []
+
+
+def test_a_stream_that_two_threads_use_is_still_one_stream() -> None:
+    s = Scene(strict_threads=True)
+    s.W(1, "x", thread=1)
+    assert s.W(1, "x", thread=2) == []
+
+
+def test_gaps_are_counted() -> None:
+    s = Scene()
+    s.call(Gap("a thing", 3))
+    s.call(Gap("a thing"))
+    assert s.engine.gaps == {"a thing": 4}
+
+
+def test_a_stream_that_was_not_seen_to_be_made_is_counted_as_a_gap() -> None:
+    s = Scene(NON_BLOCKING)
+    s.W(77, "x")
+    assert len(s.W(1, "x")) == 1
+    assert s.engine.gaps == {"stream that was not seen to be made": 1}

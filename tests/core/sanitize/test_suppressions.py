@@ -1,0 +1,92 @@
+"""Suppressions: what they cover, and what they must look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from core.sanitize.made import PREFETCH, STEP, kernel, side, work
+
+from cudakit.core.sanitize.suppressions import Suppression, parse, suppressions
+from cudakit.errors import UsageError
+
+KERNEL = side(kernel())
+COPY = side(work())
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "kernel:*vectorized_elementwise*",  # the readable name
+        "kernel:at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>",  # the short one
+        "kernel:_ZN2at6native29*",  # the mangled one
+        "site:train.py",
+        "site:/home/user/train/train.py",
+        "site:train/*.py",
+        "site:train.py:step",
+        "site:*:st*",
+        "site:torch/nn/modules/linear.py:forward",
+    ],
+)
+def test_a_pattern_covers_a_side_by_its_kernel_or_by_a_frame(pattern: str) -> None:
+    assert parse(pattern).covers(KERNEL)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["kernel:add", "kernel:vectorized*", "site:rain.py", "site:train.py:ste", "site:other.py"],
+)
+def test_a_pattern_covers_no_more_than_it_says(pattern: str) -> None:
+    assert not parse(pattern).covers(KERNEL)
+
+
+def test_one_side_is_enough() -> None:
+    assert parse("kernel:*elementwise*").covers(COPY, KERNEL)
+    assert not parse("kernel:*").covers(COPY)
+    assert (PREFETCH, STEP) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "loader.py", "kernel:", "kernel", "site:", "site::f", "site:a.py:", "race:x"]
+)
+def test_what_is_no_pattern_is_refused_in_one_line(pattern: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        suppressions([pattern])
+
+    assert caught.value.message == f"--suppress: {pattern!r} is not a suppression"
+    assert "kernel:GLOB" in caught.value.hint
+
+
+def test_a_file_has_a_pattern_a_line_and_comments(tmp_path: Path) -> None:
+    file = tmp_path / "known.txt"
+    file.write_text(
+        "# ours\n\nkernel:nccl*  # by design\nsite:a.py:{lambda()#1}\n", encoding="utf-8"
+    )
+
+    assert suppressions(["site:b.py", f"@{file}"]) == (
+        Suppression("site:b.py", "--suppress", file="b.py"),
+        Suppression("kernel:nccl*", f"{file}:3", kernel="nccl*"),
+        Suppression("site:a.py:{lambda()#1}", f"{file}:4", file="a.py", function="{lambda()#1}"),
+    )
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "known.txt"
+    file.write_text("kernel:a\nnonsense\n", encoding="utf-8")
+
+    with pytest.raises(UsageError, match=r"known\.txt:2: 'nonsense' is not a suppression"):
+        suppressions([f"@{file}"])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file"), (b"\xff\xfe", "not text in UTF-8")]
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    file = tmp_path / "known.txt"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(UsageError, match=f"cannot read the suppressions in {file}: .*{reason}"):
+        suppressions([f"@{file}"])

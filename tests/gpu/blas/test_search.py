@@ -1,0 +1,124 @@
+"""Which configurations of an algorithm are tried, and which are left out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.blas.search import (
+    IN_COMPUTE_TYPE,
+    IN_OUTPUT_TYPE,
+    SCHEMES,
+    Choices,
+    allowed_reductions,
+    configurations,
+    round_robin,
+)
+
+EVERYTHING = Choices(
+    id=66,
+    tiles=(15, 20),
+    stages=(1, 2),
+    customs=range(2),
+    swizzles=(0, 1),
+    splits=(2, 4),
+    reductions=(IN_COMPUTE_TYPE,),
+    clusters=(0, 2, 3),
+    inners=(0, 1),
+)
+
+
+def test_what_the_library_accepts_is_found_each_once() -> None:
+    def accepts(asked: Algorithm) -> Algorithm | None:
+        fits = asked.cluster in (0, 3) and asked.inner == 0 and asked.tile != asked.stages + 14
+        return asked if fits and asked.custom + asked.swizzle < 2 else None
+
+    found = list(filter(None, configurations(EVERYTHING, accepts)))
+    splits = [(1, 0), (2, IN_COMPUTE_TYPE), (4, IN_COMPUTE_TYPE)]
+    everything = (
+        Algorithm(
+            id=66,
+            tile=tile,
+            stages=stages,
+            custom=custom,
+            swizzle=swizzle,
+            cluster=cluster,
+            split_k=split,
+            reduction=reduction,
+        )
+        for tile, stages, custom, swizzle, cluster, (split, reduction) in product(
+            (15, 20), (1, 2), (0, 1), (0, 1), (0, 3), splits
+        )
+    )
+    assert len(found) == len(set(found))
+    assert set(found) == set(filter(accepts, everything))
+
+
+def test_a_choice_that_changes_nothing_is_made_once() -> None:
+    found = list(filter(None, configurations(EVERYTHING, lambda asked: asked)))
+    assert {each.cluster for each in found} == {0}
+    assert {each.inner for each in found} == {0}
+
+
+def test_nothing_is_found_where_everything_is_refused() -> None:
+    assert list(filter(None, configurations(EVERYTHING, lambda _: None))) == []
+
+
+def test_parts_are_split_only_with_a_scheme_to_add_them() -> None:
+    choices = Choices(id=1, splits=(2, 3))
+    assert list(filter(None, configurations(choices, lambda asked: asked))) == [Algorithm(id=1)]
+
+
+def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> None:
+    asked: list[Algorithm] = []
+
+    def accepts(algorithm: Algorithm) -> Algorithm | None:
+        asked.append(algorithm)
+        return algorithm if algorithm.cluster == 2 else None
+
+    list(filter(None, configurations(EVERYTHING, accepts)))
+    assert {each.tile for each in asked} == {15, 20}
+    assert {each.split_k for each in asked} == {1, 2, 4}
+    assert all(bool(each.reduction) == (each.split_k > 1) for each in asked)
+
+
+def test_one_that_finds_nothing_keeps_nobody_waiting_and_can_be_ended() -> None:
+    turns = iter(range(1000))
+    vain = iter([None] * 10_000)
+    found = round_robin([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
+    assert list(found) == [Algorithm(id=1)] * 3
+    assert len(list(vain)) > 9_000
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4))
+def test_in_turn_everything_comes_and_the_first_of_each_before_a_second(
+    numbers: list[list[int]],
+) -> None:
+    lists = [
+        [Algorithm(id=index, tile=number) for number in values]
+        for index, values in enumerate(numbers)
+    ]
+    found = list(round_robin(map(iter, lists)))
+    assert sorted(found, key=repr) == sorted(sum(lists, []), key=repr)  # noqa: RUF017
+    firsts = [values[0] for values in lists if values]
+    assert found[: len(firsts)] == firsts
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "allowed"),
+    [
+        ("bf16", GemmSettings(), SCHEMES),
+        ("bf16", GemmSettings(deterministic=True), (IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)),
+        ("bf16", GemmSettings(reduced_precision=False), (IN_COMPUTE_TYPE,)),
+        ("fp32", GemmSettings(reduced_precision=False), SCHEMES),
+        ("fp64", GemmSettings(deterministic=True, reduced_precision=False), (2, 4)),
+    ],
+)
+def test_settings_allow_the_schemes_that_keep_their_promise(
+    dtype: str, settings: GemmSettings, allowed: tuple[int, ...]
+) -> None:
+    assert allowed_reductions(Gemm(dtype=dtype, m=8, n=8, k=8), settings) == allowed

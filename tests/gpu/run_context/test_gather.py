@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Process, Telemetry
+from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.machine import open_machine
+from cudakit.gpu.run_context import gather, gather_all
+from cudakit.gpu.run_context.files import Files
+from cudakit.units import Unavailable
+
+GPU = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
+
+
+@dataclass
+class Machine:
+    """A machine whose CUDA breaks when it is asked."""
+
+    simulated: bool = False
+
+    def nvml(self) -> NvmlView | Unavailable:
+        return NvmlView("580.159.04", "13.580.159.04", (GPU,), ())
+
+    def cuda(self) -> CudaView | Unavailable:
+        raise ZeroDivisionError("unforeseen")
+
+    def telemetry(
+        self, device: DeviceFacts, names: Collection[str] = ()
+    ) -> Telemetry | Unavailable:
+        return Telemetry(1, {"asked_of": device.index, "names": len(names)})
+
+    def activity(self, device: DeviceFacts) -> Telemetry | Unavailable:
+        return Unavailable(f"not asked for of {device.index}")
+
+    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
+        return Unavailable(f"not asked for of {device.index}")
+
+
+class Working(Machine):
+    """A machine whose CUDA and NVML know the same GPU, which two processes use."""
+
+    def cuda(self) -> CudaView | Unavailable:
+        return CudaView((13, 0), (GPU,), (), (), (), None, "/lib/libcuda.so.1", None, None)
+
+    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
+        return (Process(device.index + 1, "compute", 0, "a", "b"),) * 2
+
+
+# --- gather: what results record -------------------------------------------------------------------
+
+
+def test_results_record_versions_device_processes_and_command() -> None:
+    found = gather(Working(), variables={"A": "1"}, command=("cudakit", "bench"))
+
+    assert {"driver": "580.159.04", "CUDA": "13.0"}.items() <= found.versions.items()
+    assert {"cudakit", "python"} <= found.versions.keys()
+    assert (found.nvml_device, found.other_processes) == (GPU, 2)
+    assert (found.variables, found.command) == ({"A": "1"}, ("cudakit", "bench"))
+
+
+def test_gathering_for_results_leaves_the_costly_facts_out() -> None:
+    found, default = gather(Working(), variables={}), RunContext()
+
+    assert (found.driver, found.software) == (default.driver, default.software)
+    assert (found.processes, found.telemetry) == (default.processes, ())
+
+
+def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
+    found = gather(Machine(), variables={})
+
+    assert found.nvml_device is None
+    assert found.other_processes == Unavailable("NVML does not know the device")
+
+
+# --- gather_all: what doctor checks ----------------------------------------------------------------
+
+
+def test_failing_source_costs_no_other_fact(tmp_path: Path) -> None:
+    found = gather_all(Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path))
+
+    assert found.cuda == Unavailable("looking failed: ZeroDivisionError: unforeseen")
+    assert isinstance(found.nvml, NvmlView)
+    assert found.telemetry == (Telemetry(1, {"asked_of": 0, "names": 0}),)
+    assert found.software.distributions == ()
+
+
+def test_files_of_the_host_are_ignored_if_the_gpus_are_simulated() -> None:
+    found = gather_all(Machine(simulated=True), variables={"A": "1"}, search_path=[])
+
+    assert found.simulated
+    assert found.variables == {"A": "1"}
+    assert found.host.kernel == ""
+    assert isinstance(found.driver.kernel_log, Unavailable)
+    assert found.software.libraries == ()
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
+def test_simulated_gpus_are_chosen_by_no_variable_of_the_process(name: str) -> None:
+    found = gather(open_machine("sim"), variables={name: "1", "CUDA_LAUNCH_BLOCKING": "1"})
+
+    assert found.variables == {"CUDA_LAUNCH_BLOCKING": "1"}

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudakit.gpu.api.run_context import Build, Distribution, Library
+from cudakit.gpu.run_context.files import Files
+from cudakit.gpu.run_context.software import (
+    builds,
+    installed,
+    libraries,
+    search_path,
+    toolkit_directories,
+)
+
+
+def test_packages_are_listed_in_the_order_of_the_path(tmp_path: Path) -> None:
+    for name in (
+        "first/nvidia_ml_py-13.615.71.dist-info",
+        "first/README",
+        "second/Torch.Extra-2.0-py3.11.egg-info",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    path = [str(tmp_path / "second"), str(tmp_path / "absent"), str(tmp_path / "first")]
+
+    assert list(installed(path)) == [
+        Distribution("torch-extra", "2.0", path[0]),
+        Distribution("nvidia-ml-py", "13.615.71", path[2]),
+    ]
+
+
+def test_a_package_that_is_worked_on_tells_its_version_inside(tmp_path: Path) -> None:
+    (tmp_path / "cudakit.egg-info").mkdir()
+    (tmp_path / "cudakit.egg-info/PKG-INFO").write_text("Name: cudakit\nVersion: 0.1.0\n\n")
+
+    assert next(installed([str(tmp_path)])).version == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [
+        ("cuda: Optional[str] = '13.0'", (13, 0)),
+        ("cuda = '12.1'", (12, 1)),
+        ('cuda: str | None = "12.8"', (12, 8)),
+        ("cuda: Optional[str] = None", None),
+        ("hip: Optional[str] = '6.2'", None),
+    ],
+)
+def test_torch_tells_its_cuda_without_being_imported(
+    tmp_path: Path, line: str, cuda: tuple[int, int] | None
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/version.py").write_text(f"__version__ = '2.11.0'\ndebug = False\n{line}\n")
+
+    found = list(builds([Distribution("torch", "2.11.0", str(tmp_path))]))
+
+    assert found == [Build("torch", "2.11.0", cuda)]
+
+
+@pytest.mark.parametrize(("version", "cuda"), [("2.11.0+cu128", (12, 8)), ("2.11.0+cpu", None)])
+def test_without_its_version_file_the_version_of_torch_tells(
+    tmp_path: Path, version: str, cuda: tuple[int, int] | None
+) -> None:
+    found = list(builds([Distribution("torch", version, str(tmp_path))]))
+
+    assert found == [Build("torch", version, cuda)]
+
+
+def test_names_tell_the_cuda_of_other_frameworks(tmp_path: Path) -> None:
+    names = ("cupy-cuda13x", "jax-cuda12-plugin", "jax-cuda12-pjrt", "numpy")
+
+    found = builds(Distribution(name, "1.0", str(tmp_path)) for name in names)
+
+    assert [(build.framework, build.cuda) for build in found] == [
+        ("cupy-cuda13x", (13, None)),
+        ("jax-cuda12-plugin", (12, None)),
+    ]
+
+
+# --- libraries and toolkits ------------------------------------------------------------------------
+
+
+def put(root: Path, *paths: str) -> Files:
+    for path in paths:
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    return Files(root)
+
+
+def found(files: Files, *, path: str = "", wheels: str = "") -> list[tuple[str, str]]:
+    distributions = [Distribution("nvidia-cudnn-cu13", "9.19", wheels)] if wheels else []
+    return [
+        (one.source, one.path) for one in libraries(files, {"LD_LIBRARY_PATH": path}, distributions)
+    ]
+
+
+def test_copies_are_listed_as_the_loader_finds_them(tmp_path: Path) -> None:
+    files = put(
+        tmp_path,
+        "/opt/mine/libcudnn.so.9",
+        "/site/nvidia/cudnn/lib/libcudnn.so.9",
+        "/usr/lib/x86_64-linux-gnu/libcudnn.so.9",
+        "/usr/local/cuda-13.0/lib64/libcudart.so.13",
+    )
+
+    assert found(files, path="/opt/mine", wheels="/site") == [
+        ("LD_LIBRARY_PATH", "/opt/mine/libcudnn.so.9"),
+        ("package", "/site/nvidia/cudnn/lib/libcudnn.so.9"),
+        ("system", "/usr/lib/x86_64-linux-gnu/libcudnn.so.9"),
+        ("toolkit", "/usr/local/cuda-13.0/lib64/libcudart.so.13"),
+    ]
+
+
+def test_directories_that_the_loader_was_told_of_count(tmp_path: Path) -> None:
+    files = put(tmp_path, "/opt/compat/libcuda.so.1", "/etc/ld.so.conf.d/00-compat.conf")
+    (tmp_path / "etc/ld.so.conf.d/00-compat.conf").write_text("# compat\n/opt/compat/ # first\n")
+
+    assert found(files) == [("system", "/opt/compat/libcuda.so.1")]
+
+
+def test_only_the_name_that_programs_ask_for_counts(tmp_path: Path) -> None:
+    names = ("libcudnn.so", "libcudnn.so.9", "libcudnn.so.9.19.0", "libcudnn_ops.so.9", "libm.so.6")
+    files = put(tmp_path, *(f"/opt/{name}" for name in names))
+
+    assert found(files, path="/opt") == [("LD_LIBRARY_PATH", "/opt/libcudnn.so.9")]
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    files = put(tmp_path, "/opt/libcuda.so.580.159.04")
+    (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
+
+    only = next(libraries(files, {"LD_LIBRARY_PATH": "/opt"}, []))
+
+    assert only == Library(
+        "libcuda.so.1", "/opt/libcuda.so.1", "/opt/libcuda.so.580.159.04", "LD_LIBRARY_PATH"
+    )
+
+
+def test_relative_and_empty_parts_of_the_search_path_are_left_out() -> None:
+    assert search_path({"LD_LIBRARY_PATH": "/a/:lib::/b/../c"}) == ("/a", "/c")
+    assert search_path({}) == ()
+
+
+def test_links_between_toolkits_count_once(tmp_path: Path) -> None:
+    files = put(tmp_path, "/usr/local/cuda-13.0/version.json")
+    (tmp_path / "usr/local/cuda").symlink_to("cuda-13.0")
+
+    assert toolkit_directories(files) == ("/usr/local/cuda-13.0",)
