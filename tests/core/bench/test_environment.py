@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from core.bench.made import facts, machine, telemetry
+from core.bench.made import VERSIONS, facts, machine, telemetry
 
 from cudakit.core.bench.environment import environment, moment
 from cudakit.gpu.api.run_context import RunContext
@@ -52,3 +54,23 @@ def test_unread_energy_is_unavailable() -> None:
 
     assert machine(before=gone).energy_j == Unavailable("not supported")
     assert machine(after=gone).energy_j == Unavailable("not supported")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": "NVIDIA H100"}, "the GPU is NVIDIA H200 and NVIDIA H100"),
+        ({"simulated": True}, "simulated is false and true"),
+        ({"versions": {**VERSIONS, "driver": "1"}}, "driver is 580.159.04 and 1"),
+        ({"versions": {**VERSIONS, "torch": "2"}}, "torch is not recorded and 2"),
+        ({"multiprocessors": 66}, "SMs are 132 and 66"),
+    ],
+)
+def test_differences_of_machines_are_named(changes: dict[str, Any], words: str) -> None:
+    assert machine().unlike(machine(**changes)) == (words,)
+
+
+def test_other_gpu_of_model_and_other_cudakit_are_comparable() -> None:
+    other = machine(uuid="GPU-1", versions={**VERSIONS, "cudakit": "0.2.0", "python": "3.14"})
+
+    assert machine().unlike(other) == ()

@@ -96,23 +96,3 @@ def test_clock_reasons_replace_missing_counters() -> None:
     assert environment_warnings([machine(before=None, after=moment(look))]) == (
         "the clock was held down: software power cap",
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"gpu": "NVIDIA H100"}, "the GPU is NVIDIA H200 and NVIDIA H100"),
-        ({"simulated": True}, "simulated is false and true"),
-        ({"versions": {**VERSIONS, "driver": "1"}}, "driver is 580.159.04 and 1"),
-        ({"versions": {**VERSIONS, "torch": "2"}}, "torch is not recorded and 2"),
-        ({"multiprocessors": 66}, "SMs are 132 and 66"),
-    ],
-)
-def test_differences_of_machines_are_named(changes: dict[str, Any], words: str) -> None:
-    assert machine().unlike(machine(**changes)) == (words,)
-
-
-def test_other_gpu_of_model_and_other_cudakit_are_comparable() -> None:
-    other = machine(uuid="GPU-1", versions={**VERSIONS, "cudakit": "0.2.0", "python": "3.14"})
-
-    assert machine().unlike(other) == ()
