@@ -52,7 +52,7 @@ def facts_of(use: Callable[[Desk], object], **options: int) -> list[Fact]:
     return [event.fact for event in trace[begin:]]
 
 
-def test_memory_tells_where_and_how_it_came_and_went() -> None:
+def test_allocations_and_frees_are_traced() -> None:
     def use(desk: Desk) -> None:
         gpu, stream = desk.gpu, desk.gpu.stream()
         gpu.free(gpu.malloc(100))
@@ -76,7 +76,7 @@ def test_memory_tells_where_and_how_it_came_and_went() -> None:
     assert [a.address for a in told[::2]] == [f.address for f in told[1::2]]
 
 
-def test_streams_and_events_tell_what_orders_them() -> None:
+def test_stream_and_event_calls_are_traced() -> None:
     def use(desk: Desk) -> None:
         gpu, first = desk.gpu, desk.gpu.stream()
         second = gpu.stream(blocking=False, priority=-1)
@@ -104,7 +104,7 @@ def test_streams_and_events_tell_what_orders_them() -> None:
     ]
 
 
-def test_a_query_that_is_not_answered_yes_tells_nothing() -> None:
+def test_unsuccessful_query_is_not_traced() -> None:
     def use(desk: Desk) -> None:
         desk.spin(1_000_000)
         event = desk.gpu.event()
@@ -115,11 +115,11 @@ def test_a_query_that_is_not_answered_yes_tells_nothing() -> None:
     assert [type(fact) for fact in facts_of(use)] == [Launch, EventRecord]
 
 
-def test_a_wait_for_an_event_that_was_never_recorded_tells_nothing() -> None:
+def test_wait_for_unrecorded_event_is_not_traced() -> None:
     assert facts_of(lambda desk: desk.gpu.wait(LEGACY, desk.gpu.event())) == []
 
 
-def test_elapsed_time_tells_that_both_events_were_reached() -> None:
+def test_elapsed_is_traced_as_query_of_both_events() -> None:
     def use(desk: Desk) -> None:
         events = [desk.gpu.event(), desk.gpu.event()]
         for event in events:
@@ -130,7 +130,7 @@ def test_elapsed_time_tells_that_both_events_were_reached() -> None:
     assert facts_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
 
 
-def test_copies_and_fills_tell_their_ranges() -> None:
+def test_copies_and_fills_are_traced_with_ranges() -> None:
     places: list[Ptr] = []
 
     def use(desk: Desk) -> None:
@@ -155,7 +155,7 @@ def test_copies_and_fills_tell_their_ranges() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_a_launch_tells_its_kernel_and_then_what_it_touched(seed: int | None) -> None:
+def test_launch_is_traced_with_accesses_after_it(seed: int | None) -> None:
     trace: list[Event] = []
     desk = Desk(sink=trace.append, seed=seed)
     x, y = desk.ints(), desk.ints()
@@ -175,7 +175,7 @@ def test_a_launch_tells_its_kernel_and_then_what_it_touched(seed: int | None) ->
     assert told[0].seq == told[1].seq == told[2].seq < told[3].seq < told[4].seq
 
 
-def test_an_access_with_gaps_tells_its_stride() -> None:
+def test_strided_access_is_traced_with_stride() -> None:
     table: list[Ptr] = []
 
     def use(desk: Desk) -> None:
@@ -187,7 +187,7 @@ def test_an_access_with_gaps_tells_its_stride() -> None:
     assert access == Access(table[0], table[0] + 20, WRITE, stride_bytes=8, count=3)
 
 
-def test_each_thread_has_a_default_stream_with_a_number_of_its_own() -> None:
+def test_per_thread_default_streams_have_own_numbers() -> None:
     trace: list[Event] = []
     desk = Desk(sink=trace.append)
     desk.spin(1, PER_THREAD)
@@ -208,7 +208,7 @@ def test_each_thread_has_a_default_stream_with_a_number_of_its_own() -> None:
     ]
 
 
-def test_a_capture_tells_nodes_and_edges_and_no_work() -> None:
+def test_capture_is_traced_as_nodes_and_edges() -> None:
     def use(desk: Desk) -> None:
         gpu, x = desk.gpu, desk.ints()
         first, second = gpu.stream(), gpu.stream()
@@ -247,7 +247,7 @@ def test_a_capture_tells_nodes_and_edges_and_no_work() -> None:
     ]
 
 
-def test_a_graph_that_is_launched_into_a_capture_becomes_part_of_it() -> None:
+def test_graph_launched_into_capture_becomes_part_of_it() -> None:
     def use(desk: Desk) -> None:
         gpu, x, stream = desk.gpu, desk.ints(), desk.gpu.stream()
         gpu.capture_begin(stream)
@@ -265,7 +265,7 @@ def test_a_graph_that_is_launched_into_a_capture_becomes_part_of_it() -> None:
     assert edges == [GraphEdge(2, 1, 2), GraphEdge(2, 2, 3)]
 
 
-def test_events_say_when_where_and_by_whom() -> None:
+def test_events_have_time_device_and_thread() -> None:
     trace: list[Event] = []
     gpu = Sim(sink=trace.append, site=lambda: 42)
     gpu.sync()
@@ -276,7 +276,7 @@ def test_events_say_when_where_and_by_whom() -> None:
     assert trace[-1].time_ns > 0
 
 
-def test_what_was_told_is_kept_in_a_log(tmp_path: Path) -> None:
+def test_events_round_trip_through_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     trace: list[Event] = []
     frame = Frame("step", "train.py", 7)
@@ -296,7 +296,7 @@ def test_what_was_told_is_kept_in_a_log(tmp_path: Path) -> None:
     assert found == trace
 
 
-def test_a_launch_that_failed_is_told_before_the_end() -> None:
+def test_failed_launch_is_traced() -> None:
     def use(desk: Desk) -> None:
         desk.store(Ptr(0), 1)
         desk.gpu.query_stream(LEGACY)

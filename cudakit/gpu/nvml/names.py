@@ -1,4 +1,4 @@
-"""NVML's numbers in words. The numbers are those of nvml.h; a new one says that it is unknown."""
+"""Names of the values of NVML's enumerations (nvml.h); a newer value is "unknown"."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ CLOCK_EVENT_REASONS = {
 }
 
 
-def word(words: Mapping[int, str]) -> Callable[[int], str]:
-    """Make a function that says a number in words."""
+def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
+    """Return a conversion of a number to its name."""
 
-    def say(number: int) -> str:
-        return words.get(int(number), f"unknown ({number})")
+    def convert(number: int) -> str:
+        return names.get(int(number), f"unknown ({number})")
 
-    return say
+    return convert
 
 
 def clock_event_reasons(mask: int) -> tuple[str, ...]:
-    """Say why the clocks are what they are, one reason for each bit."""
+    """Return the reasons for the current clocks, one for each bit."""
     known = [text for bit, text in CLOCK_EVENT_REASONS.items() if mask & bit]
     rest = mask & ~sum(CLOCK_EVENT_REASONS)
     return (*known, f"unknown ({rest:#x})") if rest else tuple(known)

@@ -63,7 +63,7 @@ def held() -> Iterator[Held]:
         yield held
 
 
-def test_what_is_behind_it_waits_for_the_host(held: Held) -> None:
+def test_work_behind_polling_kernel_waits_for_host(held: Held) -> None:
     assert not any(held.gpu.query_stream(held.stream) for _ in range(500))
     assert held.words.tolist() == [0, 0, 0]
 
@@ -73,7 +73,7 @@ def test_what_is_behind_it_waits_for_the_host(held: Held) -> None:
     assert held.words.tolist() == [1, 0, 1]
 
 
-def test_it_takes_as_long_as_the_host_does(held: Held) -> None:
+def test_polling_kernel_lasts_until_host_signals(held: Held) -> None:
     begin = held.gpu.clock.now_ns
     for _ in range(100):
         held.gpu.memory_info()
@@ -83,7 +83,7 @@ def test_it_takes_as_long_as_the_host_does(held: Held) -> None:
     assert 50_000 <= held.gpu.clock.now_ns - begin < 60_000
 
 
-def test_other_streams_go_on(held: Held) -> None:
+def test_other_streams_run_beside_polling_kernel(held: Held) -> None:
     other, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
     held.put(held.store, value, other)
     held.gpu.sync_stream(other)
@@ -91,7 +91,7 @@ def test_other_streams_go_on(held: Held) -> None:
     assert held.words.tolist() == [0, 0, 0]
 
 
-def test_another_stream_may_let_it_go(held: Held) -> None:
+def test_other_stream_can_end_polling_kernel(held: Held) -> None:
     other = held.gpu.stream(blocking=False)
     held.put(held.store, held.go, other)
     held.gpu.sync_stream(held.stream)
@@ -99,7 +99,7 @@ def test_another_stream_may_let_it_go(held: Held) -> None:
     assert held.words.tolist() == [1, 0, 1]
 
 
-def test_a_host_that_waits_meets_the_limit(held: Held) -> None:
+def test_waiting_host_reaches_limit_of_polling_kernel(held: Held) -> None:
     begin = held.gpu.clock.now_ns
     held.gpu.sync()
 
@@ -107,7 +107,7 @@ def test_a_host_that_waits_meets_the_limit(held: Held) -> None:
     assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
 
 
-def test_a_host_that_asks_often_enough_meets_it_as_well(held: Held) -> None:
+def test_querying_host_reaches_limit_of_polling_kernel(held: Held) -> None:
     asked = 0
     while not held.gpu.query_stream(held.stream) and asked < 10_000:
         asked += 1
@@ -116,7 +116,7 @@ def test_a_host_that_asks_often_enough_meets_it_as_well(held: Held) -> None:
     assert asked * held.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
 
 
-def test_two_of_them_meet_their_limits_side_by_side(held: Held) -> None:
+def test_two_polling_kernels_reach_limits_concurrently(held: Held) -> None:
     other = held.gpu.stream(blocking=False)
     held.poll(other)
     begin = held.gpu.clock.now_ns
@@ -125,7 +125,7 @@ def test_two_of_them_meet_their_limits_side_by_side(held: Held) -> None:
     assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
 
 
-def test_the_legacy_stream_and_the_end_of_the_device_wait_for_it() -> None:
+def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
     held = Held()
     held.gpu.sync_stream(LEGACY)
     assert held.words.tolist() == [0, 0, 0]  # a stream that does not block it
@@ -135,7 +135,7 @@ def test_the_legacy_stream_and_the_end_of_the_device_wait_for_it() -> None:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-def test_no_schedule_lets_it_go_without_a_reason(seed: int, let_go: bool) -> None:
+def test_no_schedule_ends_polling_kernel_early(seed: int, let_go: bool) -> None:
     held = Held(seed=seed)
     with closing(held.gpu):
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""Stacks as people read them: frames by id, and the frame that is the program's own."""
+"""Call stacks with their frames, and the call site: the innermost frame of the program's own code."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _LIBRARY = re.compile(
 )
 
 
-# What records and allocates is innermost in stacks of C++ frames, and says nothing of who asked.
+# In stacks of C++ frames the innermost ones record and allocate; they do not show the caller.
 _ALLOCATING = re.compile(
     r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
 )
 
 
 def is_library(frame: Frame) -> bool:
-    """Say whether a frame belongs to a library, the interpreter or native code."""
+    """Return whether a frame belongs to a library, the interpreter or native code."""
     return _LIBRARY.search(frame.filename) is not None
 
 
-def dullness(frame: Frame) -> int:
-    """Rank a frame by how little it says: the program's own 0, a library's 1, an allocator's 2."""
+def site_rank(frame: Frame) -> int:
+    """Rank a frame as call site: the program's own 0, a library's 1, an allocator's 2."""
     if not is_library(frame):
         return 0
     return 2 if _ALLOCATING.match(frame.name) else 1
@@ -48,21 +48,21 @@ class Stacks:
     snapshot: Snapshot
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
-        """Resolve a stack, innermost frame first."""
+        """Return the frames of a stack, innermost first."""
         return tuple(self.snapshot.frames[i] for i in self.snapshot.stacks[stack])
 
     @cached_property
-    def _dullness(self) -> list[int]:
-        return [dullness(frame) for frame in self.snapshot.frames]
+    def _ranks(self) -> list[int]:
+        return [site_rank(frame) for frame in self.snapshot.frames]
 
     def site(self, stack: int) -> int:
-        """Find the frame to see first, as an index into the stack: the innermost that says most."""
-        ranks = [self._dullness[frame] for frame in self.snapshot.stacks[stack]]
+        """Return the call site as an index into the stack: the innermost frame of the lowest rank."""
+        ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
         return ranks.index(min(ranks)) if ranks else 0
 
     @cached_property
     def site_frames(self) -> npt.NDArray[np.int32]:
-        """For each stack the frame id of its site; -1 for the empty stack."""
+        """By stack, the frame id of its call site; -1 for the empty stack."""
         sites = (
             stack[self.site(number)] if stack else -1
             for number, stack in enumerate(self.snapshot.stacks)

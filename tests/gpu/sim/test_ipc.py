@@ -34,9 +34,7 @@ def taker(giver: Sim) -> Sim:
     return Sim(capacity_bytes=64 * MIB, beside=giver)
 
 
-def test_what_one_process_writes_the_other_reads_and_the_other_way_round(
-    giver: Sim, taker: Sim
-) -> None:
+def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: Sim) -> None:
     ptr = giver.malloc(MIB)
     giver.fill(ptr, 5, MIB, LEGACY)
     giver.sync()
@@ -49,9 +47,7 @@ def test_what_one_process_writes_the_other_reads_and_the_other_way_round(
     assert used(taker) == 0
 
 
-def test_memory_is_open_at_one_address_until_it_is_closed_as_often_as_opened(
-    giver: Sim, taker: Sim
-) -> None:
+def test_opened_memory_has_one_address_until_last_close(giver: Sim, taker: Sim) -> None:
     handle = giver.ipc_handle(giver.malloc(MIB))
     there = taker.ipc_open(handle)
     assert taker.ipc_open(handle) == there
@@ -63,15 +59,13 @@ def test_memory_is_open_at_one_address_until_it_is_closed_as_often_as_opened(
         content(taker, there)
 
 
-def test_a_process_of_another_machine_finds_nothing(giver: Sim) -> None:
+def test_process_of_other_machine_cannot_open_handle(giver: Sim) -> None:
     with pytest.raises(CudaError, match="INVALID_VALUE"):
         Sim().ipc_open(giver.ipc_handle(giver.malloc(MIB)))
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_memory_that_its_process_frees_is_not_there_any_more_where_it_is_open(
-    giver: Sim, taker: Sim, *, ends: bool
-) -> None:
+def test_freed_memory_is_invalid_where_open(giver: Sim, taker: Sim, *, ends: bool) -> None:
     ptr = giver.malloc(MIB)
     handle = giver.ipc_handle(ptr)
     there = taker.ipc_open(handle)
@@ -87,9 +81,7 @@ def test_memory_that_its_process_frees_is_not_there_any_more_where_it_is_open(
         taker.ipc_close(there)
 
 
-def test_to_use_memory_that_was_freed_under_one_is_an_illegal_address(
-    giver: Sim, taker: Sim
-) -> None:
+def test_use_of_memory_freed_by_owner_is_illegal_address(giver: Sim, taker: Sim) -> None:
     ptr = giver.malloc(MIB)
     there = taker.ipc_open(giver.ipc_handle(ptr))
     giver.free(ptr)
@@ -99,7 +91,7 @@ def test_to_use_memory_that_was_freed_under_one_is_an_illegal_address(
 
 
 @pytest.mark.parametrize("kind", ["descriptor", "fabric"])
-def test_pages_live_as_long_as_any_process_has_them(giver: Sim, kind: HandleKind) -> None:
+def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKind) -> None:
     taker = Sim(capacity_bytes=64 * MIB, beside=giver)
     base, backing = giver.reserve(PAGE), giver.create(PAGE, kind)
     giver.map(base, backing, PAGE)
@@ -120,9 +112,7 @@ def test_pages_live_as_long_as_any_process_has_them(giver: Sim, kind: HandleKind
     assert used(giver) == 0
 
 
-def test_an_export_of_a_process_that_ended_or_withdrew_it_cannot_be_imported(
-    giver: Sim, taker: Sim
-) -> None:
+def test_ended_or_withdrawn_export_cannot_be_imported(giver: Sim, taker: Sim) -> None:
     backing = giver.create(PAGE, "descriptor")
     exported = giver.export(backing)
     giver.withdraw(exported)
@@ -135,7 +125,7 @@ def test_an_export_of_a_process_that_ended_or_withdrew_it_cannot_be_imported(
         taker.import_backing(exported)
 
 
-def test_each_export_is_told_from_every_other(giver: Sim) -> None:
+def test_exports_are_distinct(giver: Sim) -> None:
     backing = giver.create(PAGE, "descriptor")
 
     assert giver.export(backing) != giver.export(backing)

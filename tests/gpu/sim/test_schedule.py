@@ -14,7 +14,7 @@ SOME = settings(max_examples=20, deadline=None)
 
 @settings(max_examples=40, deadline=None)
 @given(programs().map(ordered))
-def test_what_is_ordered_gives_the_same_result_for_every_seed(program: list[Step]) -> None:
+def test_ordered_program_gives_same_result_for_every_seed(program: list[Step]) -> None:
     runs = [Run(program, seed=seed) for seed in SEEDS]
 
     assert races(certain(runs[0].trace)) == []
@@ -24,7 +24,7 @@ def test_what_is_ordered_gives_the_same_result_for_every_seed(program: list[Step
 
 @SOME
 @given(programs().map(ordered))
-def test_the_same_seed_gives_the_same_run(program: list[Step]) -> None:
+def test_same_seed_gives_same_run(program: list[Step]) -> None:
     for seed in (None, 5):
         first, second = Run(program, seed=seed), Run(program, seed=seed)
 
@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_run(program: list[Step]) -> None:
 
 @SOME
 @given(programs().map(ordered))
-def test_the_facts_of_a_trace_do_not_depend_on_when_the_device_worked(program: list[Step]) -> None:
+def test_trace_facts_do_not_depend_on_schedule(program: list[Step]) -> None:
     quick, slow = (certain(Run(program, seed=seed).trace) for seed in (None, 9))
 
     assert [event.fact for event in quick] == [event.fact for event in slow]
@@ -42,7 +42,7 @@ def test_the_facts_of_a_trace_do_not_depend_on_when_the_device_worked(program: l
 
 @SOME
 @given(programs().map(ordered))
-def test_time_and_the_order_of_calls_never_go_back(program: list[Step]) -> None:
+def test_trace_times_and_sequence_never_decrease(program: list[Step]) -> None:
     for seed in (None, 7):
         trace = Run(program, seed=seed).trace
 
@@ -64,7 +64,7 @@ RACES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("program", RACES.values(), ids=RACES)
-def test_a_hidden_race_shows_itself_under_some_seed(program: list[Step]) -> None:
+def test_race_shows_under_some_seed(program: list[Step]) -> None:
     results = {tuple(Run(program, seed=seed).result) for seed in range(24)}
 
     assert races(Run(program).trace)
@@ -96,12 +96,12 @@ ORDERS: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("program", ORDERS.values(), ids=ORDERS)
-def test_what_cuda_orders_needs_no_more(program: list[Step]) -> None:
+def test_implicit_order_of_cuda_suffices(program: list[Step]) -> None:
     assert races(Run(program).trace) == []
     assert len({tuple(Run(program, seed=seed).result) for seed in range(12)}) == 1
 
 
-def test_the_legacy_stream_waits_for_what_a_destroyed_stream_left() -> None:
+def test_legacy_stream_waits_for_work_of_destroyed_stream() -> None:
     for seed in range(24):
         desk = Desk(seed=seed)
         stream, value = desk.gpu.stream(), desk.ints()
@@ -112,7 +112,7 @@ def test_the_legacy_stream_waits_for_what_a_destroyed_stream_left() -> None:
         assert desk.read(value) == [2]
 
 
-def test_memory_that_is_returned_without_order_is_missed_under_some_seed() -> None:
+def test_unordered_free_fails_under_some_seed() -> None:
     program: list[Step] = [("borrow", 4, 0, 0), ("return", 5, 1, 0)]
 
     failures = {Run(program, seed=seed).failure for seed in range(24)}

@@ -68,9 +68,7 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
         (GemmSettings(deterministic=True), "is not deterministic"),
     ],
 )
-def test_an_algorithm_that_settings_exclude_is_refused(
-    sim: Sim, settings: GemmSettings, reason: str
-) -> None:
+def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
     gemm = a_gemm(k=4096)
     excluded = next(each for each in algorithms(gemm) if reason in objection(each, settings))
 
@@ -80,13 +78,13 @@ def test_an_algorithm_that_settings_exclude_is_refused(
     assert caught.value.hint
 
 
-def test_an_algorithm_that_there_is_not_is_refused(sim: Sim) -> None:
+def test_unknown_algorithm_is_refused(sim: Sim) -> None:
     with pytest.raises(Unsupported, match="no algorithm for this product is") as caught:
         sim.blas().multiplication(a_gemm(), USUAL, Algorithm(id=99))
     assert caught.value.hint
 
 
-def test_what_is_recommended_first_is_often_the_best_and_not_always(sim: Sim) -> None:
+def test_first_recommendation_is_often_the_fastest_but_not_always(sim: Sim) -> None:
     slower = []
     for m, n, k in product(SIZES, SIZES, SIZES):
         gemm = a_gemm("bf16", m=m, n=n, k=k)
@@ -98,7 +96,7 @@ def test_what_is_recommended_first_is_often_the_best_and_not_always(sim: Sim) ->
     assert 0.1 < sum(slower) / len(slower) < 0.5
 
 
-def test_no_algorithm_is_the_best_for_every_shape(sim: Sim) -> None:
+def test_no_algorithm_is_fastest_for_every_shape(sim: Sim) -> None:
     best = set()
     for m, n, k in product(SIZES, SIZES, SIZES):
         gemm = a_gemm("bf16", m=m, n=n, k=k)
@@ -109,7 +107,7 @@ def test_no_algorithm_is_the_best_for_every_shape(sim: Sim) -> None:
 
 @pytest.mark.parametrize("model", ["h200", "wsl"])
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_a_large_product_comes_near_the_limit_and_stays_below(model: str, dtype: str) -> None:
+def test_large_gemm_approaches_peak_from_below(model: str, dtype: str) -> None:
     with closing(Sim(model)) as sim:
         for m, n, k in LARGE:
             gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
@@ -119,14 +117,14 @@ def test_a_large_product_comes_near_the_limit_and_stays_below(model: str, dtype:
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_no_algorithm_is_faster_than_the_limit(sim: Sim, dtype: str) -> None:
+def test_no_algorithm_exceeds_peak(sim: Sim, dtype: str) -> None:
     for m, n, k in product((16, 1024, 8192), repeat=3):
         gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
         for algorithm in algorithms(gemm):
             assert seconds(sim, gemm, algorithm) > limit_of(sim, gemm).seconds / 0.95
 
 
-def test_events_see_what_a_product_takes(sim: Sim) -> None:
+def test_events_measure_gemm_duration(sim: Sim) -> None:
     gemm = a_gemm("bf16", m=512, n=512, k=512)
     blas, where = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
     for algorithm in blas.heuristics(gemm, USUAL, 3):

@@ -23,12 +23,12 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_a_simulated_device_says_that_it_is_one() -> None:
+def test_simulated_device_reports_simulated() -> None:
     assert Sim().simulated
     assert open_gpu("sim").simulated
 
 
-def test_the_simulator_needs_no_library_of_a_vendor() -> None:
+def test_simulator_imports_no_vendor_library() -> None:
     script = (
         "import sys, cudakit.gpu.sim\n"
         "cudakit.gpu.sim.Sim().malloc(8)\n"
@@ -41,7 +41,7 @@ def test_the_simulator_needs_no_library_of_a_vendor() -> None:
     assert not {"cuda", "pynvml", "nvtx", "torch"} & set(done.stdout.split("'"))
 
 
-def test_a_device_has_the_facts_of_its_model() -> None:
+def test_device_has_facts_of_its_model() -> None:
     gpu = Sim("h200")
 
     assert gpu.facts().fields["name"] == "NVIDIA H200"
@@ -59,7 +59,7 @@ def test_every_recorded_machine_can_be_simulated(model: str) -> None:
     assert gpu.memory_info().total_bytes > 10**9
 
 
-def test_the_devices_of_a_machine_are_peers_as_was_recorded() -> None:
+def test_peer_access_matches_recorded_machine() -> None:
     gpu = Sim("h200x2", ordinal=1)
 
     assert gpu.facts().index == 1
@@ -67,7 +67,7 @@ def test_the_devices_of_a_machine_are_peers_as_was_recorded() -> None:
     assert not gpu.can_access_peer(1)
 
 
-def test_a_model_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_unknown_model_error_lists_models() -> None:
     with pytest.raises(UsageError, match="h201") as caught:
         Sim("h201")
     assert "h200" in caught.value.hint
@@ -76,7 +76,7 @@ def test_a_model_that_does_not_exist_is_refused_with_those_that_do() -> None:
 # --- time
 
 
-def test_time_passes_with_calls_and_work_and_never_by_itself(desk: Desk) -> None:
+def test_clock_advances_with_calls_and_work_only(desk: Desk) -> None:
     gpu = desk.gpu
     begin = gpu.clock.now_ns
     assert gpu.clock.now_ns == begin
@@ -89,7 +89,7 @@ def test_time_passes_with_calls_and_work_and_never_by_itself(desk: Desk) -> None
     assert gpu.clock.now_ns >= enqueued + 1_000_000
 
 
-def test_streams_work_at_the_same_time_and_one_stream_does_not(desk: Desk) -> None:
+def test_two_streams_overlap_and_one_stream_is_serial(desk: Desk) -> None:
     gpu, streams = desk.gpu, [desk.gpu.stream() for _ in range(2)]
 
     def took_ns(first: int, second: int) -> int:
@@ -103,7 +103,7 @@ def test_streams_work_at_the_same_time_and_one_stream_does_not(desk: Desk) -> No
     assert took_ns(0, 0) > 2_000_000
 
 
-def test_work_follows_what_is_under_way_in_its_stream(desk: Desk) -> None:
+def test_work_begins_after_running_work_of_its_stream(desk: Desk) -> None:
     gpu = desk.gpu
     begin = gpu.clock.now_ns
     desk.spin(1_000_000)
@@ -124,9 +124,7 @@ def test_work_follows_what_is_under_way_in_its_stream(desk: Desk) -> None:
     ],
     ids=["sync", "sync_stream", "free"],
 )
-def test_the_host_waits_for_what_is_under_way(
-    desk: Desk, wait: Callable[[Sim, Ptr], object]
-) -> None:
+def test_sync_waits_for_running_work(desk: Desk, wait: Callable[[Sim, Ptr], object]) -> None:
     gpu, ptr = desk.gpu, desk.ints()
     begin = gpu.clock.now_ns
     desk.spin(1_000_000)
@@ -138,7 +136,7 @@ def test_the_host_waits_for_what_is_under_way(
     assert gpu.clock.now_ns - begin > 1_000_000
 
 
-def test_copies_of_one_direction_share_the_link_and_of_two_do_not(desk: Desk) -> None:
+def test_copies_of_one_direction_serialize_and_of_two_overlap(desk: Desk) -> None:
     gpu, size = desk.gpu, 8 << 20
     streams = [gpu.stream(blocking=False) for _ in range(2)]
     pinned = [gpu.host_malloc(size) for _ in range(2)]
@@ -159,7 +157,7 @@ def test_copies_of_one_direction_share_the_link_and_of_two_do_not(desk: Desk) ->
     assert opposite < 1.2 * alone
 
 
-def test_of_what_can_begin_at_once_the_higher_priority_begins_first(desk: Desk) -> None:
+def test_higher_priority_begins_first(desk: Desk) -> None:
     gpu, value = desk.gpu, desk.ints()
     gate = desk.gpu.stream(blocking=False)
     low, high = gpu.stream(blocking=False), gpu.stream(blocking=False, priority=-5)
@@ -173,7 +171,7 @@ def test_of_what_can_begin_at_once_the_higher_priority_begins_first(desk: Desk) 
     assert desk.read(value) == [1]
 
 
-def test_who_asks_often_enough_is_told_that_it_is_done() -> None:
+def test_repeated_query_ends_with_true() -> None:
     for seed in (None, 0, 1, 2, 3):
         desk = Desk(seed=seed)
         desk.spin(100_000)
@@ -186,7 +184,7 @@ def test_who_asks_often_enough_is_told_that_it_is_done() -> None:
         assert 0 < asked < 10_000
 
 
-def test_elapsed_time_is_that_of_the_device_and_exact(desk: Desk) -> None:
+def test_elapsed_time_is_exact_device_time(desk: Desk) -> None:
     gpu, stream = desk.gpu, desk.gpu.stream()
     begin, end = gpu.event(), gpu.event()
     gpu.record(begin, stream)
@@ -197,16 +195,16 @@ def test_elapsed_time_is_that_of_the_device_and_exact(desk: Desk) -> None:
     assert gpu.elapsed(begin, end) == pytest.approx(123_456e-9, abs=10e-6)
 
 
-# --- twins
+# --- host kernels
 
 
-def test_a_kernel_without_a_twin_is_refused_with_what_to_write(desk: Desk) -> None:
+def test_missing_host_kernel_error_has_hint(desk: Desk) -> None:
     with pytest.raises(UsageError, match="orphan") as caught:
         desk.launch("orphan")
     assert '@host_kernel("orphan")' in caught.value.hint
 
 
-def test_a_twin_sees_the_shape_of_the_launch_and_its_arguments() -> None:
+def test_host_kernel_gets_launch_shape_and_arguments() -> None:
     seen: list[tuple[object, ...]] = []
 
     def look(launch: Launch, *args: object) -> None:
@@ -227,7 +225,7 @@ def registered(launch: Launch, where: Ptr) -> None:
     launch.write(where, np.uint8)[:] = 7
 
 
-def test_a_registered_twin_serves_every_device() -> None:
+def test_registered_host_kernel_runs_on_every_device() -> None:
     gpu = Sim()
     image = gpu.compile('extern "C" __global__ void registered(char* where) {}')
     image = image.replace(b"registered", b"tests.gpu.registered")
@@ -240,7 +238,7 @@ def test_a_registered_twin_serves_every_device() -> None:
     assert gpu.host_view(pinned, 1)[0] == 7
 
 
-def test_a_twin_that_only_reads_cannot_write() -> None:
+def test_host_kernel_read_view_is_read_only() -> None:
     def sly(launch: Launch, where: Ptr) -> None:
         launch.read(where, np.int32)[:] = 1
 
@@ -252,7 +250,7 @@ def test_a_twin_that_only_reads_cannot_write() -> None:
         gpu.sync()
 
 
-def test_a_twin_that_raises_is_a_kernel_that_failed(desk: Desk) -> None:
+def test_exception_in_host_kernel_fails_the_launch(desk: Desk) -> None:
     desk.launch("fail")
 
     with pytest.raises(CudaError) as caught:
@@ -262,7 +260,7 @@ def test_a_twin_that_raises_is_a_kernel_that_failed(desk: Desk) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_column_of_a_table_leaves_the_others_alone(desk: Desk) -> None:
+def test_strided_write_changes_one_column_only(desk: Desk) -> None:
     table = desk.ints(6)
     args = (np.int32(3), np.int32(2), np.int32(9))
 
@@ -309,7 +307,7 @@ def misuses() -> dict[str, Callable[[Desk], object]]:
 
 
 @pytest.mark.parametrize("use", misuses().values(), ids=misuses())
-def test_a_kernel_that_goes_where_it_may_not_is_caught(
+def test_kernel_access_to_unallocated_memory_fails(
     desk: Desk, use: Callable[[Desk], object]
 ) -> None:
     use(desk)
@@ -320,14 +318,14 @@ def test_a_kernel_that_goes_where_it_may_not_is_caught(
     assert "0x" in caught.value.message
 
 
-def test_a_misaligned_address_is_caught(desk: Desk) -> None:
+def test_misaligned_address_fails(desk: Desk) -> None:
     desk.store(Ptr(desk.ints(2) + 1), 1)
 
     with pytest.raises(CudaError, match="CUDA_ERROR_MISALIGNED_ADDRESS"):
         desk.gpu.sync()
 
 
-def test_after_an_illegal_address_every_call_fails_but_close(desk: Desk) -> None:
+def test_every_call_but_close_fails_after_illegal_address(desk: Desk) -> None:
     desk.store(Ptr(0), 1)
     uses: list[Callable[[], object]] = [
         desk.gpu.sync,
@@ -344,7 +342,7 @@ def test_after_an_illegal_address_every_call_fails_but_close(desk: Desk) -> None
     desk.gpu.close()
 
 
-def test_the_failure_of_a_kernel_reaches_the_next_call_that_meets_it(desk: Desk) -> None:
+def test_kernel_failure_is_raised_by_next_call(desk: Desk) -> None:
     desk.store(Ptr(0), 1)
     calls = 0
     with pytest.raises(CudaError, match=ILLEGAL):
@@ -356,9 +354,7 @@ def test_the_failure_of_a_kernel_reaches_the_next_call_that_meets_it(desk: Desk)
 
 
 @pytest.mark.parametrize("size_bytes", [17, 1 << 40])
-def test_a_copy_beyond_the_end_is_refused_at_once_and_does_no_harm(
-    desk: Desk, size_bytes: int
-) -> None:
+def test_copy_beyond_end_is_refused_without_effect(desk: Desk, size_bytes: int) -> None:
     here, there = desk.ints(4), desk.ints(4)
 
     for dst, src in ((here, there), (there, here)):
@@ -369,7 +365,7 @@ def test_a_copy_beyond_the_end_is_refused_at_once_and_does_no_harm(
     assert desk.read(here, 4) == [0] * 4
 
 
-def test_a_failure_on_request_comes_once_and_in_order(desk: Desk) -> None:
+def test_injected_failures_are_raised_once_and_in_order(desk: Desk) -> None:
     desk.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, seen="on request"))
     desk.gpu.fail_next("malloc", cuda_error(Status.NOT_PERMITTED))
 
@@ -380,7 +376,7 @@ def test_a_failure_on_request_comes_once_and_in_order(desk: Desk) -> None:
     desk.gpu.malloc(4)
 
 
-def test_a_sticky_failure_on_request_stays(desk: Desk) -> None:
+def test_injected_sticky_failure_stays(desk: Desk) -> None:
     desk.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
     for use in (lambda: desk.spin(1), desk.gpu.sync):
@@ -388,7 +384,7 @@ def test_a_sticky_failure_on_request_stays(desk: Desk) -> None:
             use()
 
 
-def test_a_failure_of_a_call_that_does_not_exist_is_refused(desk: Desk) -> None:
+def test_injected_failure_of_unknown_call_is_refused(desk: Desk) -> None:
     for call in ("mallok", "lane", "clock", "close"):
         with pytest.raises(UsageError, match=call):
             desk.gpu.fail_next(call, cuda_error(Status.UNKNOWN))
@@ -397,18 +393,18 @@ def test_a_failure_of_a_call_that_does_not_exist_is_refused(desk: Desk) -> None:
 # --- the compiler
 
 
-def test_what_is_no_cuda_does_not_compile() -> None:
+def test_non_cuda_source_does_not_compile() -> None:
     for source in ("this is no CUDA", 'extern "C" __global__ void k() {'):
         with pytest.raises(CudaError, match="NVRTC_ERROR_COMPILATION"):
             Sim().compile(source)
 
 
-def test_a_real_image_cannot_be_loaded() -> None:
+def test_real_image_cannot_be_loaded() -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_IMAGE"):
         Sim().load(b"\x7fELF")
 
 
-def test_a_name_that_the_compiler_changes_is_not_found() -> None:
+def test_mangled_kernel_name_is_not_found() -> None:
     gpu = Sim()
     module = gpu.load(gpu.compile("__global__ void mangled(int x) {}"))
 
@@ -430,7 +426,7 @@ def test_a_name_that_the_compiler_changes_is_not_found() -> None:
         ("bool", 1),
     ],
 )
-def test_the_sizes_of_parameters_are_known_and_checked(parameter: str, size_bytes: int) -> None:
+def test_parameter_sizes_are_checked(parameter: str, size_bytes: int) -> None:
     gpu = Sim(host_kernels={"k": lambda *_: None})
     types = "typedef unsigned int word; typedef word *words;"
     image = gpu.compile(f'{types} /* k( */ extern "C" __global__ void k({parameter}) {{}}')
@@ -443,7 +439,7 @@ def test_the_sizes_of_parameters_are_known_and_checked(parameter: str, size_byte
             gpu.launch(kernel, ONE, ONE, (widths[other],), LEGACY)
 
 
-def test_parameters_of_types_that_are_not_known_are_not_checked() -> None:
+def test_parameters_of_unknown_types_are_not_checked() -> None:
     gpu = Sim(host_kernels={"k": lambda *_: None})
     image = gpu.compile('struct S { int a; }; extern "C" __global__ void k(S s, int n) {}')
 

@@ -101,14 +101,14 @@ TestAccounts = Accounts.TestCase
 TestAccounts.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
-def test_what_is_freed_in_a_stream_makes_room_before_memory_runs_out() -> None:
+def test_stream_ordered_free_is_awaited_before_out_of_memory() -> None:
     gpu = Sim(capacity_bytes=MIB)
     stream = gpu.stream()
     for _ in range(20):
         gpu.free(gpu.malloc(MIB, stream), stream)
 
 
-def test_a_device_may_have_more_memory_than_the_host() -> None:
+def test_device_may_have_more_memory_than_host() -> None:
     gpu = Sim("h200")
     ptr = gpu.malloc(100 << 30)
     last = Ptr(ptr + (100 << 30) - 4096)
@@ -128,7 +128,7 @@ def test_new_memory_is_not_zero() -> None:
 
 @given(before=st.integers(0, 40), rows=st.integers(1, 12), columns=st.integers(1, 7))
 @settings(max_examples=30, deadline=None)
-def test_kernels_work_across_the_pages_of_a_range(before: int, rows: int, columns: int) -> None:
+def test_kernel_accesses_range_of_several_mappings(before: int, rows: int, columns: int) -> None:
     desk = Desk(capacity_bytes=CAPACITY)
     base = desk.gpu.reserve(2 * PAGE)
     for page in (base, Ptr(base + PAGE)):
@@ -143,7 +143,7 @@ def test_kernels_work_across_the_pages_of_a_range(before: int, rows: int, column
     assert desk.read(table, rows * columns) == row * rows
 
 
-def test_memory_that_is_released_while_it_is_mapped_stays() -> None:
+def test_released_memory_stays_while_mapped() -> None:
     desk = Desk()
     backing, base = desk.gpu.create(PAGE), desk.gpu.reserve(PAGE)
     desk.gpu.map(base, backing, PAGE)
@@ -158,7 +158,7 @@ def test_memory_that_is_released_while_it_is_mapped_stays() -> None:
     [(0, 2 * PAGE), (4096, PAGE), (2 * PAGE, PAGE), (0, PAGE + 1), (-PAGE, PAGE)],
     ids=["more than there is", "not aligned", "not reserved", "no multiple", "before"],
 )
-def test_what_cannot_be_mapped_is_refused(offset: int, size: int) -> None:
+def test_invalid_mappings_are_refused(offset: int, size: int) -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_mapped_is_refused(offset: int, size: int) -> None:
         gpu.map(Ptr(base + offset), gpu.create(PAGE), size)
 
 
-def test_a_part_of_a_mapping_cannot_be_unmapped() -> None:
+def test_part_of_mapping_cannot_be_unmapped() -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
     gpu.map(base, gpu.create(2 * PAGE), 2 * PAGE)
@@ -176,7 +176,7 @@ def test_a_part_of_a_mapping_cannot_be_unmapped() -> None:
     gpu.unmap(base, 2 * PAGE)
 
 
-def test_a_reservation_goes_whole_and_empty_or_not_at_all() -> None:
+def test_reservation_is_returned_whole_and_empty_only() -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
     gpu.map(base, gpu.create(PAGE), PAGE)
@@ -188,7 +188,7 @@ def test_a_reservation_goes_whole_and_empty_or_not_at_all() -> None:
     gpu.unreserve(base, 2 * PAGE)
 
 
-def test_a_captured_allocation_is_not_simulated_and_says_so() -> None:
+def test_captured_allocation_is_not_supported() -> None:
     gpu = Sim()
     stream = gpu.stream()
     gpu.capture_begin(stream)

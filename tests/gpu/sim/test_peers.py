@@ -24,7 +24,7 @@ def took_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
     return gpu.clock.now_ns - begin_ns
 
 
-def test_copies_take_what_the_nvlinks_of_the_machine_do() -> None:
+def test_peer_copy_duration_follows_nvlinks() -> None:
     gpu = Sim("h200x2")
     here, there, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
@@ -36,7 +36,7 @@ def test_copies_take_what_the_nvlinks_of_the_machine_do() -> None:
     )
 
 
-def test_both_ways_at_once_take_no_longer_and_two_of_one_way_do() -> None:
+def test_peer_copies_of_two_directions_overlap() -> None:
     gpu = Sim("h200x2")
     here, also = gpu.malloc(SIZE), gpu.malloc(SIZE)
     there, other = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
@@ -49,7 +49,7 @@ def test_both_ways_at_once_take_no_longer_and_two_of_one_way_do() -> None:
     assert two_ns - one_ns > SIZE / 18 / 20
 
 
-def test_it_is_told_as_memory_of_the_other_device() -> None:
+def test_peer_allocation_is_traced_on_other_device() -> None:
     trace: list[Event] = []
     gpu = Sim("h200x2", sink=trace.append)
     here = gpu.malloc(SIZE)
@@ -70,7 +70,7 @@ def test_it_is_told_as_memory_of_the_other_device() -> None:
     )
 
 
-def test_kernels_reach_it_where_the_machine_lets_them() -> None:
+def test_kernels_access_peer_memory_if_machine_allows() -> None:
     desk = Desk(model="h200x2")
     there, here = desk.gpu.peer_malloc(1, 4), desk.ints()
     desk.store(there, 5)
@@ -79,7 +79,7 @@ def test_kernels_reach_it_where_the_machine_lets_them() -> None:
     assert desk.read(here) == [5]
 
 
-def test_the_memory_of_a_peer_is_as_large_as_its_facts_say() -> None:
+def test_peer_memory_has_size_of_its_facts() -> None:
     gpu = Sim("h200x2")
     half = 80 << 30
     ptr = gpu.peer_malloc(1, half)

@@ -54,7 +54,7 @@ def gemms(draw: st.DrawFn) -> Gemm:
 
 @settings(max_examples=100, deadline=None)
 @given(gemms(), st.integers(0, 99))
-def test_every_product_is_what_its_definition_says(gemm: Gemm, seed: int) -> None:
+def test_gemm_matches_definition(gemm: Gemm, seed: int) -> None:
     problem = Problem(gemm, seed)
     with closing(Sim()) as sim:
         bench = Workbench(sim, sim.compile(SOURCE))
@@ -72,14 +72,14 @@ def dot(
     return float(decode(multiply(gemm, row, column, added), gemm.d.element)[0, 0])
 
 
-def test_a_sum_is_rounded_once() -> None:
+def test_sum_is_rounded_once() -> None:
     tiny = 2.0**-25
 
     assert dot("fp32", [1.0, tiny, tiny, tiny, tiny], [1.0] * 5) == 1 + 2**-23
     assert dot("fp16", [1.0, 2.0**-12, 2.0**-12], [1.0] * 3, output="fp32") == 1 + 2**-11
 
 
-def test_a_sum_is_rounded_to_what_it_is_kept_in_first() -> None:
+def test_sum_is_rounded_to_accumulator_first() -> None:
     row, column = [2048.0, 1.0], [1.0, 1.0]
 
     assert dot("fp16", row, column, bias=1.0, epilogue="bias") == 2050
@@ -96,18 +96,18 @@ def test_a_sum_is_rounded_to_what_it_is_kept_in_first() -> None:
         (3.0, 3.0),
     ],
 )
-def test_factors_of_tf32_have_10_bits(value: float, kept: float) -> None:
+def test_tf32_factors_have_10_bits(value: float, kept: float) -> None:
     assert dot("tf32", [value], [1.0]) == dot("tf32", [1.0], [value]) == kept
     assert dot("fp32", [value], [1.0]) == value
 
 
-def test_sums_of_int8_are_exact_and_wrap_around() -> None:
+def test_int8_sums_are_exact_and_wrap_around() -> None:
     assert dot("int8", [-128.0] * 131_071, [-128.0] * 131_071) == 131_071 * 2**14
     assert dot("int8", [-128.0] * 131_072, [-128.0] * 131_072) == -(2.0**31)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"])
-def test_what_is_no_number_stays_none(dtype: str) -> None:
+def test_nan_stays_nan(dtype: str) -> None:
     element = DATA_TYPES[dtype].a
     gemm = Gemm(dtype=dtype, m=1, n=1, k=1)
     for output in (gemm.output, DATA_TYPES[dtype].outputs[-1].name):
@@ -132,7 +132,7 @@ def test_what_is_no_number_stays_none(dtype: str) -> None:
         (INT32, 2.0**31, -(2.0**31)),
     ],
 )
-def test_a_value_too_great_becomes_infinite_or_the_greatest(
+def test_overflow_gives_infinity_or_largest_value(
     element: Element, value: float, kept: float
 ) -> None:
     with np.errstate(over="ignore"):
@@ -140,19 +140,19 @@ def test_a_value_too_great_becomes_infinite_or_the_greatest(
 
 
 @given(st.lists(st.floats(-4e4, 4e4, width=32), min_size=1), st.sampled_from([BF16, FP16, FP32]))
-def test_rounding_is_that_of_the_kernels(values: list[float], element: Element) -> None:
+def test_rounding_matches_kernels(values: list[float], element: Element) -> None:
     exact = np.array(values)
 
     assert round_to(exact, element).tolist() == encode(exact, element).tolist()
 
 
-def test_a_gelu_is_of_the_tanh_form() -> None:
+def test_gelu_is_tanh_form() -> None:
     values = {-3.0: -0.00363739, -1.0: -0.15880801, 0.0: 0.0, 0.5: 0.34571401, 2.0: 1.95459769}
     for value, wanted in values.items():
         assert dot("fp64", [value], [1.0], epilogue="gelu") == pytest.approx(wanted, abs=1e-8)
 
 
-def test_what_was_computed_is_remembered_as_long_as_there_is_room() -> None:
+def test_computed_products_are_kept_within_limit() -> None:
     gemm = Gemm(dtype="fp32", m=4, n=4, k=4)
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
     roomy, narrow = Products(1 << 10), Products(gemm.d.size_bytes)
@@ -163,7 +163,7 @@ def test_what_was_computed_is_remembered_as_long_as_there_is_room() -> None:
         assert (products.multiply(gemm, first, first) is once) == (products is roomy)
 
 
-def test_the_same_bits_mean_something_else_in_another_product() -> None:
+def test_cached_product_depends_on_gemm() -> None:
     products, bits = Products(), np.arange(16, dtype=np.float32).reshape(4, 4)
     plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
     turned = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)

@@ -56,7 +56,7 @@ def sim() -> Iterator[Sim]:
 # --- the trace
 
 
-def test_a_product_is_a_launch_that_tells_what_it_reads_and_writes() -> None:
+def test_gemm_is_traced_as_launch_with_accesses() -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm = a_gemm("bf16", padding=8, batch=2, epilogue="bias")
@@ -83,7 +83,7 @@ def _columns(ptr: Ptr, rows: int, count: int, mode: Mode) -> Access:
     return Access(ptr, end, mode, stride_bytes=step, count=count)
 
 
-def test_a_captured_product_is_a_node_of_its_name() -> None:
+def test_captured_gemm_is_a_named_node() -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm, stream = a_gemm(), bench.gpu.stream()
@@ -103,7 +103,7 @@ def split(gemm: Gemm) -> Algorithm:
     return next(each for each in algorithms(gemm) if each.workspace_bytes)
 
 
-def test_the_workspace_is_memory_of_the_device() -> None:
+def test_workspace_is_device_memory() -> None:
     trace: list[Event] = []
     sim = Sim(sink=trace.append)
     gemm = a_gemm(k=4096)
@@ -116,7 +116,7 @@ def test_the_workspace_is_memory_of_the_device() -> None:
 
 
 @pytest.mark.parametrize(("streams", "expected"), [(1, 0), (2, 1)])
-def test_two_streams_that_share_a_workspace_race(streams: int, expected: int) -> None:
+def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm = a_gemm(k=4096)
@@ -134,7 +134,7 @@ def test_two_streams_that_share_a_workspace_race(streams: int, expected: int) ->
 
 
 @pytest.mark.parametrize("operand", ["a", "b", "d", "bias"])
-def test_memory_that_is_not_allocated_makes_a_product_fail_as_a_launch(operand: str) -> None:
+def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
     bench = a_bench()
     problem = Problem(a_gemm(epilogue="bias"))
     where = put(bench, problem)
@@ -146,7 +146,7 @@ def test_memory_that_is_not_allocated_makes_a_product_fail_as_a_launch(operand: 
     assert "sim_gemm_fp32_tn" in caught.value.message
 
 
-def test_an_operand_that_is_too_small_makes_a_product_fail() -> None:
+def test_gemm_with_too_small_operand_fails() -> None:
     bench = a_bench()
     gemm = a_gemm("fp64")
     where = put(bench, Problem(a_gemm("fp64", n=8)))
@@ -156,7 +156,7 @@ def test_an_operand_that_is_too_small_makes_a_product_fail() -> None:
         bench.gpu.sync()
 
 
-def test_a_product_in_an_unknown_stream_is_refused(bench: Workbench) -> None:
+def test_gemm_in_unknown_stream_is_refused(bench: Workbench) -> None:
     problem, stream = Problem(a_gemm()), bench.gpu.stream()
     bench.gpu.destroy_stream(stream)
     multiplication = bench.gpu.blas().multiplication(problem.gemm, USUAL)
@@ -165,7 +165,7 @@ def test_a_product_in_an_unknown_stream_is_refused(bench: Workbench) -> None:
         multiplication.enqueue(put(bench, problem), stream)
 
 
-def test_a_device_too_full_for_the_workspace_says_so() -> None:
+def test_workspace_out_of_memory_is_reported() -> None:
     gemm = a_gemm(k=4096)
     with closing(Sim(capacity_bytes=1024)) as sim, refused(Status.OUT_OF_MEMORY):
         sim.blas().multiplication(gemm, USUAL, split(gemm))
@@ -174,7 +174,7 @@ def test_a_device_too_full_for_the_workspace_says_so() -> None:
 NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
 
 
-def test_what_was_closed_is_refused(sim: Sim) -> None:
+def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
     blas, gemm = sim.blas(), a_gemm()
     multiplication = blas.multiplication(gemm, USUAL)
     multiplication.close()
@@ -187,7 +187,7 @@ def test_what_was_closed_is_refused(sim: Sim) -> None:
             call(gemm, USUAL)
 
 
-def test_with_the_device_everything_is_gone() -> None:
+def test_closing_the_device_closes_its_blas() -> None:
     sim, gemm = Sim(), a_gemm(k=4096)
     blas = sim.blas()
     multiplication = blas.multiplication(gemm, USUAL, split(gemm))
@@ -207,14 +207,14 @@ def test_with_the_device_everything_is_gone() -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_libraries_of_others_need_a_real_device(sim: Sim, library: Library) -> None:
+def test_torch_and_cupy_need_a_real_device(sim: Sim, library: Library) -> None:
     with pytest.raises(Unsupported) as caught:
         sim.blas(library)
     assert f"{library} needs a real device" in caught.value.message
     assert "--vs cublas" in caught.value.hint
 
 
-def test_a_device_too_old_for_a_type_says_which_it_has() -> None:
+def test_old_device_error_lists_supported_types() -> None:
     with closing(Sim("a100-mig")) as sim:
         blas = sim.blas()
         blas.multiplication(a_gemm("bf16"), USUAL)
@@ -237,7 +237,7 @@ def test_a_device_too_old_for_a_type_says_which_it_has() -> None:
         (a_gemm("fp16", accumulate="fp16", output="fp32"), "not as fp32"),
     ],
 )
-def test_a_refusal_says_what_was_seen(sim: Sim, gemm: Gemm, reason: str) -> None:
+def test_refusal_names_the_request(sim: Sim, gemm: Gemm, reason: str) -> None:
     blas = sim.blas()
     for ask in (blas.multiplication, blas.algorithms):
         with pytest.raises(Unsupported) as caught:
@@ -246,7 +246,7 @@ def test_a_refusal_says_what_was_seen(sim: Sim, gemm: Gemm, reason: str) -> None
         assert "\n" not in caught.value.message + caught.value.hint
 
 
-def test_cublas_chooses_by_itself(sim: Sim) -> None:
+def test_cublas_refuses_algorithms(sim: Sim) -> None:
     blas, gemm = sim.blas("cublas"), a_gemm()
     with closing(blas.multiplication(gemm, USUAL)) as multiplication:
         assert isinstance(multiplication.algorithm, Unavailable)
@@ -263,7 +263,7 @@ def test_cublas_chooses_by_itself(sim: Sim) -> None:
 # --- bits
 
 
-def test_every_device_gives_the_same_bits() -> None:
+def test_every_model_gives_the_same_bits() -> None:
     problem = Problem(a_gemm("bf16", k=4096))
     contents = set()
     for model, seed in product(("h200", "a100-mig"), (None, 1, 2)):
@@ -277,7 +277,7 @@ def test_every_device_gives_the_same_bits() -> None:
     assert len(contents) == 1
 
 
-def test_a_product_is_computed_anew_where_operands_changed(bench: Workbench) -> None:
+def test_changed_operands_are_computed_again(bench: Workbench) -> None:
     gemm = a_gemm("fp16", epilogue="bias")
     problems = [Problem(gemm, seed) for seed in range(3)]
     where = put(bench, problems[0])
@@ -291,7 +291,7 @@ def test_a_product_is_computed_anew_where_operands_changed(bench: Workbench) -> 
         problem.check(result(bench, problem, where))
 
 
-def test_a_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
+def test_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
     problem = Problem(a_gemm("fp32", m=32, n=32, k=32))
     problem.b = problem.a
     where = put(bench, problem)

@@ -35,7 +35,7 @@ def handle() -> Iterator[int]:
         check(cu.cuStreamDestroy(stream))
 
 
-def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: Cuda, handle: int) -> None:
+def test_foreign_stream_is_used_by_handle(gpu: Cuda, handle: int) -> None:
     stream, event = Stream(handle), gpu.event()
     ptr = gpu.malloc(MIB)
 
@@ -48,9 +48,7 @@ def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: Cuda, handle: int)
     assert gpu.streams.borrowed(0) == LEGACY
 
 
-def test_its_own_streams_are_handles_too_and_others_are_not_destroyed(
-    gpu: Cuda, handle: int
-) -> None:
+def test_own_streams_are_handles_and_foreign_ones_are_not_destroyed(gpu: Cuda, handle: int) -> None:
     stream = gpu.stream()
     gpu.sync_stream(stream)
     assert stream > 2
@@ -61,7 +59,7 @@ def test_its_own_streams_are_handles_too_and_others_are_not_destroyed(
             gpu.destroy_stream(other)
 
 
-def test_who_uses_the_device_is_known_or_why_not(gpu: Cuda) -> None:
+def test_processes_are_listed_or_unavailable(gpu: Cuda) -> None:
     found = gpu.processes()
 
     assert found or isinstance(found, Unavailable)
@@ -75,9 +73,7 @@ MODES = [
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
-def test_memory_is_allocated_while_somebody_captures(
-    handle: int, mode: object, settings: str
-) -> None:
+def test_allocation_works_during_foreign_capture(handle: int, mode: object, settings: str) -> None:
     allocator, size = cudakit.CachingAllocator(0, settings=settings), 30 * MIB
     with cudakit.device(0), allocator.capture(stream=handle) as memory:
         check(cu.cuStreamBeginCapture(handle, mode))
@@ -97,7 +93,7 @@ def test_memory_is_allocated_while_somebody_captures(
     check(cu.cuGraphDestroy(graph))
 
 
-def test_memory_that_a_stream_uses_is_reused_when_it_is_done(handle: int) -> None:
+def test_memory_is_reused_after_stream_use(handle: int) -> None:
     allocator = cudakit.CachingAllocator(0)
     ptr = allocator.alloc(256 * MIB)
     with cudakit.device(0):
@@ -111,7 +107,7 @@ def test_memory_that_a_stream_uses_is_reused_when_it_is_done(handle: int) -> Non
     assert allocator.alloc(256 * MIB) == ptr
 
 
-def test_an_allocator_that_nobody_has_gives_all_of_it_back() -> None:
+def test_garbage_collected_allocator_frees_all_memory() -> None:
     before = cudakit.mem_get_info(0).free_bytes
     allocator = cudakit.CachingAllocator(0)
     allocator.alloc(512 * MIB)

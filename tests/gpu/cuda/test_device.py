@@ -26,7 +26,7 @@ def child(script: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_handle_is_found_by_its_id_until_it_is_removed() -> None:
+def test_handle_is_found_by_id_until_removed() -> None:
     handles = Handles("stream", first=3)
     first, second = handles.add("a"), handles.add("b")
 
@@ -38,7 +38,7 @@ def test_a_handle_is_found_by_its_id_until_it_is_removed() -> None:
         handles.remove(second)
 
 
-def test_handles_are_forgotten_the_youngest_first() -> None:
+def test_handles_are_cleared_newest_first() -> None:
     handles = Handles("event")
     for name in "abcd":
         handles.add(name)
@@ -48,7 +48,7 @@ def test_handles_are_forgotten_the_youngest_first() -> None:
     assert handles.clear() == []
 
 
-def test_importing_the_seam_loads_no_driver() -> None:
+def test_importing_gpu_modules_loads_no_driver() -> None:
     script = """
 import cudakit, cudakit.gpu.cuda.device, cudakit.gpu.cuda.current, cudakit.gpu.open, cudakit.gpu.compile
 print("libcuda" in open("/proc/self/maps").read())
@@ -67,7 +67,7 @@ def current() -> int:
 
 
 @pytest.mark.gpu
-def test_a_call_leaves_a_thread_without_a_context_as_it_was(gpu: Cuda) -> None:
+def test_call_leaves_thread_without_context(gpu: Cuda) -> None:
     def contexts() -> tuple[int, int]:
         before = current()
         gpu.free(gpu.malloc(64))
@@ -78,7 +78,7 @@ def test_a_call_leaves_a_thread_without_a_context_as_it_was(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_a_call_leaves_another_context_current_also_when_it_fails(gpu: Cuda) -> None:
+def test_call_leaves_other_context_current_even_on_error(gpu: Cuda) -> None:
     device = check(cu.cuDeviceGet(0))
     # The constructor's arguments differ between CUDA 12 and 13; the primary context's do not.
     other = check(cu.cuDevicePrimaryCtxRetain(device))
@@ -94,7 +94,7 @@ def test_a_call_leaves_another_context_current_also_when_it_fails(gpu: Cuda) -> 
 
 
 @pytest.mark.gpu
-def test_to_close_gives_back_what_was_not_freed(gpu: Cuda) -> None:
+def test_close_frees_remaining_allocations(gpu: Cuda) -> None:
     before = gpu.memory_info().free_bytes
     other = Cuda(0)
     page = other.granularity()
@@ -110,7 +110,7 @@ def test_to_close_gives_back_what_was_not_freed(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_memory_of_torch_is_the_same_memory(gpu: Cuda) -> None:
+def test_torch_memory_is_shared(gpu: Cuda) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(8, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
@@ -123,7 +123,7 @@ def test_memory_of_torch_is_the_same_memory(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_the_facts_agree_with_torch(gpu: Cuda) -> None:
+def test_facts_agree_with_torch(gpu: Cuda) -> None:
     torch = pytest.importorskip("torch")
     facts, known = gpu.facts(), torch.cuda.get_device_properties(0)
 
@@ -134,14 +134,14 @@ def test_the_facts_agree_with_torch(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_telemetry_is_nvmls_own_where_it_knows_the_device(gpu: Cuda) -> None:
+def test_telemetry_comes_from_nvml(gpu: Cuda) -> None:
     fields = gpu.telemetry().fields
 
     assert {"memory_free_bytes", "utilization_memory_percent"} <= fields.keys()
 
 
 @pytest.mark.gpu
-def test_an_argument_without_a_size_is_a_type_error(gpu: Cuda) -> None:
+def test_argument_without_size_is_type_error(gpu: Cuda) -> None:
     source = 'extern "C" __global__ void scale(float factor) {}'
     kernel = gpu.kernel(gpu.load(gpu.compile(source)), "scale")
 
@@ -154,7 +154,7 @@ def test_an_argument_without_a_size_is_a_type_error(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_a_kernel_takes_a_structure_by_value(gpu: Cuda) -> None:
+def test_kernel_takes_structure_by_value(gpu: Cuda) -> None:
     source = """
     struct Pair { double first; int second; char rest[40]; };
     extern "C" __global__ void unpack(double* out, Pair pair, int more) {
@@ -177,7 +177,7 @@ def test_a_kernel_takes_a_structure_by_value(gpu: Cuda) -> None:
 @pytest.mark.parametrize(
     ("image", "status"), [(b"not an image", "INVALID_IMAGE"), (b".version 9.0 what", "INVALID_PTX")]
 )
-def test_an_image_that_cannot_be_read_is_refused(gpu: Cuda, image: bytes, status: str) -> None:
+def test_unreadable_image_is_refused(gpu: Cuda, image: bytes, status: str) -> None:
     with pytest.raises(CudaError) as caught:
         gpu.load(image)
     assert caught.value.name == f"CUDA_ERROR_{status}"
@@ -208,7 +208,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.gpu
-def test_after_an_illegal_address_every_call_says_that_the_process_must_end() -> None:
+def test_illegal_address_error_says_process_must_end() -> None:
     said = json.loads(child(LOST))
 
     assert len(said) == 3
@@ -235,7 +235,7 @@ os.wait()
 
 
 @pytest.mark.gpu
-def test_a_forked_child_is_told_to_be_spawned() -> None:
+def test_forked_child_error_suggests_spawn() -> None:
     name, _, hint = child(FORKED).partition(" | ")
 
     assert name == "CUDA_ERROR_NOT_INITIALIZED"
@@ -251,7 +251,7 @@ def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
 
 
 @pytest.mark.gpu
-def test_two_devices_do_their_own_work_whichever_is_current(pair: tuple[Cuda, Cuda]) -> None:
+def test_two_devices_work_whichever_is_current(pair: tuple[Cuda, Cuda]) -> None:
     read = []
     for current_one in (0, 1):
         with cudakit.device(current_one):
@@ -267,7 +267,7 @@ def test_two_devices_do_their_own_work_whichever_is_current(pair: tuple[Cuda, Cu
 
 
 @pytest.mark.gpu
-def test_peers_are_those_that_torch_finds(pair: tuple[Cuda, Cuda]) -> None:
+def test_peer_access_agrees_with_torch(pair: tuple[Cuda, Cuda]) -> None:
     torch = pytest.importorskip("torch")
     first, second = pair
 
@@ -277,7 +277,7 @@ def test_peers_are_those_that_torch_finds(pair: tuple[Cuda, Cuda]) -> None:
 
 
 @pytest.mark.gpu
-def test_the_facts_and_the_telemetry_are_those_of_the_device(pair: tuple[Cuda, Cuda]) -> None:
+def test_facts_and_telemetry_are_of_the_device(pair: tuple[Cuda, Cuda]) -> None:
     facts = [gpu.facts() for gpu in pair]
 
     assert [one.index for one in facts] == [0, 1]

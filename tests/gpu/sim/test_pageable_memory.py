@@ -15,7 +15,7 @@ LONG_NS = 1_000_000_000
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_copy_returns_when_it_is_done_or_staged(seed: int) -> None:
+def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
     desk = Desk(seed=seed)
     gpu, stream = desk.gpu, desk.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
@@ -28,7 +28,7 @@ def test_a_copy_returns_when_it_is_done_or_staged(seed: int) -> None:
         assert bytes(gpu.host_view(host, size)) == b"\1" * size
 
 
-def test_the_host_waits_for_the_stream_but_where_little_is_staged() -> None:
+def test_pageable_copy_waits_for_stream_unless_staged() -> None:
     desk = Desk()
     gpu, stream = desk.gpu, desk.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
@@ -43,7 +43,7 @@ def test_the_host_waits_for_the_stream_but_where_little_is_staged() -> None:
     assert waited == [False, True, True]
 
 
-def test_a_copy_tells_that_its_host_is_pageable_and_an_allocation_tells_nothing() -> None:
+def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
     trace: list[Event] = []
     desk = Desk(sink=trace.append)
     gpu = desk.gpu
@@ -65,7 +65,7 @@ def test_a_copy_tells_that_its_host_is_pageable_and_an_allocation_tells_nothing(
     assert len(facts) == 3
 
 
-def test_neither_kernels_nor_fills_reach_it() -> None:
+def test_kernels_and_fills_cannot_access_pageable_memory() -> None:
     desk = Desk()
     host = desk.gpu.host_malloc(SMALL, pinned=False)
     with pytest.raises(CudaError, match=r"INVALID_VALUE: .*pageable"):
@@ -76,7 +76,7 @@ def test_neither_kernels_nor_fills_reach_it() -> None:
         desk.gpu.sync()
 
 
-def test_a_copy_of_it_spoils_a_capture() -> None:
+def test_pageable_copy_invalidates_capture() -> None:
     gpu = Desk().gpu
     ptr, host = gpu.malloc(SMALL), gpu.host_malloc(SMALL, pinned=False)
     stream = gpu.stream()
@@ -88,7 +88,7 @@ def test_a_copy_of_it_spoils_a_capture() -> None:
         gpu.capture_end(stream)
 
 
-def test_what_is_copied_must_lie_in_it() -> None:
+def test_pageable_copy_beyond_end_is_refused() -> None:
     gpu = Desk().gpu
     ptr, host = gpu.malloc(2 * SMALL), gpu.host_malloc(SMALL, pinned=False)
 

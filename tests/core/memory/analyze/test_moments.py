@@ -12,7 +12,7 @@ from core.memory.strategies import LAW, recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.analyze.timeline import timeline
+from cudakit.core.memory.analyze.moments import timeline
 from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.result import Timeline
 

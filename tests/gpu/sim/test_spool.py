@@ -71,7 +71,7 @@ def kinds(directory: Path) -> list[Kind]:
     return [event.fact.kind for event, _ in read(directory)]
 
 
-def test_a_device_of_a_watched_program_writes_to_its_spool(tmp_path: Path) -> None:
+def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
     done = run(PROGRAM, {VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,7 +79,7 @@ def test_a_device_of_a_watched_program_writes_to_its_spool(tmp_path: Path) -> No
     assert kinds(tmp_path).count(Kind.FILL) == 3
 
 
-def test_an_event_says_where_in_the_program_it_comes_from(tmp_path: Path) -> None:
+def test_event_has_call_stack(tmp_path: Path) -> None:
     run(PROGRAM, {VARIABLE: str(tmp_path)})
 
     stacks = {stack for event, stack in read(tmp_path) if event.fact.kind is Kind.ALLOC}
@@ -90,14 +90,14 @@ def test_an_event_says_where_in_the_program_it_comes_from(tmp_path: Path) -> Non
     ]
 
 
-def test_what_a_device_has_left_to_do_at_the_end_is_told(tmp_path: Path) -> None:
+def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
     done = run(LAUNCHES, {VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert kinds(tmp_path).count(Kind.LAUNCH) == kinds(tmp_path).count(Kind.ACCESS) == 100
 
 
-def test_what_is_done_before_the_process_is_killed_is_kept(tmp_path: Path) -> None:
+def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
     end = "gpu.sync(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
     run(PROGRAM + end, {VARIABLE: str(tmp_path)})
@@ -105,13 +105,13 @@ def test_what_is_done_before_the_process_is_killed_is_kept(tmp_path: Path) -> No
     assert kinds(tmp_path).count(Kind.FILL) == 3
 
 
-def test_a_process_that_is_not_the_one_to_be_watched_is_not(tmp_path: Path) -> None:
+def test_other_process_is_not_traced(tmp_path: Path) -> None:
     assert attachment({}) is None
     assert attachment({VARIABLE: str(tmp_path), ONLY: "1"}) is None
     assert attachment({VARIABLE: str(tmp_path), ONLY: str(os.getpid())}) is not None
 
 
-def test_a_device_with_a_sink_of_its_own_keeps_to_it(
+def test_device_with_sink_does_not_use_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -123,9 +123,7 @@ def test_a_device_with_a_sink_of_its_own_keeps_to_it(
     assert kinds(tmp_path) == []
 
 
-def test_a_device_that_is_opened_by_name_is_watched_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     gpu = open_gpu("sim")
     ptr = gpu.malloc(8)
