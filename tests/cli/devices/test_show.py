@@ -26,7 +26,7 @@ def view(form: str = "table", *names: str) -> View:
     return View((), names, form, long=False, processes=False, topology=False)
 
 
-def test_a_pipe_gets_one_text_after_another() -> None:
+def test_pipe_gets_texts_appended() -> None:
     stream, target = output()
     redraw = Redraw(target)
 
@@ -35,14 +35,14 @@ def test_a_pipe_gets_one_text_after_another() -> None:
     assert stream.getvalue() == "one\ntwo\n"
 
 
-def test_ticks_come_at_once_and_then_in_time() -> None:
+def test_ticks_start_at_once_and_keep_interval() -> None:
     start = time.monotonic()
 
     assert list(islice(ticks(0.05, twice=False), 3)) == [0, 2, 3]
     assert 0.1 <= time.monotonic() - start < 0.5
 
 
-def test_counters_get_a_second_tick_that_does_not_wait_for_long() -> None:
+def test_counters_get_early_second_tick() -> None:
     start = time.monotonic()
 
     assert list(islice(ticks(60, twice=True), 2)) == [0, 1]
@@ -50,7 +50,7 @@ def test_counters_get_a_second_tick_that_does_not_wait_for_long() -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> None:
+def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
     looks = [moving(power_draw_w=100.0), moving(power_draw_w=200.0), LOST]
     machine = MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 0), seen(1, 1)), {1: looks})
     stream, target = output()
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> 
     assert "200" in shown
 
 
-def test_watching_plain_fields_needs_no_second_look_to_begin_with() -> None:
+def test_watching_plain_fields_needs_no_early_second_read() -> None:
     machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [moving(power_draw_w=5.0), LOST]})
     stream, target = output()
     names = ("power_draw_w",)
