@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from cudakit.api import profiler
     from cudakit.api.allocator import (
         CachingAllocator,
-        CachingMemoryResource,
         GraphMemory,
         MemPool,
         OpenedMemory,
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         PoolError,
         SharedMemory,
     )
+    from cudakit.api.cuda_core import CachingMemoryResource
     from cudakit.api.device import (
         can_access_peer,
         capability,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CachingAllocator": "cudakit.api.allocator",
-    "CachingMemoryResource": "cudakit.api.allocator",
+    "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
     "CudakitError": "cudakit.errors",
     "EnvironmentUnusable": "cudakit.errors",

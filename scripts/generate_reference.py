@@ -27,8 +27,8 @@ import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.run.launcher import Launcher
-from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+from cudakit.cli.run import Launcher
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.units import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
@@ -55,10 +55,10 @@ RESULTS = {
         "devices --select --json",
         "cudakit.core.devices.result:SelectResult",
     ),
-    "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.result:DoctorResult"),
+    "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.check:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
-        "cudakit.core.devices.diagnose.result:Explanation",
+        "cudakit.core.devices.diagnose.check:Explanation",
     ),
     "run-json.md": (
         "run --sanitize -o FILE.json",
@@ -173,7 +173,9 @@ def options(context: click.Context) -> str:
 
 
 def checks_page() -> str:
-    listed = [(theme, check) for theme, members in {**THEMES, **DEEP}.items() for check in members]
+    listed = [
+        (theme, check) for theme, members in {**THEMES, **SELF_TEST}.items() for check in members
+    ]
     rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in listed)
     intro = (
         "What [`cudakit doctor`](doctor.md) looks at. An id never changes its question. "

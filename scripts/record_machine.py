@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Process
-from cudakit.gpu.machine import open_machine
+from cudakit.gpu.machine import Record, dumps, loads, open_machine
 from cudakit.gpu.machine import record as record_machine
-from cudakit.gpu.record import Record, dumps, loads
 from cudakit.units import Unavailable
 
 SERIAL = "1650000000000"

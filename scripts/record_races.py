@@ -22,8 +22,7 @@ from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.render import json
 from cudakit.run.child import shell_status
 from cudakit.run.command import resolve
-from cudakit.run.environment import Settings
-from cudakit.run.notices import Notice
+from cudakit.run.protocol import Notice, Settings
 from cudakit.run.supervise import supervise
 
 

@@ -15,12 +15,12 @@ import cudakit
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# A change is judged by the same examples as the one before it; --hypothesis-profile explore looks for others.
+# Two changes are compared on the same examples; --hypothesis-profile explore tries others.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("steady")
 
-# What changes what a command prints.
+# Variables that change what a command prints.
 SCRUBBED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM", "PYTHONUNBUFFERED")
 
 

@@ -6,11 +6,11 @@ Whatever torch, CuPy or the CUDA runtime make current in a thread is current her
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cudakit.gpu.api import MemoryInfo
-    from cudakit.gpu.architectures import Capability
+from cudakit.gpu.api import MemoryInfo
+from cudakit.gpu.architectures import Capability
+from cudakit.gpu.cuda import current
+from cudakit.gpu.cuda import driver as cuda_driver
 
 
 def is_available() -> bool:
@@ -33,9 +33,7 @@ def device_count() -> int:
     >>> cudakit.device_count() >= 1  # doctest: +SKIP
     True
     """
-    from cudakit.gpu.cuda.current import device_count
-
-    return device_count()
+    return current.device_count()
 
 
 def is_initialized() -> bool:
@@ -46,9 +44,7 @@ def is_initialized() -> bool:
     >>> cudakit.is_initialized()  # doctest: +SKIP
     True
     """
-    from cudakit.gpu.cuda.driver import is_initialized
-
-    return is_initialized()
+    return cuda_driver.is_initialized()
 
 
 def set_device(device: int) -> None:
@@ -57,9 +53,7 @@ def set_device(device: int) -> None:
     >>> import cudakit
     >>> cudakit.set_device(0)  # doctest: +SKIP
     """
-    from cudakit.gpu.cuda.current import set_device
-
-    set_device(device)
+    current.set_device(device)
 
 
 def current_device() -> int:
@@ -69,9 +63,7 @@ def current_device() -> int:
     >>> cudakit.current_device()  # doctest: +SKIP
     0
     """
-    from cudakit.gpu.cuda.current import current_device
-
-    return current_device()
+    return current.current_device()
 
 
 def device(device: int) -> AbstractContextManager[int]:
@@ -81,9 +73,7 @@ def device(device: int) -> AbstractContextManager[int]:
     >>> with cudakit.device(0):  # doctest: +SKIP
     ...     cudakit.synchronize()
     """
-    from cudakit.gpu.cuda.current import device as entered
-
-    return entered(device)
+    return current.device(device)
 
 
 def stream(stream: object) -> AbstractContextManager[int]:
@@ -98,9 +88,7 @@ def stream(stream: object) -> AbstractContextManager[int]:
     ...     cudakit.current_stream()
     2
     """
-    from cudakit.gpu.cuda.current import stream as entered
-
-    return entered(stream)
+    return current.stream(stream)
 
 
 def current_stream() -> int:
@@ -110,9 +98,7 @@ def current_stream() -> int:
     >>> cudakit.current_stream()  # CU_STREAM_LEGACY
     1
     """
-    from cudakit.gpu.cuda.current import current_stream
-
-    return current_stream()
+    return current.current_stream()
 
 
 def device_name(device: int | None = None) -> str:
@@ -122,9 +108,7 @@ def device_name(device: int | None = None) -> str:
     >>> cudakit.device_name().startswith("NVIDIA")  # doctest: +SKIP
     True
     """
-    from cudakit.gpu.cuda.current import device_name
-
-    return device_name(device)
+    return current.device_name(device)
 
 
 def capability(device: int | None = None) -> Capability:
@@ -136,9 +120,7 @@ def capability(device: int | None = None) -> Capability:
     >>> cudakit.capability().architecture != "Volta"  # doctest: +SKIP
     True
     """
-    from cudakit.gpu.cuda.current import capability
-
-    return capability(device)
+    return current.capability(device)
 
 
 def synchronize(device: int | None = None) -> None:
@@ -147,9 +129,7 @@ def synchronize(device: int | None = None) -> None:
     >>> import cudakit
     >>> cudakit.synchronize()  # doctest: +SKIP
     """
-    from cudakit.gpu.cuda.current import synchronize
-
-    synchronize(device)
+    current.synchronize(device)
 
 
 def mem_get_info(device: int | None = None) -> MemoryInfo:
@@ -160,9 +140,7 @@ def mem_get_info(device: int | None = None) -> MemoryInfo:
     >>> 0 < info.free_bytes < info.total_bytes  # doctest: +SKIP
     True
     """
-    from cudakit.gpu.cuda.current import memory_info
-
-    return memory_info(device)
+    return current.memory_info(device)
 
 
 def can_access_peer(device: int, peer: int) -> bool:
@@ -172,6 +150,4 @@ def can_access_peer(device: int, peer: int) -> bool:
     >>> cudakit.can_access_peer(0, 0)  # doctest: +SKIP
     False
     """
-    from cudakit.gpu.cuda.current import can_access_peer
-
-    return can_access_peer(device, peer)
+    return current.can_access_peer(device, peer)

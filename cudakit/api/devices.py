@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cudakit.core.devices.result import DevicesResult
+from cudakit.core.devices import query
+from cudakit.core.devices.result import DevicesResult
+from cudakit.gpu.machine import open_machine
 
 
 def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = False) -> DevicesResult:
@@ -20,7 +19,4 @@ def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = Fals
     0 NVIDIA H200 132
     1 NVIDIA H200 132
     """
-    from cudakit.core.devices.query import devices as look
-    from cudakit.gpu.machine import open_machine
-
-    return look(open_machine(gpu), processes=processes, topology=topology)
+    return query.devices(open_machine(gpu), processes=processes, topology=topology)

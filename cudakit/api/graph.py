@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from cudakit.gpu.api import Gpu
-    from cudakit.gpu.graphed.callable import Graphed
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.graphed.callable import Graphed, capture_function
 
 _T = TypeVar("_T")
 
@@ -60,6 +59,4 @@ def graph(
     >>> with graph(clear, buffer, device=sim) as cleared:
     ...     cleared.replay()
     """
-    from cudakit.gpu.graphed.make import make
-
-    return make(fn, buffers, device, warmup)
+    return capture_function(fn, buffers, device, warmup)

@@ -109,7 +109,6 @@ def replay_snapshots(
 def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
     """Return the trace of a device as ``core.whatif`` reads it."""
     from cudakit.core.memory.replay import replay
-    from cudakit.core.memory.replay.reserved import whole_segments
     from cudakit.core.whatif.recording import Recording
 
     replayed = replay(snapshot, trace)
@@ -119,7 +118,7 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
         events=trace.events,
         allocations=replayed.allocations,
         curves=replayed.curves,
-        segments=whole_segments(trace),
+        segments=replayed.segments.whole,
         settings=snapshot.settings,
         pool_count=len(snapshot.pools),
         begins_complete=replayed.begins_complete,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
+from cudakit.api.plugs import numba_memory_manager
 
-def __getattr__(name: str) -> type:
-    if name != "_numba_memory_manager":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cudakit.api.plugs import numba_memory_manager
-
-    return numba_memory_manager()
+_numba_memory_manager = numba_memory_manager()

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeAlias
 
+from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.races import Confidence
+from cudakit.core.sanitize.report import Report, findings, message
+from cudakit.core.sanitize.result import FoundRace, SanitizeResult
+from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.errors import RaceError, UsageError
+from cudakit.gpu.capture.inprocess import begin
+from cudakit.gpu.demangle import demangle
+from cudakit.trace.spool import Batch
 
-if TYPE_CHECKING:
-    from cudakit.core.sanitize.monitor import Watch
-    from cudakit.core.sanitize.report import Report
-    from cudakit.core.sanitize.result import FoundRace, SanitizeResult
-    from cudakit.gpu.capture.inprocess import Recording
-    from cudakit.trace.spool import Batch
-
-    Which = Literal["auto", "sim"]
-    Accesses = Literal["exact", "arguments"]
+Which: TypeAlias = Literal["auto", "sim"]
+Accesses: TypeAlias = Literal["exact", "arguments"]
 
 
 class Sanitized:
@@ -70,11 +71,6 @@ def sanitize(
     >>> report.races
     ()
     """
-    from cudakit.core.sanitize.races import Confidence
-    from cudakit.core.sanitize.report import Report
-    from cudakit.core.sanitize.suppressions import suppressions
-    from cudakit.gpu.demangle import demangle
-
     report = Report(show=Confidence(show), suppressions=suppressions(suppress), demangle=demangle)
     session = _session(gpu, accesses)
     session.enter(report)
@@ -84,14 +80,7 @@ def sanitize(
     finally:
         sanitized.close()
         session.leave()
-    if raise_on_race:
-        _raise(sanitized.result)
-
-
-def _raise(result: SanitizeResult) -> None:
-    from cudakit.core.sanitize.report import findings, message
-
-    if races := findings(result):
+    if raise_on_race and (races := findings(sanitized.result)):
         raise RaceError(message(races))
 
 
@@ -99,13 +88,9 @@ class _Session:
     """The recording of this process, and the block that it is in."""
 
     def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
-        from cudakit.core.sanitize.monitor import Watch
-        from cudakit.gpu.capture.inprocess import begin
-
-        self._watch: Watch = Watch()
-        self._outside = _nobodys()
-        self._report: Report = self._outside
-        self._recording: Recording = begin(self._take, gpu=gpu, accesses=accesses)
+        self._watch = Watch()
+        self._outside = self._report = Report()
+        self._recording = begin(self._take, gpu=gpu, accesses=accesses)
 
     def enter(self, report: Report) -> None:
         if self._report is not self._outside:
@@ -152,9 +137,3 @@ def _session(gpu: Which, accesses: Accesses | None) -> _Session:
 @cache
 def _sessions() -> dict[Which, _Session]:
     return {}
-
-
-def _nobodys() -> Report:
-    from cudakit.core.sanitize.report import Report
-
-    return Report()

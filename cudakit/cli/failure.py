@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 import click
 
 from cudakit.cli.output import open_output, printable
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+
+# Of ``run`` and of timeout(1), env(1) and nohup(1) for their own failures: no program is likely to end so.
+_NOT_STARTED = 125
 
 
 class ExitCode(IntEnum):
@@ -35,6 +39,21 @@ def report(error: BaseException, *, as_json: bool) -> int:
         return ExitCode.BROKEN_PIPE
     finally:
         _settle_stdout()
+
+
+@contextmanager
+def before_the_start() -> Iterator[None]:
+    """Report what fails before ``run`` has started a program, and end with 125.
+
+    An error of finding or executing the program keeps its own code: 126, 127.
+    """
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        code = report(error, as_json=False)
+        raise click.exceptions.Exit(code if code in (126, 127) else _NOT_STARTED) from error
 
 
 def _tell(error: BaseException, *, as_json: bool) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
 from cudakit.errors import EnvironmentUnusable, UsageError
 
@@ -65,6 +65,10 @@ class Output:
             self.stream.write(piece.encode(encoding, "backslashreplace").decode(encoding))
 
 
+# Open files, each with its format.
+Files: TypeAlias = tuple[tuple[str, Output], ...]
+
+
 @contextmanager
 def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     """Open a file, or standard output for None and ``-``; enter the block before the long work.
@@ -90,6 +94,22 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     except BaseException:
         _discard(stream, partial)
         raise
+
+
+@contextmanager
+def open_by_name(paths: Iterable[str], formats: Sequence[str], *, force: bool) -> Iterator[Files]:
+    """Open files; each appears complete when the block ends well, or not at all.
+
+    Of ``formats``, which are ends of names, the first that fits says what a file holds. Raises UsageError
+    for a name that ends with none of them and for a file named twice, before any file is made.
+    """
+    paths = list(paths)
+    _refuse_doubles(paths)
+    wanted = [(_format(path, formats), path) for path in paths]
+    with ExitStack() as stack:
+        yield tuple(
+            (form, stack.enter_context(open_output(path, force=force))) for form, path in wanted
+        )
 
 
 def terminal_width(stream: TextIO) -> int:
@@ -184,3 +204,20 @@ def _explained(name: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {name}: {error.strerror}") from error
+
+
+def _refuse_doubles(paths: Sequence[str]) -> None:
+    places = [os.path.realpath(path) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise UsageError(f"{path} is named twice", hint="name each file once")
+
+
+def _format(path: str, formats: Sequence[str]) -> str:
+    for form in formats:
+        if path.lower().endswith(f".{form}"):
+            return form
+    known = ", ".join(f".{form}" for form in formats)
+    raise UsageError(
+        f"{path or repr(path)} does not say what it is to hold", hint=f"end its name in {known}"
+    )

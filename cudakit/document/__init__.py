@@ -6,7 +6,7 @@ knows a feature, a terminal or a page, and nothing here is escaped or formatted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -234,3 +234,13 @@ class Document:
 
     title: str
     nodes: tuple[Node, ...]
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes in reading order, with those of Sections and the fallbacks of Views."""
+    for node in nodes:
+        yield node
+        if isinstance(node, Section):
+            yield from walk(node.nodes)
+        elif isinstance(node, View):
+            yield from walk((node.fallback,))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from cudakit.document import Array, Marker
-    from cudakit.document.axis import Axis
+    from cudakit.document.axis import Array, Axis  # numpy is slow to import
 
 ShapeKind: TypeAlias = Literal["svg", "g", "rect", "line", "path", "text"]
 Attribute: TypeAlias = str | int | float | None
@@ -104,7 +103,7 @@ class PlotKey:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Shapes between two axes, with a legend and markers; ``height`` is that of the shapes in pixels.
+    """Shapes between two axes, and a legend; ``height`` is that of the shapes in pixels.
 
     ``kind`` is that of the Chart whose style the keys of the legend have.
     """
@@ -117,7 +116,6 @@ class Plot:
     legend: tuple[PlotKey, ...]
     description: str
     x_label: str = ""
-    markers: tuple[Marker, ...] = ()
     height: int = 240
 
 

@@ -14,10 +14,12 @@ from cudakit.gpu.api import (
     Backing,
     Dim3,
     Event,
+    Exported,
     Graph,
     GraphExec,
     GraphNode,
     Graphs,
+    HandleKind,
     Ipc,
     Kernel,
     Kernels,
@@ -25,12 +27,12 @@ from cudakit.gpu.api import (
     MemoryInfo,
     Module,
     Peers,
+    ProcessId,
     Ptr,
     Stream,
     Streams,
     VirtualMemory,
 )
-from cudakit.gpu.api.sharing import Exported, HandleKind, ProcessId
 
 
 class Device:

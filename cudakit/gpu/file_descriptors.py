@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, Unsupported
-from cudakit.gpu.api.sharing import Descriptor, ProcessId
+from cudakit.gpu.api import Descriptor, ProcessId
 
 # The same on every architecture that CUDA runs on (include/uapi/asm-generic/unistd.h of Linux).
 _PIDFD_GETFD = 438

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16
 SOUGHT = 0x6B8B4567  # any number
@@ -67,8 +67,8 @@ class Bandwidth:
     Raises UsageError for another size. What has no bytes is done at once.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._kernels = Kernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
+    def __init__(self, gpu: Kernels) -> None:
+        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
 
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
         """Copy: reads and writes ``size_bytes`` each."""

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.elements import Element, Floats, decode
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels.loaded import ComputeDevice, LoadedKernels
 
 _WORD_BYTES = 4
 _RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -55,10 +55,10 @@ extern "C" __global__ void cudakit_gather(
 class Compare:
     """Comparisons on one device. Each call waits for its answer, in the order of its stream."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
         names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
-        self._kernels = Kernels(gpu, SOURCE, names)
+        self._kernels = LoadedKernels(gpu, SOURCE, names)
 
     def count_different(self, one: Ptr, other: Ptr, size_bytes: int, stream: Stream) -> int:
         """Count the 32-bit words in which two buffers differ."""
@@ -108,7 +108,7 @@ class Compare:
 class _Scratch:
     """As much memory on the device as on the host, for as long as it is needed."""
 
-    def __init__(self, gpu: Gpu, size_bytes: int) -> None:
+    def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
         self._gpu = gpu
         self.device = gpu.malloc(size_bytes)
         self.host = gpu.host_malloc(size_bytes)

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels import elements, philox
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels import philox
+from cudakit.kernels.loaded import LoadedKernels
 
 _WORDS = 4
 _STEP = 2.0**-23  # of uniform values made of one word
@@ -24,8 +24,35 @@ _FINE_STEP = 2.0**-52  # made of two
 
 SOURCE = (
     philox.SOURCE
-    + elements.SOURCE
     + r"""
+// Nearest value of a narrow format, ties to even; what is too large becomes the largest.
+__device__ u32 narrow(float value, int width, int mantissa, int bias, float largest) {
+    const u32 sign = __float_as_uint(value) >> 31;
+    const float magnitude = fminf(fabsf(value), largest);
+    int exponent = (int)(__float_as_uint(magnitude) >> 23) - 127;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const u32 steps = (u32)rintf(ldexpf(magnitude, mantissa - exponent));
+    return sign << (width - 1) | (((u32)(exponent + bias - 1) << mantissa) + steps);
+}
+
+__device__ int nearest(double value, double least, double most) {
+    return (int)rint(fmin(fmax(value, least), most));
+}
+
+__device__ void store(void* out, u64 at, int type, double value) {
+    const float single = (float)value;
+    switch (type) {
+        case 0: ((double*)out)[at] = value; break;
+        case 1: ((float*)out)[at] = single; break;
+        case 2: ((unsigned short*)out)[at] = narrow(single, 16, 10, 15, 65504.0f); break;
+        case 3: ((unsigned short*)out)[at] = narrow(single, 16, 7, 127, 3.3895314e38f); break;
+        case 4: ((unsigned char*)out)[at] = narrow(single, 8, 3, 7, 448.0f); break;
+        case 5: ((unsigned char*)out)[at] = narrow(single, 8, 2, 15, 57344.0f); break;
+        case 6: ((signed char*)out)[at] = nearest(value, -128.0, 127.0); break;
+        case 7: ((int*)out)[at] = nearest(value, -2147483648.0, 2147483647.0); break;
+    }
+}
+
 __device__ u64 wide(u32 low, u32 high) { return (u64)high << 32 | low; }
 
 // In (-1, 1), symmetric, never zero.
@@ -115,8 +142,8 @@ _BY_CODE = {element.code: element for element in ELEMENTS.values()}
 class Fill:
     """The fills of one device. Sizes are counts of elements; no elements are filled at once."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._kernels = Kernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
+    def __init__(self, gpu: Kernels) -> None:
+        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
 
     def bits(
         self, out: Ptr, blocks: int, stream: Stream, *, seed: int, sequence: int = 0, first: int = 0

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from cudakit.gpu.api import Argument, Dim3, Gpu, Stream
+from cudakit.gpu.api import Argument, Dim3, Kernels, Memory, Stream, Streams
 
 _BLOCK = 256
-# Beyond this a grid only makes more to schedule; kernels step over what is left.
+# More blocks only cost scheduling time; kernels stride over the remaining elements.
 _MOST_BLOCKS = 1 << 16
 
 
-class Kernels:
-    """What the launch helpers stand on; ``close`` unloads it, and a closed device has done so already."""
+class ComputeDevice(Memory, Streams, Kernels, Protocol):
+    """A device on which kernels run, and whose results are copied to the host."""
 
-    def __init__(self, gpu: Gpu, source: str, names: Sequence[str]) -> None:
+
+class LoadedKernels:
+    """The kernels of one source, loaded until ``close``; closing the device unloads them too."""
+
+    def __init__(self, gpu: Kernels, source: str, names: Sequence[str]) -> None:
         self.gpu = gpu
         self._module = gpu.load(gpu.compile(source))
         self._kernels = {name: gpu.kernel(self._module, name) for name in names}
@@ -27,7 +32,7 @@ class Kernels:
         self.gpu.launch(self._kernels[name], shape, (block, 1, 1), args, stream)
 
     def launch_over(self, name: str, count: int, args: Sequence[Argument], stream: Stream) -> None:
-        """Launch a kernel that strides over ``count`` elements; none of them launches nothing."""
+        """Launch a kernel that strides over ``count`` elements; no elements are no launch."""
         blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
         if blocks:
             self.launch(name, args, stream, grid=blocks, block=_BLOCK)

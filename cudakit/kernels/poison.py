@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudakit.gpu.api import Argument, Gpu, Ptr, Stream
+from cudakit.gpu.api import Argument, Ptr, Stream
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Matrix
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels.loaded import ComputeDevice, LoadedKernels
 
 _NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
 _RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -63,10 +63,10 @@ class Traces(NamedTuple):
 class Poison:
     """Poison on one device."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
         with ExitStack() as owned:
-            self._kernels = Kernels(gpu, SOURCE, ["cudakit_count_poison"])
+            self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_count_poison"])
             owned.callback(self._kernels.close)
             self._device = gpu.malloc(_ANSWER_BYTES)
             owned.callback(gpu.free, self._device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels.loaded import LoadedKernels
 
 SOURCE = r"""
 typedef unsigned int u32;
@@ -40,9 +40,9 @@ extern "C" __global__ void cudakit_spin_not() {}
 class Spin:
     """The spinning kernels of one device, each of one thread."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Kernels) -> None:
         names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_spin_not")
-        self._kernels = Kernels(gpu, SOURCE, names)
+        self._kernels = LoadedKernels(gpu, SOURCE, names)
 
     def until(self, go: Ptr, late: Ptr, limit_ns: int, stream: Stream) -> None:
         """Spin until the 32-bit word ``go`` is not 0, which pinned memory lets the host decide.

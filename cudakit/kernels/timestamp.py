@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import Kernels
+from cudakit.kernels.loaded import LoadedKernels
 
 # Two words an SM: its cycles since some time, and nanoseconds since some other; 0 where none was written.
 _WORDS = 2
@@ -33,8 +33,8 @@ extern "C" __global__ void cudakit_timestamp(ulonglong2* stamps, u32 count) {
 class Timestamp:
     """The timestamp kernel of one device."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._kernels = Kernels(gpu, SOURCE, ["cudakit_timestamp"])
+    def __init__(self, gpu: Kernels) -> None:
+        self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_timestamp"])
 
     def stamp(self, stamps: Ptr, count: int, stream: Stream) -> None:
         """Write the stamps of up to ``count`` SMs, each at its number; one that got no block writes none."""

@@ -108,19 +108,29 @@ def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
             return format_count(count)
 
 
+def x_value(chart: Chart, x: float) -> Value:
+    """Give a position on the x axis its unit."""
+    return _with_unit(chart.x_unit, x)
+
+
+def y_value(chart: Chart, y: float) -> Value:
+    """Give a height its unit."""
+    return _with_unit(chart.y_unit, y)
+
+
 def x_words(chart: Chart) -> list[str]:
     """Write every item of the x axis: names as they are, numbers with their unit."""
     if chart.x.dtype.kind in "OSU":
         return [str(item) for item in chart.x.tolist()]
-    return [words(_value(chart.x_unit, item)) for item in chart.x.tolist()]
+    return [words(x_value(chart, item)) for item in chart.x.tolist()]
 
 
 def y_words(chart: Chart, y: float) -> str:
     """Write a height with its unit."""
-    return words(_value(chart.y_unit, y))
+    return words(y_value(chart, y))
 
 
-def _value(unit: str, number: float) -> Value:
+def _with_unit(unit: str, number: float) -> Value:
     if not math.isfinite(number):
         return Unavailable("not a number")
     match unit:

@@ -14,12 +14,10 @@ from cudakit.document import (
     Change,
     Count,
     Document,
-    Node,
     Seconds,
-    Section,
     Tree,
     Value,
-    View,
+    walk,
 )
 from cudakit.errors import UsageError
 from cudakit.units import Unavailable
@@ -47,7 +45,7 @@ def render(document: Document) -> Iterator[str]:
 
 def trees(document: Document) -> tuple[Tree, ...]:
     """Find the Trees of a document in reading order. Raises UsageError if there is none."""
-    found = tuple(_trees(document.nodes))
+    found = tuple(node for node in walk(document.nodes) if isinstance(node, Tree))
     if not found:
         raise UsageError(
             f"{document.title!r} has no tree of stacks to write",
@@ -72,17 +70,6 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
         if own > 0:
             yield path, own
         pending += [(child, depth + 1) for child in reversed(node.children)]
-
-
-def _trees(nodes: tuple[Node, ...]) -> Iterator[Tree]:
-    for node in nodes:
-        match node:
-            case Tree():
-                yield node
-            case Section():
-                yield from _trees(node.nodes)
-            case View():
-                yield from _trees((node.fallback,))
 
 
 def _amount(value: Value) -> int:

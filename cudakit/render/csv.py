@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.document import Columns, Document, Node, Section, View
+from cudakit.document import Columns, Document, walk
 from cudakit.errors import UsageError
 
 # Rows a chunk: near 64 KiB of text where each row names a stack.
@@ -36,7 +36,7 @@ def render(document: Document) -> Iterator[str]:
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """
-    columns = next(_columns(document.nodes), None)
+    columns = next((node for node in walk(document.nodes) if isinstance(node, Columns)), None)
     if columns is None:
         raise UsageError(
             f"{document.title!r} has no rows to write as CSV",
@@ -46,17 +46,6 @@ def render(document: Document) -> Iterator[str]:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the arrays of {columns.name!r} differ in length: {lengths}")
     return _chunks(columns, rows=max(lengths.values(), default=0))
-
-
-def _columns(nodes: tuple[Node, ...]) -> Iterator[Columns]:
-    for node in nodes:
-        match node:
-            case Columns():
-                yield node
-            case Section():
-                yield from _columns(node.nodes)
-            case View():
-                yield from _columns((node.fallback,))
 
 
 def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:

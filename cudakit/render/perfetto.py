@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.document import Chart, Columns, Document, Node, Section, View
+from cudakit.document import Chart, Columns, Document, walk
 from cudakit.errors import UsageError
 
 _CHUNK_CHARACTERS = 64 * 1024
@@ -54,7 +54,7 @@ def render(document: Document) -> Iterator[str]:
     Charts and Columns of one document are expected to count time from the same instant.
     Raises UsageError if the document has neither.
     """
-    nodes = tuple(_flatten(document.nodes))
+    nodes = tuple(walk(document.nodes))
     charts = [node for node in nodes if isinstance(node, Chart) and node.kind in ("line", "area")]
     spans = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
     if not charts and not spans:
@@ -63,15 +63,6 @@ def render(document: Document) -> Iterator[str]:
             hint="choose another output format, such as json",
         )
     return _chunks(_objects(document.title, charts, spans))
-
-
-def _flatten(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    for node in nodes:
-        yield node
-        if isinstance(node, Section):
-            yield from _flatten(node.nodes)
-        elif isinstance(node, View):
-            yield from _flatten((node.fallback,))
 
 
 def _has_slices(columns: Columns) -> bool:

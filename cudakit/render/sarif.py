@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
-from cudakit.document import Document, Finding, Frame, Node, Note, Section, Stack, View
+from cudakit.document import Document, Finding, Frame, Note, Stack, walk
 from cudakit.render.amounts import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -31,7 +30,7 @@ def render(document: Document, *, root: str = "") -> str:
     stacks, outermost frame first, the threads of a code flow. ``root`` is an absolute directory: files in
     it are named relative to it. The text is ASCII: names are escaped as JSON, files as URIs (RFC 3986).
     """
-    notes = tuple(_notes(document.nodes))
+    notes = tuple(node for node in walk(document.nodes) if isinstance(node, Note))
     results = [(note, note.finding) for note in notes if note.finding is not None]
     rules = {finding.rule: finding for _, finding in results}
     run = {
@@ -53,17 +52,6 @@ def render(document: Document, *, root: str = "") -> str:
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(_clean(log), indent=2) + "\n"
-
-
-def _notes(nodes: Sequence[Node]) -> Iterator[Note]:
-    for node in nodes:
-        match node:
-            case Note():
-                yield node
-            case Section():
-                yield from _notes(node.nodes)
-            case View():
-                yield from _notes((node.fallback,))
 
 
 def _rule(finding: Finding) -> _Object:

@@ -1,17 +1,29 @@
-"""What to run: the words behind ``cudakit run``, as a program and its arguments."""
+"""The words behind ``cudakit run`` as a program with its arguments, and the Python that runs it."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudakit.errors import UsageError
-from cudakit.run.python import active_python, closed, interpreter
 
 _USAGE = "cudakit run [options] script.py | -m module | -c code | command [arguments]"
+
+_NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
+_LONGEST_SHEBANG = 256  # bytes that the kernel reads (BINPRM_BUF_SIZE)
+
+# Options of Python that keep it from reading PYTHONPATH, or from running sitecustomize.
+_CLOSED = {
+    "I": "reads no environment",
+    "E": "reads no environment",
+    "S": "runs no sitecustomize",
+}
 
 
 class CommandNotFound(UsageError):
@@ -96,3 +108,97 @@ def _on_path(word: str, environment: Mapping[str, str]) -> str | None:
     if os.sep in word:
         return None
     return shutil.which(word, path=environment.get("PATH"))
+
+
+# --- which Python
+
+
+def active_python(
+    environment: Mapping[str, str], *, own: str = sys.executable, started_as: str = ""
+) -> str:
+    """Return the Python of the active environment, as a user gets it who types ``python3``.
+
+    That is the one of VIRTUAL_ENV, else the first of PATH. ``own`` is the one that runs cudakit, which may
+    be installed apart; it is taken where it was named itself: ``python -m cudakit``, or ``.venv/bin/cudakit``
+    of an environment that is not active. ``started_as`` replaces sys.argv[0].
+    """
+    if _named_itself(started_as or sys.argv[0], own, environment):
+        return own
+    if environment.get("VIRTUAL_ENV"):
+        candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
+        if os.access(str(candidate), os.X_OK):
+            return _own_if_same(str(candidate), own)
+    path = environment.get("PATH")
+    candidate = shutil.which("python3", path=path) or shutil.which("python", path=path)
+    return _own_if_same(candidate, own) if candidate else own
+
+
+def _named_itself(started_as: str, own: str, environment: Mapping[str, str]) -> bool:
+    if os.path.basename(started_as) == "__main__.py":
+        return True
+    home = os.path.dirname(os.path.abspath(started_as))
+    on_path = environment.get("PATH", "").split(os.pathsep)
+    active = os.path.join(environment.get("VIRTUAL_ENV", ""), "bin")
+    return home == os.path.dirname(own) and home not in (*on_path, active)
+
+
+def _own_if_same(candidate: str, own: str) -> str:
+    same = os.path.dirname(os.path.abspath(candidate)) == os.path.dirname(own)
+    return own if same else os.path.abspath(candidate)
+
+
+def interpreter(program: str) -> tuple[str, ...]:
+    """Return the Python, and its options, that runs an executable file; nothing if it is no Python."""
+    if _NAME.fullmatch(os.path.basename(program)):
+        return (program,)
+    try:
+        with Path(program).open("rb") as file:
+            line = file.readline(_LONGEST_SHEBANG)
+    except OSError:
+        return ()
+    words = _shebang(line) if line.startswith(b"#!") else []
+    return tuple(words) if words and _NAME.fullmatch(os.path.basename(words[0])) else ()
+
+
+def _shebang(line: bytes) -> list[str]:
+    """Split a line like ``#!/usr/bin/env -S python3 -I``, without the env."""
+    words = line[2:].decode(errors="replace").split()
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if word != "-S" and "=" not in word]
+    return words
+
+
+def closed(command: Sequence[str]) -> str:
+    """Say why nothing can be watched in a Python with these arguments; empty where it can be."""
+    for option in _options(command[1:]):
+        if option in _CLOSED:
+            given = shlex.join((os.path.basename(command[0]), f"-{option}"))
+            return f"{given} {_CLOSED[option]}: nothing will be watched in it"
+    return ""
+
+
+def _options(arguments: Sequence[str]) -> list[str]:
+    """List the options of one letter, up to the program that Python is to run."""
+    found: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            next(words, None)
+        elif word.startswith("--"):
+            continue
+        elif not word.startswith("-") or word == "-" or _takes_the_rest(word, found):
+            break
+        elif found[-1] in "WX" and word.endswith(found[-1]):
+            next(words, None)  # its value is the next word
+    return found
+
+
+def _takes_the_rest(word: str, found: list[str]) -> bool:
+    """Add the letters of one word; True where what comes behind it is the program and its arguments."""
+    for letter in word[1:]:
+        found.append(letter)
+        if letter in "cm":
+            return True
+        if letter in "WX":  # what is left of the word is its value
+            break
+    return False

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 from cudakit.run.child import Child
 from cudakit.run.command import Command
-from cudakit.run.environment import Settings, child_environment
-from cudakit.run.notices import About, Notice, Notices
+from cudakit.run.protocol import About, Notice, Notices, Settings, child_environment
 from cudakit.run.signals import Reception
 from cudakit.trace.spool import Batch, Spool
 

@@ -178,11 +178,11 @@ class WorkOnGpu:
         self._gates[stream].pass_through(self._stream(stream))
 
     def begin_capture(self, stream: str) -> CaptureGraph:
-        self._captured.begin(self._gpu.handle(self._stream(stream)))
+        self._captured.begin(self._gpu.streams.handle(self._stream(stream)))
         return GraphOfGpu(self._gpu)
 
     def end_capture(self, stream: str) -> None:
-        self._captured.end(self._gpu.handle(self._stream(stream)))
+        self._captured.end(self._gpu.streams.handle(self._stream(stream)))
 
     def _stream(self, name: str) -> Stream:
         return Stream(self.numbers[name])

@@ -64,7 +64,7 @@ class Torch:
         self._streams = dict(zip(STREAMS, made, strict=False))
         self._gates = {name: Gate(gpu) for name in STREAMS}
         self._lanes = {
-            name: torch.cuda.ExternalStream(int(gpu.handle(gate.lane)), device=DEVICE)
+            name: torch.cuda.ExternalStream(int(gpu.streams.handle(gate.lane)), device=DEVICE)
             for name, gate in self._gates.items()
         }
         self._tensors: dict[int, torch.Tensor] = {}

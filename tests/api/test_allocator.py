@@ -247,6 +247,7 @@ def test_numba_finds_its_manager_by_the_name_of_a_module() -> None:
 
 
 def test_the_module_for_numba_has_nothing_else() -> None:
+    pytest.importorskip("numba.cuda")
     module = importlib.import_module("cudakit.api.numba")
 
     with pytest.raises(AttributeError, match="has no attribute 'other'"):

@@ -11,10 +11,10 @@ import pytest
 from invocation import Cli
 
 from cudakit.cli.failure import ExitCode
-from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 
 HERE = [check.id for members in THEMES.values() for check in members]
-TRIALS = [check.id for members in DEEP.values() for check in members]
+TRIALS = [check.id for members in SELF_TEST.values() for check in members]
 
 SIM = ("doctor", "--gpu", "sim")
 

@@ -9,7 +9,7 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Gpu, GraphNode, Stream
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from contract.workbench import Workbench, refused
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.open import open_gpu
 
 

@@ -8,7 +8,7 @@ import pytest
 from contract.workbench import INT_BYTES, Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Gpu, Graph, GraphExec, Ptr, Stream
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 
 def captured(bench: Workbench, stream: Stream, work: Callable[[], object]) -> GraphExec:

@@ -5,7 +5,7 @@ import pytest
 from contract.workbench import ONE, Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Dim3
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 
 def test_a_kernel_computes_what_it_says_over_the_whole_grid(bench: Workbench) -> None:

@@ -7,7 +7,7 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.units import format_bytes
 
 MIB = 1 << 20

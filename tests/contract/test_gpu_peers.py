@@ -11,7 +11,7 @@ from contract.workbench import refused
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.open import open_gpu
 
 MIB = 1 << 20

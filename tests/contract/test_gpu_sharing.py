@@ -7,9 +7,8 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.sharing import HANDLE_BYTES, Descriptor
-from cudakit.gpu.explain import Status
+from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Gpu, Ptr
+from cudakit.gpu.driver_errors import Status
 
 
 def test_an_allocation_has_one_handle_and_another_one_another(gpu: Gpu) -> None:

@@ -7,7 +7,7 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, Stream
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 
 def follows(bench: Workbench, first: Stream, second: Stream) -> bool:

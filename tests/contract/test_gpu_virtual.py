@@ -4,7 +4,7 @@ import numpy as np
 from contract.workbench import Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Backing, Gpu, Ptr
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.units import format_bytes
 
 

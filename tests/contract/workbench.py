@@ -12,7 +12,7 @@ import pytest
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Argument, Dim3, Event, Gpu, Kernel, Ptr, Stream
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 
 ONE: Dim3 = (1, 1, 1)
 INT_BYTES = 4

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.api.sharing import Descriptor, ProcessId
+from cudakit.gpu.api import Descriptor, ProcessId
 from cudakit.gpu.file_descriptors import take, this_process
 
 CHILD = """

@@ -11,8 +11,8 @@ from cuda.bindings import driver as cu
 
 import cudakit
 from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.cuda.device import Cuda
 from cudakit.gpu.cuda.driver import check
-from cudakit.gpu.cuda.foreign import ForeignStreams
 from cudakit.units import Unavailable
 
 pytestmark = pytest.mark.gpu
@@ -21,8 +21,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def gpu() -> Iterator[ForeignStreams]:
-    made = ForeignStreams(0)
+def gpu() -> Iterator[Cuda]:
+    made = Cuda(0, foreign_streams=True)
     yield made
     made.close()
 
@@ -35,7 +35,7 @@ def handle() -> Iterator[int]:
         check(cu.cuStreamDestroy(stream))
 
 
-def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: ForeignStreams, handle: int) -> None:
+def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: Cuda, handle: int) -> None:
     stream, event = Stream(handle), gpu.event()
     ptr = gpu.malloc(MIB)
 
@@ -44,12 +44,12 @@ def test_a_stream_of_somebody_else_is_used_by_its_handle(gpu: ForeignStreams, ha
     gpu.sync_event(event)
 
     assert gpu.query_stream(stream)
-    assert gpu.borrowed(handle) == gpu.stream_address(stream) == handle
-    assert gpu.borrowed(0) == LEGACY
+    assert gpu.streams.borrowed(handle) == gpu.stream_address(stream) == handle
+    assert gpu.streams.borrowed(0) == LEGACY
 
 
 def test_its_own_streams_are_handles_too_and_others_are_not_destroyed(
-    gpu: ForeignStreams, handle: int
+    gpu: Cuda, handle: int
 ) -> None:
     stream = gpu.stream()
     gpu.sync_stream(stream)
@@ -61,7 +61,7 @@ def test_its_own_streams_are_handles_too_and_others_are_not_destroyed(
             gpu.destroy_stream(other)
 
 
-def test_who_uses_the_device_is_known_or_why_not(gpu: ForeignStreams) -> None:
+def test_who_uses_the_device_is_known_or_why_not(gpu: Cuda) -> None:
     found = gpu.processes()
 
     assert found or isinstance(found, Unavailable)

@@ -17,10 +17,9 @@ import cudakit.gpu
 from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.ask import FieldValue, Question
 from cudakit.gpu.nvml.facts import FACTS, INSTANCE
 from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.readings import cpu_ranges, same
+from cudakit.gpu.nvml.reader import FieldValue, Question, cpu_ranges, same
 from cudakit.gpu.nvml.telemetry import TELEMETRY
 from cudakit.gpu.nvml.words import CLOCK_EVENT_REASONS, clock_event_reasons
 from cudakit.units import Unavailable

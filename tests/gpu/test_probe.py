@@ -12,8 +12,7 @@ import pytest
 
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.probe import ask, child
-from cudakit.gpu.probe.answer import cuda_view
+from cudakit.gpu.probe import ask, child, cuda_view
 from cudakit.units import Unavailable
 
 FIRST = "11111111222233334444555555555555"

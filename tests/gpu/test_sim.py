@@ -10,7 +10,7 @@ from gpu.kernels import ONE, Desk
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.machine import models
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Launch, Sim, host_kernel

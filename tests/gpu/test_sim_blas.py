@@ -21,7 +21,7 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
 )
-from cudakit.gpu.explain import Status
+from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.algorithms import algorithms
 from cudakit.trace.events import Access, Alloc, Event, Free, GraphNode, Launch

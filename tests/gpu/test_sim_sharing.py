@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.errors import CudaError, EnvironmentUnusable
-from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.sharing import Fabric, HandleKind
+from cudakit.gpu.api import LEGACY, Fabric, HandleKind, Ptr
 from cudakit.gpu.sim import Sim
 
 MIB = 1 << 20

@@ -290,6 +290,13 @@ def test_an_empty_table_says_so() -> None:
     assert body(Table((Column("a"),), ())).all("p")[0].words == "nothing to list"
 
 
+def test_a_faint_row_of_a_table_is_muted() -> None:
+    rows = ((Text("shown"),), (Text("hidden"),))
+    table_ = body(Table((Column("device"),), rows, faint=frozenset({1}))).one("tbody")
+
+    assert [row.words for row in table_.all("tr", "muted")] == ["hidden"]
+
+
 def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:
     main = body(layout_view(), Section("data", (Section("deep", layout_columns()),)))
     assert "no picture here" not in main.words

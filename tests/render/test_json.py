@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cudakit.document import Frame
 from cudakit.errors import MissingDependency, SnapshotError
-from cudakit.render.json import render, render_error
+from cudakit.render.json import render, render_error, render_line
 from cudakit.units import Unavailable
 
 
@@ -221,3 +221,18 @@ def test_the_text_is_utf8_and_reads_back_as_the_tree_it_was_made_of(plain: objec
     nested = {"value": {"value": plain}}
     text = render(as_result(nested))
     assert json.loads(text.encode()) == json.loads(json.dumps(nested))
+
+
+def test_a_line_is_the_same_json_on_one_line() -> None:
+    item = Item({"name": "a\nb\x9b", "power": Unavailable("no permission"), "values": (1, 2)})
+    line = render_line(item)
+
+    assert line.endswith("}\n")
+    assert line.count("\n") == 1
+    assert json.loads(line) == json.loads(render(item))
+    assert "\\u009b" in line
+
+
+def test_a_line_is_of_a_result_too() -> None:
+    with pytest.raises(TypeError, match="a Result is a dataclass instance"):
+        render_line({"a": 1})

@@ -13,8 +13,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from cudakit.run.command import resolve
-from cudakit.run.environment import Settings
-from cudakit.run.notices import Notice
+from cudakit.run.protocol import Notice, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.spool import Batch
 

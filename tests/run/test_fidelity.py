@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from run.programs import Outcome, plain, supervised
 
-from cudakit.run.environment import AGENT
+from cudakit.run.protocol import AGENT
 
 PORTRAIT = """
 import json, os, sys, warnings

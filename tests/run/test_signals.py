@@ -19,7 +19,7 @@ SUPERVISOR = """
 import sys
 from cudakit.run.child import finish
 from cudakit.run.command import resolve
-from cudakit.run.environment import Settings
+from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
 command = resolve(sys.argv[1:], python=sys.executable)
 sys.exit(finish(supervise(command, settings=Settings(), consume=lambda _: False)))

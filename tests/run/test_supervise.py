@@ -12,7 +12,7 @@ import pytest
 from run.programs import WATCHING, plain, supervised
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
-from cudakit.run.environment import Settings
+from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.kinds import Kind
 from cudakit.trace.spool import Batch

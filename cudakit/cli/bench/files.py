@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from cudakit.cli.named_files import Files, open_by_name
+from cudakit.cli.output import Files, open_by_name
 
 if TYPE_CHECKING:
     from cudakit.core.bench.health import SuiteResult

@@ -13,8 +13,7 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import Outputs, given, with_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.named_files import Files, open_by_name
-from cudakit.cli.output import Output, open_output, printable
+from cudakit.cli.output import Files, Output, open_by_name, open_output, printable
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
 
 
 def _of_torch() -> Mapping[str, str]:
-    from cudakit.gpu.torch_tunable import torch_validators
+    from cudakit.gpu.blas.vendor import torch_validators
 
     try:
         return torch_validators()

@@ -1,14 +1,16 @@
-"""What ``cudakit devices`` writes: once, or again and again."""
+"""What ``cudakit devices`` writes: once, or repeatedly with ``--watch``."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import click
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.watch import Redraw, ticks
-from cudakit.cli.output import Output
+from cudakit.cli.output import Output, is_capable_terminal
 from cudakit.core.devices.fields import FieldInfo, FieldsList, registry
 from cudakit.core.devices.present.overview import FIELDS
 from cudakit.core.devices.query import open_query
@@ -21,7 +23,7 @@ from cudakit.gpu.api.facts import Machine
 
 def fields(target: Output, view: View) -> None:
     """List the fields that there are."""
-    from cudakit.core.devices.present.rows import listing
+    from cudakit.core.devices.present.fields import listing
 
     known = tuple(registry().values())
     target.write(_json(FieldsList(known)) if view.form == "json" else _page(listing(known), target))
@@ -111,15 +113,15 @@ class Writer:
         return _page(page, self.target)
 
     def _fields(self, result: DevicesResult, *, header: bool) -> str:
-        from cudakit.core.devices.present import rows
+        from cudakit.core.devices.present.fields import columns, table
 
         if self.view.form == "table":
-            return _page(rows.table(self.wanted, result), self.target)
+            return _page(table(self.wanted, result), self.target)
         if self.view.form == "json":
             return self._json(_chosen_fields(result, self.wanted))
         from cudakit.render import csv
 
-        text = "".join(csv.render(rows.columns(self.wanted, result)))
+        text = "".join(csv.render(columns(self.wanted, result)))
         return text if header else text.partition("\r\n")[2]
 
     def _json(self, result: DevicesResult | FieldsResult) -> str:
@@ -143,3 +145,53 @@ def _page(document: Document, target: Output) -> str:
     from cudakit.render import console
 
     return console.render(document, width=target.width, color=target.color)
+
+
+# --- drawing again ---------------------------------------------------------------------------------
+
+
+_TO_END = "\x1b[J"
+_HOME = "\x1b[H"
+# Between the first two looks at counters, which say nothing alone.
+_FIRST_LOOK_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Redraw:
+    """Shows a text in the place of the one before."""
+
+    output: Output
+    _above: int = 0  # lines that stand there
+
+    def show(self, text: str) -> None:
+        """Replace what was shown last; a pipe or a file gets one text after another."""
+        if is_capable_terminal(self.output.stream):
+            self.output.write(self._back() + text)
+            self._above = text.count("\n")
+        else:
+            self.output.write(text)
+        self.output.stream.flush()
+
+    def _back(self) -> str:
+        if not self._above:
+            return ""
+        height = os.get_terminal_size(self.output.stream.fileno()).lines
+        # What has scrolled out of sight cannot be written over; a height of 0 is unknown.
+        hidden = 0 < height <= self._above
+        return (_HOME if hidden else f"\x1b[{self._above}F") + _TO_END
+
+
+def ticks(seconds: float, *, twice: bool) -> Iterator[int]:
+    """Count looks, one every so many seconds; ``twice``, the first is followed at once by another."""
+    yield 0
+    if twice:
+        time.sleep(min(_FIRST_LOOK_SECONDS, seconds))
+        yield 1
+    due, number = time.monotonic(), 2
+    while True:
+        now = time.monotonic()
+        # What comes late is not made up for.
+        due = max(due + seconds, now)
+        time.sleep(due - now)
+        yield number
+        number += 1

@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from cudakit.cli.run.launcher import Launcher, before_the_start
+from cudakit.cli.failure import before_the_start
+
+
+class Launcher(click.Command):
+    """A command whose own errors on the command line end with 125: other codes are the program's."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the command line."""
+        with before_the_start():
+            return super().make_context(*args, **kwargs)
 
 
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})

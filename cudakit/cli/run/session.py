@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from cudakit.cli.failure import ExitCode, report
-from cudakit.cli.named_files import Files
-from cudakit.cli.run import outputs, voice
-from cudakit.cli.run.launcher import before_the_start
-from cudakit.cli.run.watching import Watching
+from cudakit.cli.failure import ExitCode, before_the_start, report
+from cudakit.cli.output import Files, open_by_name
+from cudakit.cli.run import messages
+from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
 from cudakit.errors import EnvironmentUnusable, UsageError
@@ -21,8 +21,14 @@ from cudakit.gpu.capture.exact import with_accesses
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
-from cudakit.run.environment import Settings
+from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
+
+if TYPE_CHECKING:
+    from cudakit.core.sanitize.result import SanitizeResult
+
+# The files of -o, by their suffix.
+_FORMATS = ("html", "json", "sarif")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ class RunSpec:
 class _Prepared:
     command: Command
     settings: Settings
-    watching: Watching
+    monitor: Monitor
     files: Files
 
 
@@ -73,12 +79,12 @@ def run_program(spec: RunSpec) -> int:
         with ExitStack() as stack:
             with before_the_start():
                 prepared = _prepare(spec, stack)
-            watching = prepared.watching
+            monitor = prepared.monitor
             status = supervise(
                 prepared.command,
                 settings=prepared.settings,
-                consume=watching.consume,
-                notify=watching.notify,
+                consume=monitor.consume,
+                notify=monitor.notify,
             )
             code = _tell(spec, prepared, shell_status(status))
     except Exception as error:
@@ -86,36 +92,36 @@ def run_program(spec: RunSpec) -> int:
             raise
         # The program's status says more than that its report could not be written.
         code = report(error, as_json=False)
-    return code if watching.stopped or not status else finish(status)
+    return code if monitor.stopped or not status else finish(status)
 
 
 def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     """Check all that can be checked, and open what is written later."""
     command = resolve(spec.words, python=spec.python)
-    watching = Watching(
+    monitor = Monitor(
         show=Confidence(spec.show),
         suppress=spec.suppress,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
-        warn=voice.warn,
+        warn=messages.warn,
     )
-    files = stack.enter_context(outputs.opened(spec.outputs, force=spec.force))
-    memory = outputs.snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
+    files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
+    memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
     if command.unwatched:
-        watching.unwatched(command.unwatched)
+        monitor.unwatched(command.unwatched)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        watching.unwatched("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
+        monitor.unwatched("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
-    if spec.sanitize and (ready := _ready(spec, command, watching)):
+    if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready, why_not = with_accesses(ready, spec.accesses, patches)
         if why_not:
-            watching.unwatched(why_not)
+            monitor.unwatched(why_not)
         settings = replace(settings, **ready.settings())
-    return _Prepared(command, settings, watching, files)
+    return _Prepared(command, settings, monitor, files)
 
 
-def _ready(spec: RunSpec, command: Command, watching: Watching) -> Ready | None:
+def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return what it takes to watch CUDA; None where it cannot be, and nothing is missed or that is said."""
     found = preflight(command.python)
     if isinstance(found, Ready):
@@ -123,7 +129,7 @@ def _ready(spec: RunSpec, command: Command, watching: Watching) -> Ready | None:
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
-        watching.unwatched(f"CUDA is not watched: {found.message}; {found.hint}")
+        monitor.unwatched(f"CUDA is not watched: {found.message}; {found.hint}")
     return None
 
 
@@ -136,18 +142,63 @@ def _has_device() -> bool:
 
 def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
     """Say and write what was found; return 1 for races."""
-    watching = prepared.watching
+    monitor = prepared.monitor
     if spec.memory and not spec.quiet:
-        voice.snapshots(watching.snapshots)
+        messages.snapshots(monitor.snapshots)
     if not spec.sanitize:
         return ExitCode.OK
-    watching.finish()
-    result = watching.result(exit_status=exit_status)
-    voice.races(result, quiet=spec.quiet)
+    monitor.finish()
+    result = monitor.result(exit_status=exit_status)
+    messages.races(result, quiet=spec.quiet)
     try:
-        outputs.write(prepared.files, result)
+        _write_outputs(prepared.files, result)
     except EnvironmentUnusable:
         if spec.quiet:
-            voice.races(result, quiet=False)  # nowhere else is what was found
+            messages.races(result, quiet=False)  # nowhere else is what was found
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
+
+
+# --- files
+
+
+def _open_outputs(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files]:
+    """Open every file of ``-o``. Raises UsageError for a name that does not say what it is to hold."""
+    if "-" in paths:
+        raise UsageError(
+            "standard output belongs to the program", hint="name a file, as in -o races.json"
+        )
+    return open_by_name(paths, _FORMATS, force=force)
+
+
+def _write_outputs(files: Files, result: SanitizeResult) -> None:
+    """Write the races into every file. Raises EnvironmentUnusable where a disk is full."""
+    for form, file in files:
+        file.write(_rendered(result, form))
+        file.flush()
+
+
+def _snapshot_file(path: str, *, force: bool) -> Path:
+    """Check that torch's snapshot can be written under this name. Raises UsageError."""
+    target = Path(path)
+    stem, suffix = os.path.splitext(path)
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no directory {target.parent}", hint="make it, or name another")
+    if target.is_dir():
+        raise UsageError(f"{path} is a directory", hint="name a file in it: --snapshot FILE")
+    for name in (path, f"{stem}-oom{suffix}"):
+        if Path(name).exists() and not force:
+            raise UsageError(
+                f"{name} exists", hint="use --force to replace it, or --snapshot FILE for another"
+            )
+    return target
+
+
+def _rendered(result: SanitizeResult, form: str) -> str:
+    from cudakit.core.sanitize.present import report
+    from cudakit.render import html, json, sarif
+
+    if form == "json":
+        return json.render(result)
+    document = report(result, top=0)
+    return html.render(document) if form == "html" else sarif.render(document, root=os.getcwd())

@@ -16,8 +16,7 @@ from typing import TypeAlias, cast
 from cudakit.core.allocator.pages import PagesOfGpu
 from cudakit.core.allocator.shared import Handle, SharedMemory
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.sharing import Exported, Fabric, ProcessId
+from cudakit.gpu.api import Exported, Fabric, Gpu, ProcessId, Ptr
 
 # What is said where nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a child that was forked, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).

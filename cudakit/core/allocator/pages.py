@@ -8,8 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from cudakit.errors import CudaError, Unsupported
-from cudakit.gpu.api import LEGACY, Backing, Gpu, Ptr, Stream
-from cudakit.gpu.api.sharing import Exported, HandleKind
+from cudakit.gpu.api import LEGACY, Backing, Exported, Gpu, HandleKind, Ptr, Stream
 
 # CUDA_ERROR_INVALID_HANDLE, and what is said to a kind of handle that is not to be had:
 # CUDA_ERROR_NOT_PERMITTED and CUDA_ERROR_NOT_SUPPORTED (CUDA Driver API, CUresult; cuMemCreate).

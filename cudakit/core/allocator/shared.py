@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cudakit.errors import InputError
-from cudakit.gpu.api.sharing import HANDLE_BYTES, Descriptor, Fabric, ProcessId
+from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Fabric, ProcessId
 
 SCHEMA = "cudakit.shared/1"
 

@@ -12,8 +12,7 @@ from cudakit.core.allocator.opened_memory import OpenedMemory
 from cudakit.core.allocator.shared import Handle, SharedMemory
 from cudakit.core.allocator.upstream import Shareable, Upstream
 from cudakit.errors import CudakitError, Unsupported
-from cudakit.gpu.api import Ptr
-from cudakit.gpu.api.sharing import IpcHandle
+from cudakit.gpu.api import IpcHandle, Ptr
 from cudakit.torch_rules.settings import Settings
 
 

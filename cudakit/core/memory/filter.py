@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cudakit.core.memory.replay import pool_at
+from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import HOST, Blocks, DeviceTrace, Segments, Snapshot
 from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.actions import Action
@@ -39,7 +39,7 @@ def filter_trace(
             raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
         wanted = snapshot.pools.index(pool)
         said = trace.events.pool
-        found = pool_at(trace, trace.events.address, np.arange(len(said)))
+        found = segment_history(trace).pool_at(trace.events.address, np.arange(len(said)))
         keep_event &= np.where(said >= 0, said, found) == wanted
         keep_segment &= trace.segments.pool == wanted
     action = np.where(

@@ -12,47 +12,60 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
-from cudakit.gpu.api.ids import (
+from cudakit.gpu.api.values import (
+    HANDLE_BYTES,
     LEGACY,
     PER_THREAD,
     Argument,
     Backing,
+    Descriptor,
     Dim3,
     Event,
+    Exported,
+    Fabric,
     Graph,
     GraphExec,
     GraphNode,
+    HandleKind,
+    IpcHandle,
     Kernel,
     MemoryInfo,
     Module,
+    ProcessId,
     Ptr,
     Stream,
 )
-from cudakit.gpu.api.sharing import Exported, HandleKind, ProcessId
 
 if TYPE_CHECKING:
     from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
 
 __all__ = [
+    "HANDLE_BYTES",
     "LEGACY",
     "PER_THREAD",
     "Argument",
     "Backing",
+    "Descriptor",
     "DeviceInfo",
     "Dim3",
     "Event",
+    "Exported",
+    "Fabric",
     "Gpu",
     "Graph",
     "GraphExec",
     "GraphNode",
     "Graphs",
+    "HandleKind",
     "Ipc",
+    "IpcHandle",
     "Kernel",
     "Kernels",
     "Memory",
     "MemoryInfo",
     "Module",
     "Peers",
+    "ProcessId",
     "Ptr",
     "Stream",
     "Streams",

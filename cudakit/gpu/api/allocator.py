@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cudakit.gpu.api import MemoryInfo, Ptr
-from cudakit.gpu.api.sharing import IpcHandle
+from cudakit.gpu.api import IpcHandle, MemoryInfo, Ptr
 
 
 class Allocator(Protocol):

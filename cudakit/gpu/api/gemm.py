@@ -23,7 +23,7 @@ from cudakit.gpu.api.elements import (
     INT32,
     Element,
 )
-from cudakit.gpu.api.ids import Ptr, Stream
+from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
 # n: stored as it is used; t: stored transposed. The first letter is of A, the second of B.

@@ -167,3 +167,14 @@ class RunContext:
     nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
     other_processes: int | Unavailable = _NOT_ASKED  # number of processes on that device
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
+
+    @property
+    def cuda_devices(self) -> tuple[DeviceFacts, ...]:
+        """The devices that CUDA sees; none if CUDA does not start."""
+        return () if isinstance(self.cuda, Unavailable) else self.cuda.devices
+
+    @property
+    def cuda_error(self) -> int | None:
+        """The error code of cuInit, None if cuInit succeeded or was not called."""
+        error = None if isinstance(self.cuda, Unavailable) else self.cuda.error
+        return error[0] if error else None

@@ -1,0 +1,36 @@
+"""The libraries that multiply matrices on a real device: cuBLASLt, cuBLAS, torch and CuPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudakit.gpu.api.gemm import Blas, Library
+    from cudakit.gpu.blas.refusals import Capability
+    from cudakit.gpu.blas.vendor import CudaDevice
+
+
+def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
+    """Open a library; nothing of it is imported before.
+
+    Raises MissingDependency with what to install, EnvironmentUnusable for a torch without CUDA.
+    """
+    from cudakit.gpu.blas import vendor
+
+    match library:
+        case "torch":
+            from cudakit.gpu.blas.torch import TorchBlas
+
+            return TorchBlas(cuda, vendor.load_torch())
+        case "cupy":
+            from cudakit.gpu.blas.cupy import CupyBlas
+
+            return CupyBlas(cuda, vendor.load_cupy())
+        case "cublas":
+            from cudakit.gpu.blas.cublas import Cublas
+
+            return Cublas(cuda, vendor.load_nvmath())
+        case "cublaslt":
+            from cudakit.gpu.blas.cublaslt import CublasLt
+
+            return CublasLt(cuda, vendor.load_nvmath(), capability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from cudakit.gpu.blas.refusals import (
     refused_call,
 )
 from cudakit.gpu.blas.types import numbered, type_names
-from cudakit.gpu.blas.vendor import Nvmath
+from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import Unavailable, format_bytes
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
 
 _LARGEST_INT = 2**31 - 1
 
@@ -36,7 +33,7 @@ class Cublas:
 
     library: Library = "cublas"
 
-    def __init__(self, cuda: Cuda, vendor: Nvmath) -> None:
+    def __init__(self, cuda: CudaDevice, vendor: Nvmath) -> None:
         self.cuda, self.vendor = cuda, vendor
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))

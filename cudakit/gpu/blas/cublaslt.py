@@ -1,20 +1,19 @@
-"""cuBLASLt through the bindings of nvmath-python: it names its algorithms, and takes any of them."""
+"""cuBLASLt through the bindings of nvmath-python: it lists its algorithms, and takes any of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, never
-from cudakit.gpu.blas.configuration import Configurations, choices
-from cudakit.gpu.blas.descriptors import Problem
-from cudakit.gpu.blas.ltproduct import LtMultiplication
+from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
 from cudakit.gpu.blas.refusals import (
     UNSUPPORTED,
     Capability,
@@ -24,11 +23,8 @@ from cudakit.gpu.blas.refusals import (
     refused_call,
 )
 from cudakit.gpu.blas.search import allowed_reductions, configurations, in_turn
-from cudakit.gpu.blas.trial import Trial
-from cudakit.gpu.blas.vendor import Nvmath
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
+from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
+from cudakit.units import format_bytes
 
 _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
 
@@ -44,7 +40,7 @@ class CublasLt:
 
     library: Library = "cublaslt"
 
-    def __init__(self, cuda: Cuda, vendor: Nvmath, capability: Capability) -> None:
+    def __init__(self, cuda: CudaDevice, vendor: Nvmath, capability: Capability) -> None:
         self.cuda, self.vendor = cuda, vendor
         self._capability = capability
         lt = vendor.lt
@@ -151,7 +147,7 @@ class CublasLt:
                 "deterministic product, or one without reduced precision, does not allow",
                 hint=_TAKE_ANOTHER,
             )
-        trial = Trial(self, problem, algorithm.id)
+        trial = _Trial(self, problem, algorithm.id)
         if not (checked := trial.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} refuses for this product {algorithm}", hint=_TAKE_ANOTHER
@@ -176,7 +172,7 @@ class CublasLt:
             yield from in_turn(asked, is_over)
 
     def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
-        trial = Trial(self, problem, number)
+        trial = _Trial(self, problem, number)
         if not trial.initialized:
             return
         allowed = allowed_reductions(problem.gemm, problem.settings)
@@ -192,7 +188,142 @@ class CublasLt:
         yield from configurations(able, trial.accepts)
 
 
-def _one(cuda: Cuda) -> Ptr:
+class LtMultiplication:
+    """One call of cublasLtMatmul, all of whose arguments are ready but the operands and the stream."""
+
+    def __init__(
+        self,
+        blas: CublasLt,
+        problem: Problem,
+        structure: Any,
+        algorithm: Algorithm,
+        *,
+        given: bool,
+    ) -> None:
+        self.algorithm = algorithm
+        self.settings: Mapping[str, str] = MappingProxyType(
+            _describe(problem, algorithm, given=given)
+        )
+        self._blas, self._problem = blas, problem
+        self._matmul = blas.vendor.lt.matmul
+        self._structure = structure  # kept, as only its address is passed on
+        self._algorithm_at: int = structure.ctypes.data
+        self._workspace_bytes = algorithm.workspace_bytes
+        self._workspace = (
+            blas.cuda.malloc(self._workspace_bytes) if self._workspace_bytes else Ptr(0)
+        )
+        self._closed = False
+
+    def enqueue(self, operands: Operands, stream: Stream) -> None:
+        """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``.
+
+        The operands begin at multiples of 256 bytes, as what cuMemAlloc returns does.
+        """
+        if self._closed:
+            raise closed("a product of cuBLASLt")
+        problem, cuda = self._problem, self._blas.cuda
+        if problem.gemm.has_bias:
+            problem.place_bias(operands.bias)
+        self._blas.call(
+            self._matmul,
+            self._blas.handle,
+            problem.operation,
+            problem.alpha,
+            operands.a,
+            problem.a,
+            operands.b,
+            problem.b,
+            problem.beta,
+            operands.d if problem.reads_c else 0,
+            problem.c,
+            operands.d,
+            problem.d,
+            self._algorithm_at,
+            self._workspace,
+            self._workspace_bytes,
+            cuda.stream_address(stream),
+            what="cublasLtMatmul",
+        )
+
+    def close(self) -> None:
+        """Give back the workspace. A second time does nothing, nor does it where the device was closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._problem.close()
+        if self._workspace and not self._blas.cuda.closed:
+            self._blas.cuda.free(self._workspace)
+
+
+def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[str, str]:
+    gemm, settings = problem.gemm, problem.settings
+    words = {
+        "chosen_by": "the user" if given else "the heuristics of cuBLASLt",
+        "compute_type": f"CUBLAS_{problem.names.compute}",
+        "scale_type": problem.names.scale,
+        "workspace": (
+            f"{format_bytes(algorithm.workspace_bytes)} used, "
+            f"{format_bytes(settings.workspace_bytes)} at most"
+        ),
+        "deterministic": "yes" if settings.deterministic else "no",
+        "reduction_schemes": " ".join(map(str, allowed_reductions(gemm, settings))),
+    }
+    if gemm.dtype.startswith("fp8"):
+        words["scales"] = "1 for each factor"
+        words["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
+    return words
+
+
+class _Trial:
+    """One algorithm, configured again and again, each time with the question whether it can run."""
+
+    def __init__(self, blas: CublasLt, problem: Problem, number: int) -> None:
+        lt = blas.vendor.lt
+        self._blas, self._problem = blas, problem
+        self._result = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        self.structure = np.zeros(1, lt.matmul_algo_dtype)
+        self.address: int = self.structure.ctypes.data
+        self._arguments = (
+            problem.operation,
+            *problem.layouts,
+            self.address,
+            self._result.ctypes.data,
+        )
+        self.initialized = self._initialize(number)
+
+    def accepts(self, algorithm: Algorithm) -> Algorithm | None:
+        """Return the algorithm with the workspace that it needs; None where it cannot run here."""
+        blas, lt = self._blas, self._blas.vendor.lt
+        if not self.initialized:
+            return None
+        try:
+            blas.configurations.write(self.address, algorithm)
+            blas.cuda.ask(lt.matmul_algo_check, blas.handle, *self._arguments)
+        except lt.cuBLASLtError:
+            return None
+        needed = int(self._result["workspace_size"][0])
+        if self._result["state"][0] or needed > self._problem.settings.workspace_bytes:
+            return None
+        return replace(algorithm, workspace_bytes=needed)
+
+    def _initialize(self, number: int) -> bool:
+        lt, types = self._blas.vendor.lt, self._problem.types
+        try:
+            self._blas.cuda.ask(
+                lt.matmul_algo_init,
+                self._blas.handle,
+                types.compute,
+                types.scale,
+                *types.matrices,
+                number,
+                self.address,
+            )
+        except lt.cuBLASLtError:
+            return False
+        return True
+
+
+def _one(cuda: CudaDevice) -> Ptr:
     """Put an fp32 of 1 on the device."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))

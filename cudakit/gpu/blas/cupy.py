@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,11 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never,
 )
+from cudakit.gpu.blas.frameworks import Switch, View, run_with, views
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
-from cudakit.gpu.blas.switches import Switch, run_with
-from cudakit.gpu.blas.views import View, views
+from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
 
 _DTYPES: Mapping[str, str] = MappingProxyType(
     {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -39,7 +36,7 @@ class CupyBlas:
 
     library: Library = "cupy"
 
-    def __init__(self, cuda: Cuda, cupy: Any) -> None:
+    def __init__(self, cuda: CudaDevice, cupy: Any) -> None:
         self.cuda, self.cupy = cuda, cupy
         self.version = str(cupy.__version__)
         self._streams: dict[Stream, Any] = {

@@ -7,7 +7,7 @@ from enum import IntEnum
 from cudakit.errors import CudaError, CudakitError, Unsupported
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.blas.types import narrow
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 Capability = tuple[int, int]
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.blas.frameworks import Switch, attribute, run_with
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
-from cudakit.gpu.blas.switches import Switch, attribute, run_with
-from cudakit.gpu.blas.torch_calls import Call, choose_call
-from cudakit.gpu.blas.torch_tensors import Tensors
+from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
+from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
-
-if TYPE_CHECKING:
-    from cudakit.gpu.cuda.device import Cuda
 
 # torch/csrc and aten/src/ATen/Context.cpp: what torch demands where results must be the same every time.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -29,7 +26,7 @@ class TorchBlas:
 
     library: Library = "torch"
 
-    def __init__(self, cuda: Cuda, torch: Any) -> None:
+    def __init__(self, cuda: CudaDevice, torch: Any) -> None:
         self.cuda, self.torch = cuda, torch
         self.version = str(torch.__version__)
         self.device = torch.device("cuda", cuda.ordinal)

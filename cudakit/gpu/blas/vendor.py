@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from cudakit.errors import EnvironmentUnusable, MissingDependency
+from cudakit.errors import EnvironmentUnusable, MissingDependency, Unsupported
+from cudakit.gpu.api import Memory, Stream, Streams
+
+_T = TypeVar("_T")
+
+# The first that tunes cuBLASLt (its wheel, ATen/cuda/tunable/GemmCublaslt.h).
+FIRST_TUNING_TORCH = "2.15"
+
+
+class CudaDevice(Memory, Streams, Protocol):
+    """What the libraries need of a real device: its memory and streams, and calls in its context."""
+
+    @property
+    def ordinal(self) -> int:
+        """CUDA's number of the device."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the device was closed, and with it the memory that libraries had of it."""
+
+    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+        """Call a function with the device's context current in this thread."""
+
+    def stream_address(self, stream: Stream) -> int:
+        """Return the driver's handle of a stream as a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +78,27 @@ def load_torch() -> Any:
             hint="pip install torch from an index of builds with CUDA",
         )
     return torch
+
+
+def torch_validators() -> Mapping[str, str]:
+    """Return the validators of torch (``torch.cuda.tunable.get_validators``), by name.
+
+    Raises MissingDependency without torch, Unsupported where it is built without CUDA.
+    """
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        raise MissingDependency(
+            "torch", purpose="a file for it", requirement=f"torch>={FIRST_TUNING_TORCH}"
+        ) from None
+    try:
+        pairs = import_module("torch.cuda.tunable").get_validators()
+    except (AttributeError, ImportError, RuntimeError):
+        raise Unsupported(
+            f"torch {torch.__version__} is built without CUDA, and tunes nothing",
+            hint=f"install a torch {FIRST_TUNING_TORCH} or newer for CUDA",
+        ) from None
+    return {str(name): str(value) for name, value in pairs}
 
 
 def load_cupy() -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeVar
 
-from cudakit.gpu.cuda.driver import Result, check, cu, initialize
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.architectures import Capability
+from cudakit.gpu.cuda.driver import Result, capability, check, cu, initialize
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _T = TypeVar("_T")
 
@@ -20,9 +21,14 @@ class Context:
     def __init__(self, ordinal: int) -> None:
         initialize()
         self.ordinal = ordinal
-        self._device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
-        self._context = check(cu.cuDevicePrimaryCtxRetain(self._device))
-        self._address = int(self._context)
+        self.device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
+        self.handle = check(cu.cuDevicePrimaryCtxRetain(self.device))
+        self._address = int(self.handle)
+
+    @property
+    def capability(self) -> Capability:
+        """The compute capability of the device."""
+        return capability(self.device)
 
     @property
     def name(self) -> str:
@@ -58,12 +64,12 @@ class Context:
         """Let go of the context; the last one to do so ends it, and all that is left in it."""
         self._address = _CLOSED
         # Its status is that of the work: of a context that was lost it would say so once more.
-        cu.cuDevicePrimaryCtxRelease(self._device)
+        cu.cuDevicePrimaryCtxRelease(self.device)
 
     def _enter(self) -> None:
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
-        check(cu.cuCtxPushCurrent(self._context))
+        check(cu.cuCtxPushCurrent(self.handle))
 
 
 class Handles:

@@ -15,6 +15,7 @@ from typing import Any
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, PER_THREAD, MemoryInfo
 from cudakit.gpu.architectures import Capability
+from cudakit.gpu.cuda import driver
 from cudakit.gpu.cuda.driver import check, cu, initialize, is_initialized
 from cudakit.gpu.probe import ask
 
@@ -74,12 +75,7 @@ def device_name(ordinal: int | None) -> str:
 
 def capability(ordinal: int | None) -> Capability:
     """Return the compute capability of a device."""
-    which = cu.CUdevice_attribute
-    found = _device(ordinal)
-    return Capability(
-        check(cu.cuDeviceGetAttribute(which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, found)),
-        check(cu.cuDeviceGetAttribute(which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, found)),
-    )
+    return driver.capability(_device(ordinal))
 
 
 def synchronize(ordinal: int | None) -> None:

@@ -1,4 +1,4 @@
-"""One real device: everything of the Gpu protocol."""
+"""One real device, composed of its parts."""
 
 from __future__ import annotations
 
@@ -6,31 +6,74 @@ import json
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import SupportsInt, cast
+from typing import TypeVar
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.api.attributes import attributes
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, Telemetry
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.cuda.captures import Captures
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
-from cudakit.gpu.cuda.kernels import Kernels
-from cudakit.gpu.cuda.sharing import Sharing
-from cudakit.gpu.nvml import open_nvml
-from cudakit.gpu.probe import child
-from cudakit.gpu.probe.answer import cuda_view
+from cudakit.gpu.cuda.graphs import CudaGraphs
+from cudakit.gpu.cuda.ipc import CudaIpc
+from cudakit.gpu.cuda.kernels import CudaKernels
+from cudakit.gpu.cuda.memory import CudaMemory
+from cudakit.gpu.cuda.peers import CudaPeers
+from cudakit.gpu.cuda.streams import CudaStreams, HandleStreams
+from cudakit.gpu.cuda.virtual import CudaVirtualMemory
+from cudakit.gpu.device import Device
+from cudakit.gpu.nvml import Nvml, open_nvml
+from cudakit.gpu.probe import child, cuda_view
 from cudakit.units import Unavailable
 
+_T = TypeVar("_T")
 
-class Cuda(Sharing, Kernels, Captures):
-    """The device with a number of CUDA's, on its primary context; may be used from any thread.
 
-    Raises EnvironmentUnusable without a driver, CudaError where the driver refuses.
+class Cuda(Device):
+    """The device with a CUDA ordinal, on its primary context; may be used from any thread.
+
+    With ``foreign_streams`` ids of streams are the driver's handles, so that streams of torch, CuPy, Numba
+    and cuda.core can be used. Raises EnvironmentUnusable without a driver, CudaError if the driver refuses.
     """
 
-    simulated = False
-    _ask_nvml: Callable[[Collection[str]], Telemetry | Unavailable] | None = None
+    memory: CudaMemory
+    peers: CudaPeers
+    virtual: CudaVirtualMemory
+    ipc: CudaIpc
+    streams: CudaStreams
+    kernels: CudaKernels
+    graphs: CudaGraphs
+
+    def __init__(self, ordinal: int, *, foreign_streams: bool = False) -> None:
+        context = self.context = Context(ordinal)
+        self.streams = HandleStreams(context) if foreign_streams else CudaStreams(context)
+        self.graphs = CudaGraphs(context, self.streams)
+        self.kernels = CudaKernels(context, self.streams)
+        self.peers = CudaPeers(context, self.streams)
+        self.memory = CudaMemory(context, self.streams)
+        self.virtual = CudaVirtualMemory(context, self.memory)
+        self.ipc = CudaIpc(context, self.memory, self.virtual)
+        self._read_telemetry: Callable[[Collection[str]], Telemetry | Unavailable] | None = None
+
+    @property
+    def simulated(self) -> bool:
+        return False
+
+    @property
+    def name(self) -> str:
+        """The name of this device in messages."""
+        return self.context.name
+
+    @property
+    def ordinal(self) -> int:
+        """CUDA's number of this device."""
+        return self.context.ordinal
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.context.closed
 
     def facts(self) -> DeviceFacts:
         """Ask the driver for all that it knows of the device; fields as in ``gpu.api.attributes``."""
@@ -44,30 +87,52 @@ class Cuda(Sharing, Kernels, Captures):
         return view.devices[self.ordinal]
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Read what moves, or ``names`` of it, from NVML; where it does not know the device, the memory.
+        """Read telemetry, or only ``names`` of it, from NVML; only memory if NVML does not know the device.
 
-        All of it takes milliseconds, one name some ten microseconds.
+        All fields take milliseconds, one field some ten microseconds.
         """
-        if self._ask_nvml is None:
-            self._ask_nvml = _telemetry_of(self.facts().uuid)
-        answer = self._ask_nvml(names)
+        if self._read_telemetry is None:
+            found = self._find_in_nvml()  # starts NVML once
+            self._read_telemetry = (
+                partial(_unavailable, found)
+                if isinstance(found, Unavailable)
+                else partial(found[0].telemetry, found[1])
+            )
+        answer = self._read_telemetry(names)
         return self._memory_only() if isinstance(answer, Unavailable) else answer
+
+    def processes(self) -> tuple[Process, ...] | Unavailable:
+        """Ask NVML which processes use the device."""
+        found = self._find_in_nvml()
+        return found if isinstance(found, Unavailable) else found[0].processes(found[1])
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         """Open a library that multiplies matrices. Raises MissingDependency with what to install."""
-        from cudakit.gpu.blas.open import open_blas
+        from cudakit.gpu.blas import open_blas
 
-        return open_blas(self, library)
+        return open_blas(self, library, self.context.capability)
+
+    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+        """Call a function with this device's context current in this thread; leave the thread as it was."""
+        return self.context.ask(function, *args)
 
     def stream_address(self, stream: Stream) -> int:
-        """Return the driver's own handle of a stream, as the number that other libraries take."""
-        return int(cast(SupportsInt, self.handle(stream)))
+        """Return the driver's handle of a stream as the number that other libraries take."""
+        return self.streams.address(stream)
 
     def close(self) -> None:
-        """Wait for all work, and give back what was not. A second time does nothing."""
-        if not self.closed:
-            self.ask(cu.cuCtxSynchronize)
-            super().close()
+        """Wait for all work, and release what is left. A second time has no effect."""
+        if self.closed:
+            return
+        self.ask(cu.cuCtxSynchronize)
+        self.ipc.close()
+        self.virtual.close()
+        self.memory.close()
+        self.peers.close()
+        self.kernels.close()
+        self.graphs.close()
+        self.streams.close()
+        self.context.close()
 
     def _memory_only(self) -> Telemetry:
         info = self.memory_info()
@@ -77,16 +142,17 @@ class Cuda(Sharing, Kernels, Captures):
         }
         return Telemetry(time.time_ns(), fields)
 
+    def _find_in_nvml(self) -> tuple[Nvml, DeviceFacts] | Unavailable:
+        """Start NVML, and find this device there by its UUID."""
+        nvml = open_nvml()
+        if isinstance(nvml, Unavailable):
+            return nvml
+        uuid = self.facts().uuid
+        for device in nvml.view().devices:
+            if device.uuid == uuid:
+                return nvml, device
+        return Unavailable("NVML does not list the device")
 
-def _telemetry_of(
-    uuid: str | Unavailable,
-) -> Callable[[Collection[str]], Telemetry | Unavailable]:
-    """Return how to read the telemetry of a device: NVML is started, and the device found, once."""
-    library = open_nvml()
-    if isinstance(library, Unavailable):
-        missing = library
-        return lambda names: missing  # noqa: ARG005
-    for device in library.view().devices:
-        if device.uuid == uuid:
-            return partial(library.telemetry, device)
-    return lambda names: Unavailable("NVML does not list the device")  # noqa: ARG005
+
+def _unavailable(reason: Unavailable, names: Collection[str]) -> Unavailable:  # noqa: ARG001
+    return reason

@@ -11,9 +11,10 @@ from typing import Any
 from cuda.bindings import driver as cu  # type: ignore[import-untyped]
 
 from cudakit.errors import CudaError, EnvironmentUnusable
-from cudakit.gpu.explain import cuda_error
+from cudakit.gpu.architectures import Capability
+from cudakit.gpu.driver_errors import cuda_error
 
-__all__ = ["check", "cu", "initialize", "is_initialized", "optional"]
+__all__ = ["capability", "check", "cu", "initialize", "is_initialized", "optional"]
 
 Result = tuple[Any, ...]
 
@@ -59,6 +60,18 @@ def optional(name: str, *args: object) -> Result | None:
     except (AttributeError, RuntimeError):
         return None
     return result
+
+
+def capability(device: Any) -> Capability:
+    """Return the compute capability of a CUdevice."""
+    kinds = cu.CUdevice_attribute
+    major = check(
+        cu.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    )
+    minor = check(
+        cu.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    )
+    return Capability(major, minor)
 
 
 def _failure(status: Any, seen: str) -> CudaError:

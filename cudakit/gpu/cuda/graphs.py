@@ -1,74 +1,151 @@
-"""Graphs: work captured from a stream, and replayed at once."""
+"""Stream capture and graphs (CUDA Driver API, "Stream Management", "Graph Management")."""
 
 from __future__ import annotations
 
-from cudakit.gpu.api import LEGACY, PER_THREAD, Graph, GraphExec, Stream
-from cudakit.gpu.cuda.context import Handles
-from cudakit.gpu.cuda.driver import check, cu
-from cudakit.gpu.cuda.streams import Streams
-from cudakit.gpu.cuda.update import why_not
-from cudakit.gpu.explain import Status
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-_DEFAULT = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}
+from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
+from cudakit.gpu.cuda.context import Context, Handles
+from cudakit.gpu.cuda.driver import check, cu, optional
+from cudakit.gpu.cuda.streams import CudaStreams
+from cudakit.gpu.driver_errors import Status
+
+_ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+# The first that is there is asked: since CUDA 12.3 there are calls that know edges with data, as programmatic
+# dependent launches make them, and to which the older ones answer CUDA_ERROR_LOSSY_QUERY. The bindings of
+# CUDA 13 have these alone, under the old names.
+_INFO = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
+_DEPENDENCIES = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
+# The version since which cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (CUDA Driver API,
+# "Graph Management"; cuda.h of CUDA 12).
+_SINCE = 12000
 
 
-class Graphs(Streams):
-    """The graphs of one device."""
+class CudaGraphs:
+    """The captures and graphs of one device."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context, streams: CudaStreams) -> None:
+        self._context, self._streams = context, streams
         self._graphs = Handles("graph")
         self._executables = Handles("graph executable")
-        self._borrowed: dict[int, Stream] = {}
 
     def capture_begin(self, stream: Stream) -> None:
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self.call(cu.cuStreamBeginCapture, self.handle(stream), mode)
+        self._context.call(cu.cuStreamBeginCapture, self._streams.handle(stream), mode)
 
     def capture_end(self, stream: Stream) -> Graph:
-        return Graph(self._graphs.add(self.call(cu.cuStreamEndCapture, self.handle(stream))))
+        return Graph(
+            self._graphs.add(
+                self._context.call(cu.cuStreamEndCapture, self._streams.handle(stream))
+            )
+        )
 
     def instantiate(self, graph: Graph) -> GraphExec:
-        executable = self.call(cu.cuGraphInstantiate, self._graphs[graph], 0)
+        executable = self._context.call(cu.cuGraphInstantiate, self._graphs[graph], 0)
         return GraphExec(self._executables.add(executable))
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         both = self._executables[executable], self._graphs[graph]
-        result = self.ask(cu.cuGraphExecUpdate, *both)
+        result = self._context.ask(cu.cuGraphExecUpdate, *both)
         refused = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
-        check(result, (lambda: self.ask(why_not, *both)) if refused else None)
+        check(result, (lambda: self._context.ask(_why_not, *both)) if refused else None)
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
-        self.call(cu.cuGraphUpload, self._executables[executable], self.handle(stream))
+        self._context.call(
+            cu.cuGraphUpload, self._executables[executable], self._streams.handle(stream)
+        )
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        self.call(cu.cuGraphLaunch, self._executables[graph], self.handle(stream))
+        self._context.call(cu.cuGraphLaunch, self._executables[graph], self._streams.handle(stream))
 
     def destroy_graph(self, graph: Graph) -> None:
-        self.call(cu.cuGraphDestroy, self._graphs.remove(graph))
+        self._context.call(cu.cuGraphDestroy, self._graphs.remove(graph))
 
     def destroy_graph_exec(self, graph: GraphExec) -> None:
-        self.call(cu.cuGraphExecDestroy, self._executables.remove(graph))
+        self._context.call(cu.cuGraphExecDestroy, self._executables.remove(graph))
 
     def count_nodes(self, graph: Graph) -> int:
-        """Count the nodes of a graph, those of graphs within it not counted."""
-        _, count = self.call(cu.cuGraphGetNodes, self._graphs[graph], 0)
+        """Return the number of nodes of a graph, without those of child graphs."""
+        _, count = self._context.call(cu.cuGraphGetNodes, self._graphs[graph], 0)
         return int(count)
 
-    def borrowed(self, handle: int) -> Stream:
-        """Return the id of a stream by its handle: another library's, which will destroy it."""
-        if handle in _DEFAULT:
-            return _DEFAULT[handle]
-        if handle not in self._borrowed:
-            self._borrowed[handle] = Stream(self._streams.add(cu.CUstream(handle)))
-        return self._borrowed[handle]
+    def capture_id(self, stream: Stream) -> int | None:
+        if (
+            stream == LEGACY
+        ):  # is never captured; a query while other streams are would invalidate them
+            return None
+        return self._capture(stream)[0]
+
+    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+        return () if stream == LEGACY else self._capture(stream)[1]
+
+    def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
+        handle = cu.CUgraphNode(node)
+        *_, count = self._newest(_DEPENDENCIES, handle, 0)
+        return _numbers(self._newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread allocate while a stream is captured; the allocation is not part of the graph.
+
+        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
+        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
+        """
+        mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        try:
+            yield
+        finally:
+            self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def close(self) -> None:
+        """Destroy all graphs and executables that were created here."""
         for executable in self._executables.clear():
-            self.ask(cu.cuGraphExecDestroy, executable)
+            self._context.ask(cu.cuGraphExecDestroy, executable)
         for graph in self._graphs.clear():
-            self.ask(cu.cuGraphDestroy, graph)
-        for stream in self._borrowed.values():
-            self._streams.remove(stream)
-        self._borrowed.clear()
-        super().close()
+            self._context.ask(cu.cuGraphDestroy, graph)
+
+    def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
+        """Return the id of a stream's valid capture, and the nodes that its next node will depend on."""
+        status, number, _, nodes, *_ = self._newest(_INFO, self._streams.handle(stream))
+        return (int(number), _numbers(nodes)) if status == _ACTIVE else (None, ())
+
+    def _newest(self, names: tuple[str, str], *args: object) -> Any:
+        newer, older = names
+        result = self._context.ask(optional, newer, *args)
+        return self._context.call(getattr(cu, older), *args) if result is None else check(result)
+
+
+class _ResultInfo(ctypes.Structure):
+    _fields_ = (
+        ("result", ctypes.c_int),
+        ("error_node", ctypes.c_void_p),
+        ("error_from_node", ctypes.c_void_p),
+    )
+
+
+def _why_not(executable: Any, graph: Any) -> str:
+    """Name what keeps an executable from becoming a graph: a value of CUgraphExecUpdateResult."""
+    plain = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    address, _ = check(cu.cuGetProcAddress(b"cuGraphExecUpdate", _SINCE, plain))
+    update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
+    info = _ResultInfo()
+    update(int(executable), int(graph), ctypes.addressof(info))
+    return _result_name(info.result)
+
+
+def _result_name(result: int) -> str:
+    try:
+        name: str = cu.CUgraphExecUpdateResult(result).name
+    except ValueError:
+        return f"CUgraphExecUpdateResult {result}"
+    return name
+
+
+def _numbers(nodes: Iterable[Any]) -> tuple[GraphNode, ...]:
+    """Return the driver's handles as numbers: none is given twice while the graph is there."""
+    return tuple(GraphNode(int(node)) for node in nodes)

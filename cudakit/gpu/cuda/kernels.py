@@ -13,10 +13,10 @@ import numpy as np
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.compile_cache import user_cache
-from cudakit.gpu.cuda.context import Handles
+from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu, optional
-from cudakit.gpu.cuda.streams import Streams
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.cuda.streams import CudaStreams
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _WORD_BYTES = 8
 
@@ -29,47 +29,37 @@ class _Loaded(NamedTuple):
     module: Module
     name: str
     function: Any
-    sizes: (
-        tuple[int, ...] | None
-    )  # bytes of each parameter; None where the driver is too old to say
+    sizes: tuple[int, ...] | None  # bytes of each parameter; None if the driver is too old to say
 
 
-class Kernels(Streams):
-    """The code of one device."""
+class CudaKernels:
+    """The modules and kernels of one device, and their launches."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context, streams: CudaStreams) -> None:
+        self._context, self._streams = context, streams
         self._modules = Handles("module")
         self._kernels = Handles("kernel")
 
     def compile(self, source: str) -> bytes:
-        attribute = cu.CUdevice_attribute
-        major, minor = (
-            check(cu.cuDeviceGetAttribute(which, self._device))
-            for which in (
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
-        return compile_cuda(source, (major, minor), cache=user_cache(os.environ))
+        return compile_cuda(source, self._context.capability, cache=user_cache(os.environ))
 
     def load(self, image: bytes) -> Module:
         # PTX is text, which ends in a zero; to the binary kinds one more byte is nothing.
-        return Module(self._modules.add(self.call(cu.cuModuleLoadData, image + b"\0")))
+        return Module(self._modules.add(self._context.call(cu.cuModuleLoadData, image + b"\0")))
 
     def unload(self, module: Module) -> None:
-        self.call(cu.cuModuleUnload, self._modules.remove(module))
+        self._context.call(cu.cuModuleUnload, self._modules.remove(module))
         self._kernels.discard(lambda loaded: loaded.module == module)
 
     def kernel(self, module: Module, name: str) -> Kernel:
-        function = self.call(
+        function = self._context.call(
             cu.cuModuleGetFunction,
             self._modules[module],
             name.encode(),
             seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
         )
         # Lazy loading would load it at its first launch, which may wait for kernels that wait for it.
-        self.ask(optional, "cuFuncLoad", function)
+        self._context.ask(optional, "cuFuncLoad", function)
         return Kernel(self._kernels.add(_Loaded(module, name, function, self._sizes(function))))
 
     def launch(
@@ -87,34 +77,32 @@ class Kernels(Streams):
         _check_shape(loaded.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_ASKING_BYTES:
             self._ask_for_shared(loaded, shared_bytes)
-        parameters = _laid_out(
-            args
-        )  # lives until the driver has read it, which is before it returns
-        self.call(
+        parameters = _laid_out(args)  # must live until the driver returns
+        self._context.call(
             cu.cuLaunchKernel,
             loaded.function,
             *grid,
             *block,
             shared_bytes,
-            self.handle(stream),
+            self._streams.handle(stream),
             ctypes.addressof(parameters),
             0,
             seen=lambda: self._shape(loaded, grid, block, shared_bytes),
         )
 
     def close(self) -> None:
+        """Unload all modules."""
         self._kernels.clear()
         for module in self._modules.clear():
-            self.ask(cu.cuModuleUnload, module)
-        super().close()
+            self._context.ask(cu.cuModuleUnload, module)
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
         # Older drivers do not say how many there are: one is asked for after the other until they refuse.
-        known = self.ask(optional, "cuFuncGetParamCount", function)
+        known = self._context.ask(optional, "cuFuncGetParamCount", function)
         count = check(known) if known else sys.maxsize
         sizes: list[int] = []
         while len(sizes) < count:
-            answer = self.ask(optional, "cuFuncGetParamInfo", function, len(sizes))
+            answer = self._context.ask(optional, "cuFuncGetParamInfo", function, len(sizes))
             if answer is None:
                 return None
             if answer[0]:
@@ -124,7 +112,7 @@ class Kernels(Streams):
 
     def _ask_for_shared(self, loaded: _Loaded, shared_bytes: int) -> None:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.call(
+        self._context.call(
             cu.cuFuncSetAttribute,
             loaded.function,
             which,
@@ -134,7 +122,7 @@ class Kernels(Streams):
 
     def _shape(self, loaded: _Loaded, grid: Dim3, block: Dim3, shared_bytes: int) -> str:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        threads = self.call(cu.cuFuncGetAttribute, which, loaded.function)
+        threads = self._context.call(cu.cuFuncGetAttribute, which, loaded.function)
         shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
         return f"{shape}; at most {threads} threads per block"
 

@@ -1,66 +1,135 @@
-"""Memory of the device, and what is copied and filled there and elsewhere."""
+"""Memory of a device and of its host: allocations, copies, fills (CUDA Driver API, "Memory Management")."""
 
 from __future__ import annotations
 
-from cudakit.errors import CudaError
+import ctypes
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
-from cudakit.gpu.cuda.host_memory import HostMemory
-from cudakit.gpu.cuda.peers import Peers
-from cudakit.gpu.cuda.sizes import check_size, forget
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.cuda.streams import CudaStreams
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.units import format_bytes
 
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
+_REGISTERED = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
-class Memory(HostMemory, Peers):
-    """Allocations of one device, at once or in the order of a stream."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
-        self._allocated: dict[Ptr, int] = {}
+class CudaMemory:
+    """What was allocated of one device, and of the host for that device."""
+
+    def __init__(self, context: Context, streams: CudaStreams) -> None:
+        self._context, self._streams = context, streams
+        self.allocated: dict[Ptr, int] = {}
+        self._pinned: dict[Ptr, int] = {}
+        self._pageable: dict[Ptr, ctypes.Array[Any]] = {}
+        self._registered: dict[Ptr, ctypes.Array[Any]] = {}
 
     def memory_info(self) -> MemoryInfo:
-        free_bytes, total_bytes = self.call(cu.cuMemGetInfo)
+        free_bytes, total_bytes = self._context.call(cu.cuMemGetInfo)
         return MemoryInfo(free_bytes=free_bytes, total_bytes=total_bytes)
 
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
-        how = (cu.cuMemAlloc,) if stream is None else (cu.cuMemAllocAsync, self.handle(stream))
+        how = (
+            (cu.cuMemAlloc,)
+            if stream is None
+            else (cu.cuMemAllocAsync, self._streams.handle(stream))
+        )
         function, *order = how
-        address = self.call(function, size_bytes, *order, seen=lambda: self.shortage(size_bytes))
+        address = self._context.call(
+            function, size_bytes, *order, seen=lambda: self.shortage(size_bytes)
+        )
         ptr = Ptr(int(address))
-        self._allocated[ptr] = size_bytes
+        self.allocated[ptr] = size_bytes
         return ptr
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
-        order = () if stream is None else (self.handle(stream),)
+        order = () if stream is None else (self._streams.handle(stream),)
         # Forgotten before it is freed: another thread may get the same address at once.
-        size_bytes = forget(self._allocated, ptr, f"no allocation of {self.name}")
+        size_bytes = forget(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
-            self.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
+            self._context.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
         except CudaError:
-            self._allocated[ptr] = size_bytes
+            self.allocated[ptr] = size_bytes
             raise
 
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
+        check_size(size_bytes)
+        return self._malloc_pinned(size_bytes) if pinned else self._malloc_pageable(size_bytes)
+
+    def host_free(self, ptr: Ptr) -> None:
+        if ptr in self._pageable:
+            # Pinned memory is waited for by the driver; of this it does not hear.
+            self._streams.sync()
+            del self._pageable[ptr]
+            return
+        if ptr in self._registered:
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"the memory at {ptr:#x} is registered: unregister it first",
+            )
+        size_bytes = forget(self._pinned, ptr, "no memory of the host")
+        try:
+            self._context.call(cu.cuMemFreeHost, ptr)
+        except CudaError:
+            self._pinned[ptr] = size_bytes
+            raise
+
+    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
+        memory = _taken(self._pageable, ptr, "no pageable memory of the host")
+        try:
+            _populate(memory, threads)
+            self._register(ptr, len(memory))
+        except BaseException:
+            self._pageable[ptr] = memory
+            raise
+        self._registered[ptr] = memory
+
+    def host_unregister(self, ptr: Ptr) -> None:
+        memory = _taken(self._registered, ptr, "no registered memory of the host")
+        try:
+            self._streams.sync()  # of what still uses it the driver's documents promise nothing
+            self._context.call(cu.cuMemHostUnregister, ptr)
+        except CudaError:
+            self._registered[ptr] = memory
+            raise
+        self._pageable[ptr] = memory
+
+    def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
+        """Show memory of the host as bytes; the view must not be used after ``host_free``."""
+        pageable = self._pageable.get(ptr, self._registered.get(ptr))
+        known_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
+        if not 0 <= size_bytes <= known_bytes:
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+            )
+        return memoryview((ctypes.c_ubyte * size_bytes).from_address(ptr)).cast("B")
+
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        self.call(
+        self._context.call(
             cu.cuMemcpyAsync,
             dst,
             src,
             size_bytes,
-            self.handle(stream),
+            self._streams.handle(stream),
             seen=lambda: f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}",
         )
 
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
             raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
-        self.call(
+        self._context.call(
             cu.cuMemsetD8Async,
             ptr,
             value,
             size_bytes,
-            self.handle(stream),
+            self._streams.handle(stream),
             seen=lambda: f"{format_bytes(size_bytes)} at {ptr:#x}",
         )
 
@@ -70,12 +139,105 @@ class Memory(HostMemory, Peers):
         try:
             info = self.memory_info()
         except CudaError:
-            return f"{asked} on {self.name}"
+            return f"{asked} on {self._context.name}"
         free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
-        return f"{asked}, {free} of {total} free on {self.name}"
+        return f"{asked}, {free} of {total} free on {self._context.name}"
 
     def close(self) -> None:
-        for ptr in self._allocated:
-            self.ask(cu.cuMemFree, ptr)
-        self._allocated.clear()
-        super().close()
+        """Free all memory that was allocated here."""
+        for ptr in self.allocated:
+            self._context.ask(cu.cuMemFree, ptr)
+        for ptr in self._pinned:
+            self._context.ask(cu.cuMemFreeHost, ptr)
+        for ptr in self._registered:
+            self._context.ask(cu.cuMemHostUnregister, ptr)
+        self.allocated.clear()
+        self._pinned.clear()
+        self._registered.clear()
+        self._pageable.clear()
+
+    def _malloc_pinned(self, size_bytes: int) -> Ptr:
+        ptr = Ptr(
+            self._context.call(
+                cu.cuMemHostAlloc,
+                size_bytes,
+                cu.CU_MEMHOSTALLOC_PORTABLE,
+                seen=lambda: f"{format_bytes(size_bytes)} of pinned host memory asked",
+            )
+        )
+        self._pinned[ptr] = size_bytes
+        return ptr
+
+    def _register(self, ptr: Ptr, size_bytes: int) -> None:
+        """Pin pages. Raises Unsupported where the device reaches them at other addresses only."""
+        self._context.call(
+            cu.cuMemHostRegister,
+            ptr,
+            size_bytes,
+            _REGISTERED,
+            seen=lambda: f"{format_bytes(size_bytes)} of host memory to be registered",
+        )
+        # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, of all devices (cuMemHostRegister).
+        if int(self._context.call(cu.cuMemHostGetDevicePointer, ptr, 0)) != ptr:
+            self._context.call(cu.cuMemHostUnregister, ptr)
+            raise Unsupported(
+                f"{self._context.name} reaches registered memory of the host at other addresses "
+                "than the host",
+                hint="allocate pinned memory instead",
+            )
+
+    def _malloc_pageable(self, size_bytes: int) -> Ptr:
+        """Map pages of this process alone, as malloc does for what is large; none is there until touched."""
+        try:
+            pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError):
+            raise CudaError(
+                Status.OUT_OF_MEMORY,
+                "CUDA_ERROR_OUT_OF_MEMORY",
+                f"the host has not enough memory: {format_bytes(size_bytes)} asked",
+                hint="free memory, or ask for less; `free -h` shows how much there is",
+            ) from None
+        memory = (ctypes.c_ubyte * size_bytes).from_buffer(pages)  # which keeps the pages
+        ptr = Ptr(ctypes.addressof(memory))
+        self._pageable[ptr] = memory
+        return ptr
+
+
+def check_size(size_bytes: int) -> None:
+    """Refuse an allocation of nothing."""
+    if size_bytes <= 0:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
+
+
+def forget(sizes: dict[Ptr, int], ptr: Ptr, what: str) -> int:
+    """Remove and return the size of an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+    try:
+        return sizes.pop(ptr)
+    except KeyError:
+        raise cuda_error(
+            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
+        ) from None
+
+
+def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
+    """Take memory out. Raises CUDA_ERROR_INVALID_VALUE where none begins there."""
+    memory = known.pop(ptr, None)
+    if memory is None:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
+    return memory
+
+
+def _populate(memory: ctypes.Array[Any], threads: int) -> None:
+    """Let several threads ask for the pages, for which the driver would ask with one.
+
+    What is stored there stays. Where the system cannot do it (before Linux 5.14), the driver does.
+    """
+    begin, size = ctypes.addressof(memory), len(memory)
+    if threads == 1 or size < threads * mmap.PAGESIZE:
+        return
+    populate = ctypes.CDLL(None).madvise  # which lets other threads of Python go on
+    populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    part = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
+    with ThreadPoolExecutor(threads) as pool:
+        for at in range(0, size, part):
+            pool.submit(populate, begin + at, min(part, size - at), _POPULATE_WRITE)

@@ -1,40 +1,37 @@
-"""Memory of the other devices of this machine, which copies in the streams of this one reach."""
+"""Memory of other devices of this machine (CUDA Driver API, "Peer Context Memory Access")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.cuda.context import Context
-from cudakit.gpu.cuda.driver import Result, check, cu
-from cudakit.gpu.cuda.sizes import check_size, forget
-from cudakit.gpu.cuda.streams import Streams
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.cuda.driver import check, cu
+from cudakit.gpu.cuda.memory import check_size, forget
+from cudakit.gpu.cuda.streams import CudaStreams
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.units import format_bytes
 
-# Calls the driver with one context current.
-_Ask: TypeAlias = Callable[..., Result]
 
-
-class Peers(Streams):
+class CudaPeers:
     """What was allocated on other devices. Their primary contexts are retained until ``close``."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context, streams: CudaStreams) -> None:
+        self._context, self._streams = context, streams
         self._peers: dict[int, _Peer] = {}
 
     def can_access_peer(self, ordinal: int) -> bool:
-        """Say whether kernels here can use the memory of another device."""
+        """Return whether kernels of this device can use the memory of another."""
         other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
-        return _can_access(self._device, other)
+        return _can_access(self._context.device, other)
 
     def enable_peer(self, ordinal: int) -> None:
         other = self._peer(ordinal)
-        if not other.reaches(self._device):
+        if not other.reaches(self._context.device):
             raise cuda_error(
-                Status.PEER_ACCESS_UNSUPPORTED, seen=f"memory of {self.name} from {other.name}"
+                Status.PEER_ACCESS_UNSUPPORTED,
+                seen=f"memory of {self._context.name} from {other.name}",
             )
 
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
@@ -47,22 +44,22 @@ class Peers(Streams):
             raise cuda_error(
                 Status.INVALID_VALUE, seen=f"no allocation of cuda:{ordinal} begins at {ptr:#x}"
             )
-        self.sync()  # cuMemFree waits for the work of its own device, and this is where the copies are
+        # cuMemFree waits for the work of the peer, but the copies are work of this device.
+        self._streams.sync()
         peer.free(ptr)
 
     def close(self) -> None:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
-        super().close()
 
     def _peer(self, ordinal: int) -> _Peer:
-        if ordinal == self.ordinal:
+        if ordinal == self._context.ordinal:
             raise cuda_error(Status.INVALID_DEVICE, seen=f"cuda:{ordinal} is no peer of itself")
         if ordinal not in self._peers:
             peer = _Peer(ordinal)
             try:
-                peer.connect(self.ask, self._device, self._context)
+                peer.connect(self._context)
             except CudaError:
                 peer.close()
                 raise
@@ -77,19 +74,19 @@ class _Peer(Context):
         super().__init__(ordinal)
         self._allocated: dict[Ptr, int] = {}
 
-    def connect(self, ask: _Ask, device: Any, context: Any) -> None:
-        """Let this context and another use the memory of each other; ``ask`` calls the driver in that one."""
-        began = _reach(ask, device, self._device, self._context)
+    def connect(self, other: Context) -> None:
+        """Let this context and another one use the memory of each other."""
+        began = _reach(other, self)
         try:
-            _reach(self.ask, self._device, device, context)
+            _reach(self, other)
         except CudaError:
             if began:
-                ask(cu.cuCtxDisablePeerAccess, self._context)
+                other.ask(cu.cuCtxDisablePeerAccess, self.handle)
             raise
 
     def reaches(self, device: Any) -> bool:
-        """Say whether kernels there can use the memory of a device."""
-        return _can_access(self._device, device)
+        """Return whether kernels of this device can use the memory of another."""
+        return _can_access(self.device, device)
 
     def malloc(self, size_bytes: int) -> Ptr:
         address = self.call(cu.cuMemAlloc, size_bytes, seen=lambda: self._shortage(size_bytes))
@@ -116,15 +113,15 @@ class _Peer(Context):
         return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self.name}"
 
 
-def _reach(ask: _Ask, device: Any, other: Any, context: Any) -> bool:
-    """Let a context use that of another device directly, where the machine can; say if it did not before.
+def _reach(context: Context, other: Context) -> bool:
+    """Give a context direct access to the memory of another, if the machine can. Return whether it is new.
 
-    What is out of reach is copied by way of the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
-    Copy"). It is not taken back later: torch and others of this process may have come to rely on it.
+    Memory out of reach is copied through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
+    The access is never taken back: torch and others in this process may have come to rely on it.
     """
-    if not _can_access(device, other):
+    if not _can_access(context.device, other.device):
         return False
-    result = ask(cu.cuCtxEnablePeerAccess, context, 0)
+    result = context.ask(cu.cuCtxEnablePeerAccess, other.handle, 0)
     if result[0] == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
         return False
     check(result)

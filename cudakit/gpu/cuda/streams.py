@@ -1,20 +1,24 @@
-"""Streams and events: what orders the work of a device, and what times it."""
+"""Streams and events of a device (CUDA Driver API, "Stream Management", "Event Management")."""
 
 from __future__ import annotations
+
+from typing import SupportsInt, cast
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
 from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import Result, check, cu
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _DEFAULT = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
+_BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}
 
 
-class Streams(Context):
-    """The order of work on one device."""
+class CudaStreams:
+    """The streams and events of one device."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._borrowed: dict[int, Stream] = {}
         self._streams = Handles("stream", first=PER_THREAD + 1)
         self._events = Handles("event")
         self._timed: set[Event] = set()
@@ -22,56 +26,57 @@ class Streams(Context):
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         kind = cu.CUstream_flags
         flags = kind.CU_STREAM_DEFAULT if blocking else kind.CU_STREAM_NON_BLOCKING
-        lowest, highest = self.call(
-            cu.cuCtxGetStreamPriorityRange
-        )  # the highest has the least number
+        # The highest priority has the least number.
+        lowest, highest = self._context.call(cu.cuCtxGetStreamPriorityRange)
         nearest = max(highest, min(lowest, priority))
-        return Stream(self._streams.add(self.call(cu.cuStreamCreateWithPriority, flags, nearest)))
+        return Stream(
+            self._streams.add(self._context.call(cu.cuStreamCreateWithPriority, flags, nearest))
+        )
 
     def priority(self, stream: Stream) -> int:
-        return int(self.call(cu.cuStreamGetPriority, self.handle(stream)))
+        return int(self._context.call(cu.cuStreamGetPriority, self.handle(stream)))
 
     def destroy_stream(self, stream: Stream) -> None:
         if stream in _DEFAULT:
             raise cuda_error(Status.INVALID_HANDLE, seen="a default stream cannot be destroyed")
-        self.call(cu.cuStreamDestroy, self._streams.remove(stream))
+        self._context.call(cu.cuStreamDestroy, self._streams.remove(stream))
 
     def handle(self, stream: Stream) -> object:
         """Return the driver's own handle of a stream."""
         return _DEFAULT.get(stream) or self._streams[stream]
 
     def query_stream(self, stream: Stream) -> bool:
-        return _done(self.ask(cu.cuStreamQuery, self.handle(stream)))
+        return _done(self._context.ask(cu.cuStreamQuery, self.handle(stream)))
 
     def sync_stream(self, stream: Stream) -> None:
-        self.call(cu.cuStreamSynchronize, self.handle(stream))
+        self._context.call(cu.cuStreamSynchronize, self.handle(stream))
 
     def sync(self) -> None:
-        self.call(cu.cuCtxSynchronize)
+        self._context.call(cu.cuCtxSynchronize)
 
     def event(self, *, timing: bool = True) -> Event:
         kind = cu.CUevent_flags
         flags = kind.CU_EVENT_DEFAULT if timing else kind.CU_EVENT_DISABLE_TIMING
-        event = Event(self._events.add(self.call(cu.cuEventCreate, flags)))
+        event = Event(self._events.add(self._context.call(cu.cuEventCreate, flags)))
         if timing:
             self._timed.add(event)
         return event
 
     def destroy_event(self, event: Event) -> None:
-        self.call(cu.cuEventDestroy, self._events.remove(event))
+        self._context.call(cu.cuEventDestroy, self._events.remove(event))
         self._timed.discard(event)
 
     def record(self, event: Event, stream: Stream) -> None:
-        self.call(cu.cuEventRecord, self._events[event], self.handle(stream))
+        self._context.call(cu.cuEventRecord, self._events[event], self.handle(stream))
 
     def wait(self, stream: Stream, event: Event) -> None:
-        self.call(cu.cuStreamWaitEvent, self.handle(stream), self._events[event], 0)
+        self._context.call(cu.cuStreamWaitEvent, self.handle(stream), self._events[event], 0)
 
     def query_event(self, event: Event) -> bool:
-        return _done(self.ask(cu.cuEventQuery, self._events[event]))
+        return _done(self._context.ask(cu.cuEventQuery, self._events[event]))
 
     def sync_event(self, event: Event) -> None:
-        self.call(cu.cuEventSynchronize, self._events[event])
+        self._context.call(cu.cuEventSynchronize, self._events[event])
 
     def elapsed(self, begin: Event, end: Event) -> float:
         first, last = self._events[begin], self._events[end]
@@ -80,7 +85,7 @@ class Streams(Context):
                 raise cuda_error(
                     Status.INVALID_HANDLE, seen=f"event {event} was made with timing=False"
                 )
-        milliseconds: float = self.call(
+        milliseconds: float = self._context.call(
             cu.cuEventElapsedTime,
             first,
             last,
@@ -88,12 +93,58 @@ class Streams(Context):
         )
         return milliseconds / 1e3
 
+    def borrowed(self, handle: int) -> Stream:
+        """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""
+        if handle in _BY_HANDLE:
+            return _BY_HANDLE[handle]
+        if handle not in self._borrowed:
+            self._borrowed[handle] = Stream(self._streams.add(cu.CUstream(handle)))
+        return self._borrowed[handle]
+
+    def address(self, stream: Stream) -> int:
+        """Return the driver's handle of a stream as the number that other libraries take."""
+        return int(cast("SupportsInt", self.handle(stream)))
+
     def close(self) -> None:
+        """Destroy all streams and events that were created here."""
         for event in self._events.clear():
-            self.ask(cu.cuEventDestroy, event)
-        for stream in self._streams.clear():
-            self.ask(cu.cuStreamDestroy, stream)
-        super().close()
+            self._context.ask(cu.cuEventDestroy, event)
+        for stream in self._borrowed.values():
+            self._streams.remove(stream)
+        self._borrowed.clear()
+        for handle in self._streams.clear():
+            self._context.ask(cu.cuStreamDestroy, handle)
+
+
+class HandleStreams(CudaStreams):
+    """Streams whose ids are the driver's handles, so that those of torch, CuPy, Numba and cuda.core fit.
+
+    A handle must be alive: the driver cannot tell, and reuses the number of a stream that was destroyed.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._own: dict[Stream, Stream] = {}
+
+    def handle(self, stream: Stream) -> object:
+        return cu.CUstream(_BY_HANDLE.get(stream, stream))
+
+    def borrowed(self, handle: int) -> Stream:
+        return _BY_HANDLE.get(handle, Stream(handle))
+
+    def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
+        own = super().stream(blocking=blocking, priority=priority)
+        stream = Stream(int(self._streams[own]))
+        self._own[stream] = own
+        return stream
+
+    def destroy_stream(self, stream: Stream) -> None:
+        if stream not in self._own:
+            raise cuda_error(
+                Status.INVALID_HANDLE,
+                seen=f"stream {stream:#x} is another library's, or was destroyed",
+            )
+        super().destroy_stream(self._own.pop(stream))
 
 
 def _done(result: Result) -> bool:

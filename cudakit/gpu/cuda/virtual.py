@@ -10,12 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import HandleKind
-from cudakit.gpu.cuda.context import Handles
+from cudakit.gpu.api import Backing, HandleKind, Ptr
+from cudakit.gpu.cuda.context import Context, Handles
 from cudakit.gpu.cuda.driver import check, cu
-from cudakit.gpu.cuda.memory import Memory
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.cuda.memory import CudaMemory
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 _NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -29,21 +28,21 @@ HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
 )
 
 
-class VirtualMemory(Memory):
+class CudaVirtualMemory:
     """Address ranges of one device and the physical memory behind them."""
 
-    def __init__(self, ordinal: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, context: Context, memory: CudaMemory) -> None:
+        self._context, self._memory = context, memory
         self.backings = Handles("backing")
         self._reserved: dict[Ptr, int] = {}
         self._mapped: dict[Ptr, int] = {}
 
     def granularity(self) -> int:
         kind = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return int(self.call(cu.cuMemGetAllocationGranularity, self._properties(), kind))
+        return int(self._context.call(cu.cuMemGetAllocationGranularity, self._properties(), kind))
 
     def reserve(self, size_bytes: int) -> Ptr:
-        address = self.call(
+        address = self._context.call(
             cu.cuMemAddressReserve, size_bytes, 0, 0, 0, seen=lambda: self._asked(size_bytes)
         )
         ptr = Ptr(int(address))
@@ -51,14 +50,16 @@ class VirtualMemory(Memory):
         return ptr
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        self.call(cu.cuMemAddressFree, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
+        self._context.call(
+            cu.cuMemAddressFree, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes)
+        )
         self._reserved.pop(ptr, None)
 
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         properties = self._properties()
         if handle:
             properties.requestedHandleTypes = HANDLE_TYPES[handle]
-        made = self.call(
+        made = self._context.call(
             cu.cuMemCreate,
             size_bytes,
             properties,
@@ -70,20 +71,24 @@ class VirtualMemory(Memory):
     def backing_at(self, ptr: Ptr) -> Backing:
         seen = f"nothing is mapped at {ptr:#x}"
         return Backing(
-            self.backings.add(self.call(cu.cuMemRetainAllocationHandle, ptr, seen=lambda: seen))
+            self.backings.add(
+                self._context.call(cu.cuMemRetainAllocationHandle, ptr, seen=lambda: seen)
+            )
         )
 
     def release(self, backing: Backing) -> None:
-        self.call(cu.cuMemRelease, self.backings[backing])
+        self._context.call(cu.cuMemRelease, self.backings[backing])
         self.backings.remove(backing)
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         handle = self.backings[backing]
-        self.call(cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes))
+        self._context.call(
+            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes)
+        )
         try:
             self._set_access(ptr, size_bytes, self._location(), _READ_AND_WRITE)
         except CudaError:
-            self.ask(cu.cuMemUnmap, ptr, size_bytes)
+            self._context.ask(cu.cuMemUnmap, ptr, size_bytes)
             raise
         self._mapped[ptr] = size_bytes
 
@@ -94,26 +99,26 @@ class VirtualMemory(Memory):
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
         location = self._location_of(ordinal)
         seen = f"nothing is mapped at {ptr:#x}"
-        flags = self.call(cu.cuMemGetAccess, location, ptr, seen=lambda: seen)
+        flags = self._context.call(cu.cuMemGetAccess, location, ptr, seen=lambda: seen)
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         # The driver unmaps in silence what is not mapped.
         starts = self._mappings(ptr, size_bytes)
-        self.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
+        self._context.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
         for start in starts:
             self._mapped.pop(start, None)
 
     def close(self) -> None:
+        """Unmap and release everything, and return all reserved addresses."""
         for ptr, size_bytes in self._mapped.items():
-            self.ask(cu.cuMemUnmap, ptr, size_bytes)
+            self._context.ask(cu.cuMemUnmap, ptr, size_bytes)
         for handle in self.backings.clear():
-            self.ask(cu.cuMemRelease, handle)
+            self._context.ask(cu.cuMemRelease, handle)
         for ptr, size_bytes in self._reserved.items():
-            self.ask(cu.cuMemAddressFree, ptr, size_bytes)
+            self._context.ask(cu.cuMemAddressFree, ptr, size_bytes)
         self._mapped.clear()
         self._reserved.clear()
-        super().close()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
         """Return where the mappings begin that make up a range. Raises CudaError if they do not."""
@@ -137,7 +142,7 @@ class VirtualMemory(Memory):
         access = cu.CUmemAccessDesc()
         access.location = location
         access.flags = flags
-        self.call(
+        self._context.call(
             cu.cuMemSetAccess,
             ptr,
             size_bytes,
@@ -155,14 +160,14 @@ class VirtualMemory(Memory):
     def _location(self) -> Any:
         location = cu.CUmemLocation()
         location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = int(self._device)
+        location.id = int(self._context.device)
         return location
 
     def _asked(self, size_bytes: int) -> str:
         page = self.granularity()
         if size_bytes <= 0 or size_bytes % page:
             return f"{size_bytes} bytes asked, which is no multiple of {page}"
-        return self.shortage(size_bytes)
+        return self._memory.shortage(size_bytes)
 
 
 def _range(ptr: Ptr, size_bytes: int) -> str:

@@ -1,7 +1,12 @@
-"""Buffers of a device, whoever made them: where they are, how large, and of what form."""
+"""Buffers of a device, whoever made them: where they are, how large, and of what form.
+
+DLPack capsules are read here: the structures are those of dlpack.h, version 0.8 and, before it carries a
+version, 1.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -12,9 +17,15 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.graphed import dlpack
 
 _HINT = "pass arrays of a device, or addresses, and bind all else by functools.partial or a lambda"
+# kDLCUDA and kDLCUDAManaged.
+DLPACK_DEVICES = frozenset({2, 13})
+_CAPSULE_NAME = b"dltensor"
+# That nothing is to be synchronized or enqueued ("Python Specification for DLPack", stream).
+_NO_STREAM = -1
+# DLDataTypeCode, and what numpy calls types of that code.
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
     if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
         return None
     kind, _ = given.__dlpack_device__()
-    return _of_dlpack if int(kind) in dlpack.ON_DEVICE else None
+    return _of_dlpack if int(kind) in DLPACK_DEVICES else None
 
 
 def _of_torch(tensor: Any) -> Buffer:
@@ -101,7 +112,7 @@ def _of_interface(given: Any) -> Buffer:
 
 
 def _of_dlpack(given: Any) -> Buffer:
-    tensor = dlpack.read(given)
+    tensor = _read_dlpack(given)
     dense = tensor.strides is None or _is_dense(tensor.shape, tensor.strides)
     size_bytes = math.prod(tensor.shape) * tensor.item_bits // 8
     return Buffer(Ptr(tensor.address), Form(tensor.dtype, tensor.shape, size_bytes, dense))
@@ -121,3 +132,57 @@ def _shown(given: object) -> str:
     text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
     on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
     return f"{text}, in memory of the host" if on_host else text
+
+
+class _DlDevice(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
+
+
+class _DlDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DlTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DlDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DlDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """The tensor of a DLPack capsule."""
+
+    address: int
+    dtype: str  # as numpy calls it
+    item_bits: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None is dense, in the order of C
+
+
+def _read_dlpack(given: Any) -> _Tensor:
+    """Read what an object says of itself by DLPack; it goes on owning its memory."""
+    capsule = given.__dlpack__(stream=_NO_STREAM)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # A managed tensor begins with the tensor. The capsule keeps its name, and so frees what it holds.
+    tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
+    ndim, kind = tensor.ndim, tensor.dtype
+    return _Tensor(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        dtype=_dtype_name(kind.code, kind.bits, kind.lanes),
+        item_bits=kind.bits * kind.lanes,
+        shape=tuple(tensor.shape[:ndim]) if ndim else (),
+        strides=tuple(tensor.strides[:ndim]) if ndim and tensor.strides else None,
+    )
+
+
+def _dtype_name(code: int, bits: int, lanes: int) -> str:
+    kind = _KINDS.get(code, f"dlpack{code}_")
+    name = kind if kind == "bool" else f"{kind}{bits}"
+    return name if lanes == 1 else f"{name}x{lanes}"

@@ -61,11 +61,11 @@ class OfFrameworks:
 
     def stream(self, given: object) -> Stream:
         if given is None:
-            return self._gpu.borrowed(self._current())
+            return self._gpu.streams.borrowed(self._current())
         from cudakit.gpu.cuda.current import stream
 
         with stream(given) as handle:
-            return self._gpu.borrowed(handle)
+            return self._gpu.streams.borrowed(handle)
 
     @contextmanager
     def entered(self, handle: StreamHandle) -> Iterator[None]:

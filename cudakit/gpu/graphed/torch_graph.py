@@ -12,8 +12,7 @@ import sys
 from typing import Any, TypeVar
 
 from cudakit.gpu.api import Gpu, Stream
-from cudakit.gpu.graphed.captured import DriverGraph, Work
-from cudakit.gpu.graphed.capturing import captured
+from cudakit.gpu.graphed.capture import DriverGraph, Work, captured
 from cudakit.gpu.graphed.streams import Surroundings
 
 _T = TypeVar("_T")

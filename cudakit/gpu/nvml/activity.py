@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudakit.gpu.api.facts import Field, Telemetry
-from cudakit.gpu.nvml.ask import Reader
+from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 _MIB = 2**20

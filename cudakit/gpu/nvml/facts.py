@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from cudakit.gpu.nvml import words
-from cudakit.gpu.nvml.ask import Convert, Readings
-from cudakit.gpu.nvml.readings import (
+from cudakit.gpu.nvml.reader import (
+    Convert,
+    Readings,
     call,
     cpu_ranges,
     divided,

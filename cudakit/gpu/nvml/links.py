@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from cudakit.gpu.api.facts import Link
-from cudakit.gpu.nvml.ask import Reader
+from cudakit.gpu.nvml.reader import Reader
 from cudakit.gpu.nvml.words import P2P_STATES, PATHS, word
 from cudakit.units import Unavailable
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cudakit.gpu.api.facts import Process
-from cudakit.gpu.nvml.ask import Reader
+from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 # The forms of a driver of today, of 2021 and of before: nvidia-ml-py does not choose among them.

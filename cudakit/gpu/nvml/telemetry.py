@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from cudakit.gpu.nvml import words
-from cudakit.gpu.nvml.ask import Convert, Readings
-from cudakit.gpu.nvml.readings import call, divided, filled, item, member, scaled, value
+from cudakit.gpu.nvml.reader import (
+    Convert,
+    Readings,
+    call,
+    divided,
+    filled,
+    item,
+    member,
+    scaled,
+    value,
+)
 from cudakit.gpu.nvml.words import word
 
 _ALL_LINKS = 2**32 - 1  # the scope of a value that is meant of all NVLinks together

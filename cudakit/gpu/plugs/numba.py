@@ -9,9 +9,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api import LEGACY
+from cudakit.gpu.api import HANDLE_BYTES, LEGACY
 from cudakit.gpu.api.allocator import Allocator
-from cudakit.gpu.api.sharing import HANDLE_BYTES
 from cudakit.gpu.plugs.devices import Devices
 
 # The stream that Numba's memory is allocated on: none of anybody's, so that each free is seen as a use by

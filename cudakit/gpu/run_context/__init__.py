@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView, Telemetry
 from cudakit.gpu.api.run_context import RunContext, SelfTestStep
@@ -36,16 +35,12 @@ def gather(
     Gather before the device is opened: then its processes are those of others, and the child process
     that asks the driver has ended.
     """
-    nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
-    device = _nvml_device(nvml, cuda)
-    return RunContext(
-        simulated=machine.simulated,
-        variables=_effective_variables(machine, cuda, variables),
+    context = _observe(machine, variables, files)
+    device = _nvml_device(context.nvml, context.cuda)
+    return replace(
+        context,
         command=command,
-        versions=dict(_versions(nvml, cuda)),
-        host=read_host(files, variables),
-        nvml=nvml,
-        cuda=cuda,
+        versions=dict(_versions(context.nvml, context.cuda)),
         nvml_device=device,
         other_processes=_count_processes(machine, device),
     )
@@ -66,7 +61,7 @@ def gather_all(
     they describe a different machine.
     """
     files = Files(None) if machine.simulated else files
-    context = gather(machine, variables=variables, files=files)
+    context = _observe(machine, variables, files)
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
@@ -76,6 +71,18 @@ def gather_all(
         processes=attempt(partial(process_names, files)),
         telemetry=_telemetry(machine, context.nvml),
         self_test=self_test,
+    )
+
+
+def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
+    """Return what both need: host, environment, and the answers of NVML and CUDA."""
+    nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
+    return RunContext(
+        simulated=machine.simulated,
+        variables=_effective_variables(machine, cuda, variables),
+        host=read_host(files, variables),
+        nvml=nvml,
+        cuda=cuda,
     )
 
 
@@ -96,6 +103,8 @@ def _effective_variables(
 def _versions(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
 ) -> Iterator[tuple[str, str]]:
+    from importlib.metadata import version  # takes 20 ms, and doctor does without
+
     if isinstance(nvml, NvmlView) and isinstance(nvml.driver_version, str):
         yield "driver", nvml.driver_version
     if isinstance(cuda, CudaView) and isinstance(cuda.driver_version, tuple):

@@ -31,7 +31,7 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublas,
     refuse_for_cublaslt,
 )
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.algorithms import algorithms, blocks, busy_ns, objection, recommended
 from cudakit.gpu.sim.costs import capability, rates_of
 from cudakit.gpu.sim.host_kernels import Launch

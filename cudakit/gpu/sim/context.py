@@ -13,7 +13,7 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, DeviceFacts
-from cudakit.gpu.explain import STICKY, Status, cuda_error
+from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.costs import costs_of
 from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attachment

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, Ids, driver_call
 from cudakit.gpu.sim.lanes import Capture, Lane, Node, Nodes, difference
 from cudakit.gpu.sim.schedule import Job, Task

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.gpu.api import Dim3
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.schedule import Hold
 from cudakit.gpu.sim.space import Bytes, Span
 from cudakit.trace.events import Access

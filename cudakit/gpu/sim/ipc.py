@@ -12,16 +12,17 @@ from itertools import count
 
 from cudakit.errors import Unsupported
 from cudakit.gpu import file_descriptors
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import (
+from cudakit.gpu.api import (
     HANDLE_BYTES,
+    Backing,
     Descriptor,
     Exported,
     Fabric,
     HandleKind,
     ProcessId,
+    Ptr,
 )
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.space import Heap, Region, forget

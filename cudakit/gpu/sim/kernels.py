@@ -9,7 +9,7 @@ import numpy as np
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, Ids, driver_call
 from cudakit.gpu.sim.host_kernels import HostKernel, Launch, registered
 from cudakit.gpu.sim.lanes import Lane

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.peers import SimPeers

@@ -6,7 +6,7 @@ from collections import Counter
 
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.facts import DeviceFacts, NvmlView
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, check_size, forget, rounded

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from cudakit.errors import CudaError
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 
 # Bytes of each parameter by kernel, None where a type is not known here.
 Signatures: TypeAlias = Mapping[str, tuple[int, ...] | None]

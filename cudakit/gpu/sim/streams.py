@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, Ids, driver_call
 from cudakit.gpu.sim.lanes import Capture, Lane, Lanes, Mark, Node, Nodes
 from cudakit.gpu.sim.schedule import Job, Task

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Ptr
-from cudakit.gpu.api.sharing import HandleKind
-from cudakit.gpu.explain import Status, cuda_error
+from cudakit.gpu.api import Backing, HandleKind, Ptr
+from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.context import Context, Ids, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.space import Bytes, Heap, Region, memory

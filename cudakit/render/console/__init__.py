@@ -10,12 +10,13 @@ from rich.text import Text
 
 from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
 from cudakit.render.console.facts import facts_lines
-from cudakit.render.console.note import INDENT, note_lines
 from cudakit.render.console.table import table_lines
+from cudakit.render.console.text import cut, escaped, wrapped
 from cudakit.render.console.tree import tree_lines
-from cudakit.render.console.wrap import cut
+
+_INDENT = 2
+_ARROW = "→ "
 
 
 def render(document: Document, *, width: int, color: bool) -> str:
@@ -48,12 +49,12 @@ def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
 
 
 def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
-    room = width - INDENT
+    room = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
-            return note_lines(node, width)
+            return _note_lines(node, width)
         case Facts():
             return _indented(facts_lines(node, room))
         case Table():
@@ -75,6 +76,25 @@ def _chart_lines(chart: Chart, width: int) -> list[Text]:
     return chart_lines(chart, width)
 
 
+def _note_lines(note: Note, width: int) -> list[Text]:
+    """Draw a note; its symbol stands in the margin, so that it is found without colour."""
+    symbol = (theme.SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
+    style = theme.HEADER if note.level == "error" else theme.PLAIN
+    first, *rest = wrapped(escaped(note.text), width - _INDENT)
+    lines = [Text.assemble(symbol, (first, style))]
+    lines += [Text(" " * _INDENT + part, style) for part in rest]
+    for remedy in note.remedies:
+        lines += _remedy_lines(escaped(remedy), width)
+    return lines
+
+
+def _remedy_lines(remedy: str, width: int) -> list[Text]:
+    first, *rest = wrapped(remedy, width - _INDENT - len(_ARROW))
+    margin = " " * _INDENT
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
+    return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
+
+
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
     """Draw a heading and what stands under it; a section with nothing to show is left out."""
     body = _stacked(section.nodes, width, level=level + 1)
@@ -90,7 +110,7 @@ def _heading(title: str, width: int, *, level: int) -> Text:
 
 
 def _indented(lines: list[Text]) -> list[Text]:
-    return [Text(" " * INDENT).append_text(line) for line in lines]
+    return [Text(" " * _INDENT).append_text(line) for line in lines]
 
 
 def _colored(lines: Sequence[Text]) -> str:

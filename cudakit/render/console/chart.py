@@ -1,16 +1,35 @@
-"""Charts: curves and points as a picture, bars and matrices as tables."""
+"""Charts: curves and points as a picture with axes and markers, bars and matrices as tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Chart
+from cudakit.document import Array, Chart, Column, Marker, Ratio, Series, Table
+from cudakit.document import Text as Words
+from cudakit.render.amounts import x_value, y_value
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
-from cudakit.render.console.figures import as_table
-from cudakit.render.console.plot import plot_lines
+from cudakit.render.console.curves import (
+    MOST_CURVES,
+    Canvas,
+    Curve,
+    Plane,
+    columns_of,
+    curves,
+    legend,
+)
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.wrap import wrapped
+from cudakit.render.console.text import cut, escaped, padded, words, wrapped
+
+_ROWS = 8
+_LEAST_COLUMNS = 8
+_MOST_TABLE_ROWS = 16
+_POINTERS = {"info": "▲", "warn": "!", "error": "✗"}
+_MOST_MARKER_LINES = 3
+_MARKER_GAP = 2
 
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
@@ -20,5 +39,156 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
     if len(chart.x) == 0 or not chart.series:
         return [*lines, Text("(no data)", theme.FAINT)]
     if chart.kind in ("bar", "matrix"):
-        return lines + table_lines(as_table(chart), width)
-    return lines + plot_lines(chart, width)
+        return lines + table_lines(_as_table(chart), width)
+    return lines + _plot_lines(chart, width)
+
+
+# --- pictures
+
+
+def _plot_lines(chart: Chart, width: int) -> list[Text]:
+    """Draw a line, area or scatter chart that has at least one series and one x."""
+    low, high = _extremes(chart.series[:MOST_CURVES])
+    labels = _y_labels(chart, low, high)
+    gutter = max(map(cell_len, labels.values())) + 1
+    plane = Plane(low, high, max(width - gutter - 1, _LEAST_COLUMNS), _ROWS)
+    found = curves(chart, plane)
+    rows = [
+        Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
+        for row, line in enumerate(_canvas(chart, found, plane).lines())
+    ]
+    axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
+    below = [_x_range(chart, plane.columns), *_marker_lines(chart.markers, chart.x, plane.columns)]
+    margin = " " * (gutter + 1)
+    beneath = [Text(margin).append_text(line) for line in below]
+    return [*rows, axis, *beneath, *legend(chart, found, width)]
+
+
+def _extremes(series: Sequence[Series]) -> tuple[float, float]:
+    """Give the range of the y axis: always with 0 in it, so that areas are honest."""
+    known = [np.asarray(one.y, np.float64) for one in series]
+    known = [y[np.isfinite(y)] for y in known]
+    return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
+
+
+def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
+    """Label the upper edges of the first and the middle row, and the axis."""
+    at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
+    return {row: words(y_value(chart, height)) for row, height in at.items()}
+
+
+def _canvas(chart: Chart, found: Sequence[Curve], plane: Plane) -> Canvas:
+    canvas = Canvas(plane.columns, plane.rows)
+    drawn = [(curve.heights, curve.pen) for curve in found if not curve.like]
+    if chart.kind != "scatter":
+        canvas.curves(drawn)
+        return canvas
+    places = columns_of(chart.x, chart.x, columns=plane.columns)
+    for heights, pen in reversed(drawn):
+        canvas.points(places, heights, pen)
+    return canvas
+
+
+def _edge(label: str, gutter: int) -> str:
+    return label.rjust(gutter - 1) + (" ┤" if label else " │")
+
+
+def _x_range(chart: Chart, columns: int) -> Text:
+    ends = [words(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
+    first, last = (cut(end, columns // 2 - 1) for end in ends)
+    room = max(columns - cell_len(first) - cell_len(last) - 2, 0)
+    label = cut(escaped(chart.x_label), room)
+    middle = padded(Text(" " * ((room - cell_len(label)) // 2) + label), room)
+    return Text(f"{first} {middle.plain} {last}", theme.FAINT)
+
+
+# --- markers
+
+
+def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
+    """Draw each marker under its instant, in as few lines as hold them all side by side."""
+    lines: list[Text] = []
+    left_out = 0
+    ordered = sorted(markers, key=lambda marker: marker.x)
+    places = columns_of(np.array([marker.x for marker in ordered]), x, columns=columns)
+    for marker, place in zip(ordered, places.tolist(), strict=True):
+        start, text = _placed(marker, place, columns)
+        line = next((line for line in lines if _is_free(line, start)), None)
+        if line is None and len(lines) == _MOST_MARKER_LINES:
+            left_out += 1
+            continue
+        if line is None:
+            lines.append(line := Text())
+        line.pad_right(start - line.cell_len)
+        line.append_text(text)
+    if left_out:
+        lines.append(Text(f"… {left_out:,} more markers", theme.FAINT))
+    return lines
+
+
+def _placed(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
+    """Put the label right of the pointer, or left of it where the right has no room."""
+    pointer, style = _POINTERS[marker.level], theme.LEVELS[marker.level]
+    label = escaped(marker.label)
+    if column + 2 + cell_len(label) <= columns or column < columns // 2:
+        return column, Text(pointer, style).append(f" {cut(label, columns - column - 2)}", style)
+    label = cut(label, column - 1)
+    return column - 1 - cell_len(label), Text(f"{label} {pointer}", style)
+
+
+def _is_free(line: Text, start: int) -> bool:
+    return line.cell_len + _MARKER_GAP <= start
+
+
+# --- bars and matrices
+
+
+def _as_table(chart: Chart) -> Table:
+    """Turn a bar chart or a matrix into a table, the largest bars where there are too many."""
+    return _matrix_table(chart) if chart.kind == "matrix" else _bar_table(chart)
+
+
+def _matrix_table(chart: Chart) -> Table:
+    """One row a series, one column an x: as a matrix of devices is read."""
+    names = (Column(chart.x_label, "text"), *(_number(_label(chart, x)) for x in chart.x.tolist()))
+    rows = [
+        (Words(series.name), *(y_value(chart, y) for y in series.y.tolist()))
+        for series in chart.series
+    ]
+    return Table(names, tuple(rows))
+
+
+def _bar_table(chart: Chart) -> Table:
+    """One row an x; a single series gets bars, relative to the highest."""
+    shown = _largest(chart)
+    columns = [_number(chart.x_label), *(_number(series.name) for series in chart.series)]
+    rows = [
+        [x_value(chart, float(chart.x[i])), *(y_value(chart, float(s.y[i])) for s in chart.series)]
+        for i in shown
+    ]
+    if len(chart.series) == 1:
+        heights = _finite(chart.series[0].y)
+        highest = float(np.abs(heights).max()) or 1.0
+        columns.append(Column("of highest", "bar"))
+        for row, i in zip(rows, shown, strict=True):
+            row.append(Ratio(float(heights[i]) / highest))
+    left_out = len(chart.x) - len(shown)
+    caption = f"{left_out:,} lower bars are left out." if left_out else ""
+    return Table(tuple(columns), tuple(map(tuple, rows)), caption)
+
+
+def _largest(chart: Chart) -> list[int]:
+    heights = np.max([_finite(series.y) for series in chart.series], axis=0)
+    return sorted(np.argsort(-heights, kind="stable")[:_MOST_TABLE_ROWS].tolist())
+
+
+def _finite(y: Array) -> Array:
+    return np.nan_to_num(np.asarray(y, np.float64), nan=0, posinf=0, neginf=0)
+
+
+def _number(name: str) -> Column:
+    return Column(name, "number")
+
+
+def _label(chart: Chart, x: float) -> str:
+    return words(x_value(chart, x))

@@ -1,21 +1,23 @@
-"""Curves of a chart made ready to draw: heights, pens that differ without colour, and the legend."""
+"""Curves of a chart: heights by column, pens that differ without colour, the canvas, and the legend."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from rich.text import Text
 
 from cudakit.document import Array, Chart, Series
+from cudakit.render.amounts import y_value
 from cudakit.render.console import theme
-from cudakit.render.console.canvas import Pen
-from cudakit.render.console.escape import escaped
-from cudakit.render.console.figures import y_value
-from cudakit.render.console.sampling import Heights, column_maxima
-from cudakit.render.console.words import words
-from cudakit.render.console.wrap import cut, wrapped
+from cudakit.render.console.text import cut, escaped, words, wrapped
+
+Heights: TypeAlias = npt.NDArray[np.float64]
 
 # More curves than this cannot be told apart without colour.
 MOST_CURVES = 3
@@ -25,7 +27,73 @@ _BETWEEN = "   "
 _AREAS = (("▁▂▃▄▅▆▇█", "█"), (" ▒", "▒"), (" ░", "░"))
 _LINES = (("▁━▔", ""), ("⣀⠤⠒⠉", ""), (".·˙", ""))
 _POINTS = (("●", ""), ("x", ""), ("+", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """How a curve is drawn: ``tops`` by how full its highest cell is, ``fill`` in those below."""
+
+    tops: str
+    style: str
+    fill: str = ""
+
+    @property
+    def sample(self) -> str:
+        """Show the pen in a legend."""
+        return self.fill or self.tops[len(self.tops) // 2]
+
+
+_EMPTY = Pen(" ", "")
 _NO_PEN = Pen("", "")
+
+
+@dataclass(slots=True)
+class Canvas:
+    """Rows of cells, the lowest first; a cell is a glyph and the pen that drew it."""
+
+    columns: int
+    rows: int
+    cells: list[list[tuple[str, Pen]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cells = [[(" ", _EMPTY)] * self.columns for _ in range(self.rows)]
+
+    def curves(self, curves: Sequence[tuple[Heights, Pen]]) -> None:
+        """Draw curves of heights from 0 to 1, in every column the lower in front of the higher."""
+        for column in range(self.columns):
+            tops = [(float(heights[column]), pen) for heights, pen in curves]
+            known = [top for top in reversed(tops) if not math.isnan(top[0])]
+            for height, pen in sorted(known, key=lambda top: -top[0]):
+                self._column(column, height * self.rows, pen)
+
+    def points(self, columns: npt.NDArray[np.int64], heights: Heights, pen: Pen) -> None:
+        """Draw points at heights from 0 to 1; one whose height is not a number is left out."""
+        known = np.isfinite(heights)
+        rows = np.minimum(heights[known] * self.rows, self.rows - 1).astype(np.int64)
+        for row, column in set(zip(rows.tolist(), columns[known].tolist(), strict=True)):
+            self.cells[row][column] = (pen.tops, pen)
+
+    def lines(self) -> list[Text]:
+        """Give the rows from the top down, each curve in its colour."""
+        return [_line(cells) for cells in reversed(self.cells)]
+
+    def _column(self, column: int, height: float, pen: Pen) -> None:
+        if pen.fill and height <= 0:
+            return
+        top = min(max(math.ceil(height) - 1, 0), self.rows - 1)
+        for row in range(top if pen.fill else 0):
+            self.cells[row][column] = (pen.fill, pen)
+        level = math.ceil((height - top) * len(pen.tops)) - 1
+        glyph = pen.tops[min(max(level, 0), len(pen.tops) - 1)]
+        if glyph != " ":
+            self.cells[top][column] = (glyph, pen)
+
+
+def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
+    line = Text()
+    for style, run in groupby(cells, key=lambda cell: cell[1].style):
+        line.append("".join(glyph for glyph, _ in run), style)
+    return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +193,28 @@ def _highest(chart: Chart, curve: Curve) -> str:
     known = np.asarray(curve.series.y, np.float64)
     known = known[np.isfinite(known)]
     return words(y_value(chart, float(known.max()) if len(known) else float("nan")))
+
+
+def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
+    """Reduce a curve to the maximum that it reaches within each column, so that no peak is lost.
+
+    ``x`` ascends. A column without a sample shows the value held (``step``) or interpolated at its
+    left edge; NaN stands where the curve has no value.
+    """
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    known = np.isfinite(x)
+    x, y = x[known], np.where(np.isfinite(y[known]), y[known], np.nan)
+    if len(x) == 0:
+        return np.full(columns, np.nan)
+    edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns
+    held = np.maximum(np.searchsorted(x, edges, side="right") - 1, 0)
+    heights: Heights = y[held] if step else np.interp(edges, x, y)
+    np.fmax.at(heights, columns_of(x, x, columns=columns), y)
+    return heights
+
+
+def columns_of(positions: Array, x: Array, *, columns: int) -> npt.NDArray[np.int64]:
+    """Find the columns in which positions of the x axis lie; outside it, the nearest."""
+    first, last = float(x[0]), float(x[-1])
+    shares = (np.asarray(positions, np.float64) - first) / ((last - first) or 1.0)
+    return np.clip(np.nan_to_num(shares) * columns, 0, columns - 1).astype(np.int64)

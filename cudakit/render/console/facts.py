@@ -12,11 +12,8 @@ from cudakit.document import (
 )
 from cudakit.render.amounts import NOT_AVAILABLE
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
 from cudakit.render.console.frames import callers, stack_line
-from cudakit.render.console.grid import beside
-from cudakit.render.console.words import style_of, words
-from cudakit.render.console.wrap import cut, wrapped
+from cudakit.render.console.text import beside, cut, escaped, style_of, words, wrapped
 from cudakit.units import Unavailable
 
 _SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120

@@ -10,7 +10,7 @@ from rich.text import Text
 from cudakit.document import Frame, Stack
 from cudakit.render.amounts import NO_STACK, frame_words, leaf, site
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
+from cudakit.render.console.text import escaped
 
 # What stands between a program and its own frames when a library calls back into it.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Column, Table, Value
+from cudakit.document import Column, Frame, Ratio, Stack, Table, Value
 from cudakit.render.console import theme
-from cudakit.render.console.cells import cell_lines, header_lines, need
-from cudakit.render.console.escape import escaped
-from cudakit.render.console.fit import GAP, fitted
-from cudakit.render.console.grid import padded
-from cudakit.render.console.wrap import wrapped
+from cudakit.render.console.frames import stack_line, stack_words
+from cudakit.render.console.text import cut, escaped, padded, style_of, styled, words, wrapped
 
 _CALLERS_FROM = 116  # columns inside the margins of a terminal of 120
+_GAP = 2
+
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
+# What gives way first: a header that wraps loses nothing, callers are an extra, a bar's figure stays,
+# a stack still names its site when cut.
+_YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
+    ("number", "least"),
+    ("stack", "enough"),
+    ("bar", "least"),
+    ("stack", "least"),
+    ("text", "least"),
+)
+# What goes first where even the least widths do not fit; of one kind, the rightmost.
+_DROPPED: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
+
+_BAR = 10
+_FIGURE = 6  # "100.0%"
+_LEAST_BAR = 1
+_LEAST_STACK = 24
+_LEAST_TEXT = 12
+_LONGEST_WORD = 20
+_MOST_LINES = 3
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def table_lines(table: Table, width: int) -> list[Text]:
     """Draw a table; columns that do not fit even when narrow are named below it."""
     widths = _widths(table, width)
-    rule = Text("─" * (sum(widths.values()) + GAP * (len(widths) - 1)), theme.FAINT)
+    rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
     for number, row in enumerate(table.rows):
         drawn = _row(table.columns, row, widths, width)
@@ -36,14 +59,14 @@ def table_lines(table: Table, width: int) -> list[Text]:
 def _widths(table: Table, width: int) -> dict[int, int]:
     rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
     needs = [
-        need(column, [row[index] for row in rows], with_callers=width >= _CALLERS_FROM)
+        _need(column, [row[index] for row in rows], with_callers=width >= _CALLERS_FROM)
         for index, column in enumerate(table.columns)
     ]
-    return fitted(needs, width)
+    return _fitted(needs, width)
 
 
 def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
-    cells = {index: header_lines(columns[index], width) for index, width in widths.items()}
+    cells = {index: _header_lines(columns[index], width) for index, width in widths.items()}
     height = max(map(len, cells.values()), default=0)
     sunk = {index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()}
     return _joined(columns, sunk, widths)
@@ -54,7 +77,7 @@ def _row(
 ) -> list[Text]:
     with_callers = width >= _CALLERS_FROM
     cells = {
-        index: cell_lines(columns[index], row[index], room, with_callers=with_callers)
+        index: _cell_lines(columns[index], row[index], room, with_callers=with_callers)
         for index, room in widths.items()
     }
     return _joined(columns, cells, widths)
@@ -93,7 +116,7 @@ def _joined(
             )
             for index, width in widths.items()
         ]
-        lines.append(Text(" " * GAP).join(parts))
+        lines.append(Text(" " * _GAP).join(parts))
     return lines
 
 
@@ -102,3 +125,127 @@ def _below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
     said = [f"Too narrow to show: {', '.join(missing)}."] if missing else []
     said += [escaped(table.caption)] if table.caption else []
     return [Text(line, theme.FAINT) for text in said for line in wrapped(text, width)]
+
+
+# --- widths of columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """The widths in cells that a column would like, can do without loss, and can do with at all."""
+
+    kind: _Kind
+    natural: int
+    enough: int
+    least: int
+
+
+def _fitted(needs: Sequence[_Need], width: int) -> dict[int, int]:
+    """Give each column its width, so that all with their gaps fit; a column left out has none."""
+    shown = _shown(needs, width)
+    room = width - _GAP * (len(shown) - 1)
+    widths = {index: min(needs[index].natural, room) for index in shown}
+    for kind, floor in _YIELDING:
+        members = [index for index in shown if needs[index].kind == kind]
+        _shrink(widths, {index: getattr(needs[index], floor) for index in members}, room)
+    return widths
+
+
+def _shown(needs: Sequence[_Need], width: int) -> list[int]:
+    shown = list(range(len(needs)))
+    order = sorted(shown, key=lambda index: (_DROPPED.index(needs[index].kind), -index))
+    for index in order[:-1]:
+        if sum(needs[i].least + _GAP for i in shown) - _GAP <= width:
+            break
+        shown.remove(index)
+    return shown
+
+
+def _shrink(widths: dict[int, int], least: dict[int, int], room: int) -> None:
+    """Take cells from the widest of the columns in ``least`` until all fit or none can give."""
+    while sum(widths.values()) > room:
+        giving = [index for index, floor in least.items() if widths[index] > floor]
+        if not giving:
+            return
+        widths[max(giving, key=widths.__getitem__)] -= 1
+
+
+# --- cells
+
+
+def _need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Need:
+    """Measure a column: the width that shows all of it, and the least that is still of use."""
+    header = escaped(column.name)
+    longest_word = _longest_word([header])
+    content = max((_natural(column, cell, with_callers=with_callers) for cell in cells), default=0)
+    natural = max(content, cell_len(header), 1)
+    enough = max((_natural(column, cell, with_callers=False) for cell in cells), default=0)
+    least = {
+        "number": max(content, longest_word, 1),
+        "bar": max(_FIGURE, longest_word),
+        "text": max(_LEAST_TEXT, min(_longest_word(map(words, cells)), _LONGEST_WORD)),
+        "stack": _LEAST_STACK,
+    }
+    return _Need(
+        column.kind,
+        natural,
+        enough=max(enough, min(natural, least[column.kind])),
+        least=min(natural, least[column.kind]),
+    )
+
+
+def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) -> list[Text]:
+    """Draw a cell in ``width`` columns; only text takes more than one line."""
+    match column.kind, cell:
+        case "bar", Ratio(ratio) if math.isfinite(ratio):
+            return [_bar(ratio, width)]
+        case "stack", Stack() | Frame():
+            return [stack_line(_as_stack(cell), room=width, with_callers=with_callers)]
+        case "text", _:
+            lines = wrapped(words(cell), width, most=_MOST_LINES)
+            return [Text(line, style_of(cell)) for line in lines]
+        case _:
+            line = styled(cell)
+            line.truncate(width, overflow="ellipsis")
+            return [line]
+
+
+def _header_lines(column: Column, width: int) -> list[Text]:
+    """Draw a column's name, wrapped where its cells are narrower."""
+    name = escaped(column.name)
+    return [Text(cut(line, width), theme.HEADER) for line in wrapped(name, width, most=_MOST_LINES)]
+
+
+def _bar_glyphs(ratio: float, width: int) -> str:
+    """Draw a share of ``width`` cells, to an eighth of a cell; what is not zero stays visible."""
+    eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
+    if ratio > 0:
+        eighths = max(eighths, 1)
+    whole, part = divmod(eighths, 8)
+    return "█" * whole + _EIGHTHS[part].strip()
+
+
+def _natural(column: Column, cell: Value, *, with_callers: bool) -> int:
+    match column.kind, cell:
+        case "bar", Ratio():
+            return _BAR + 1 + _FIGURE
+        case "stack", Stack():
+            return cell_len(stack_words(cell, with_callers=with_callers))
+        case _:
+            return cell_len(words(cell))
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
+
+
+def _bar(ratio: float, width: int) -> Text:
+    figure = words(Ratio(ratio)).rjust(_FIGURE)
+    room = width - len(figure) - 1
+    if room < _LEAST_BAR:
+        return Text(cut(figure.strip(), width).rjust(width))
+    return Text.assemble((_bar_glyphs(ratio, room).ljust(room), theme.BAR), f" {figure}")
+
+
+def _as_stack(cell: Stack | Frame) -> Stack:
+    return cell if isinstance(cell, Stack) else Stack((cell,))

@@ -13,8 +13,7 @@ from rich.text import Text
 from cudakit.document import Bytes, Count, Ratio, Seconds, Tree, Value
 from cudakit.render.amounts import magnitude
 from cudakit.render.console import theme
-from cudakit.render.console.escape import escaped
-from cudakit.render.console.words import words
+from cudakit.render.console.text import escaped, words
 
 _MOST_NODES = 24
 _MOST_CHILDREN = 6

@@ -20,6 +20,7 @@ from cudakit.document import (
     Tree,
     Value,
     View,
+    walk,
 )
 from cudakit.document.picture import Figure, NoData, Picture, Plot
 from cudakit.render.html.table import table
@@ -59,7 +60,7 @@ def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
 
 def columns_of(document: Document) -> dict[str, Columns]:
     """Find all Columns of a document, by name."""
-    return {columns.name: columns for columns in _columns(document.nodes)}
+    return {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
 
 
 def is_empty(node: Node) -> bool:
@@ -150,16 +151,3 @@ def _picture(picture: Picture) -> Markup:
             return plot(picture)
         case NoData(text):
             return element("p", text, class_="muted")
-
-
-def _columns(nodes: Sequence[Node]) -> Iterator[Columns]:
-    for node in nodes:
-        match node:
-            case Columns():
-                yield node
-            case Section():
-                yield from _columns(node.nodes)
-            case View():
-                yield from _columns((node.fallback,))
-            case _:
-                pass

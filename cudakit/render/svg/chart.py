@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -56,7 +55,7 @@ def _plotted(node: Chart, draw: Callable[[Series, Chart, Axis, Axis], str]) -> M
     ]
     legend = [_key(series, node) for series in node.series] if len(node.series) > 1 else []
     drawing = stretched(paths, width=_WIDTH, height=_HEIGHT)
-    return _framed(node, (drawing,), x, y, legend, _description(node))
+    return plot(_framed(node, (drawing,), x, y, legend, _description(node)), node.markers)
 
 
 def _framed(
@@ -66,19 +65,9 @@ def _framed(
     y: Axis,
     legend: Sequence[PlotKey],
     description: str,
-) -> Markup:
-    return plot(
-        Plot(
-            node.kind,
-            node.title,
-            x,
-            y,
-            tuple(shapes),
-            tuple(legend),
-            description,
-            node.x_label,
-            node.markers,
-        )
+) -> Plot:
+    return Plot(
+        node.kind, node.title, x, y, tuple(shapes), tuple(legend), description, node.x_label
     )
 
 
@@ -181,9 +170,8 @@ def _bars(node: Chart) -> Markup:
     left_out = len(node.x) - groups
     description = f"bar chart of {groups} groups" + (f", {left_out:,} left out" if left_out else "")
     x = _names_axis(names[:groups])
-    # An instant has no place among names.
-    unmarked = replace(node, markers=())
-    return _framed(unmarked, drawing, x, y, legend, description)
+    # An instant has no place among names: markers are left out.
+    return plot(_framed(node, drawing, x, y, legend, description))
 
 
 def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) -> Shape:

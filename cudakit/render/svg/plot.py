@@ -57,9 +57,9 @@ def name_around(name: str, *, x: str, y: float) -> Markup:
     return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
-def plot(node: Plot) -> Markup:
+def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Draw shapes between axes, with legend and markers."""
-    flags = _flags(node.markers, node.x)
+    flags = _flags(markers, node.x)
     above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
     shapes = map(drawn, node.shapes)
     picture = element(
@@ -76,7 +76,7 @@ def plot(node: Plot) -> Markup:
         height=above + node.height + _TICKS + (_X_LABEL if node.x_label else 0),
     )
     caption = element("figcaption", node.title) if node.title else None
-    return element("figure", caption, _legend(node), picture, _left_out(node), class_="plotted")
+    return element("figure", caption, _legend(node), picture, _left_out(markers), class_="plotted")
 
 
 def _y_grid(axis: Axis, above: int, height: int) -> Markup:
@@ -184,8 +184,8 @@ def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     )
 
 
-def _left_out(node: Plot) -> Markup | None:
-    beyond = len(node.markers) - _MARKERS
+def _left_out(markers: Sequence[Marker]) -> Markup | None:
+    beyond = len(markers) - _MARKERS
     if beyond <= 0:
         return None
     return element("p", f"{beyond:,} more markers are not drawn.", class_="caption")

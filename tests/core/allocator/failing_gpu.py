@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Ptr, Stream
-from cudakit.gpu.api.sharing import Exported, HandleKind
+from cudakit.gpu.api import Backing, Exported, HandleKind, Ptr, Stream
 from cudakit.gpu.sim import Sim
 
 

@@ -16,7 +16,8 @@ from core.allocator.work import Work
 from cudakit.core.allocator.caching import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
-from cudakit.core.memory.replay import Inconsistencies, replay
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.lifetimes import Inconsistencies
 from cudakit.core.memory.replay.mapped import mapped_at
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings

@@ -16,7 +16,8 @@ from cudakit.core.allocator.caching import CachingAllocator
 from cudakit.core.allocator.mempool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
-from cudakit.core.memory.replay import Inconsistencies, replay
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.replay.lifetimes import Inconsistencies
 from cudakit.core.memory.snapshot import BlockState, Snapshot
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.allocator.shared import SharedMemory
 from cudakit.errors import InputError
-from cudakit.gpu.api.sharing import HANDLE_BYTES, Descriptor, Fabric, ProcessId
+from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Fabric, ProcessId
 
 PAGE = 2 << 20
 NUMBERS = st.integers(0, (1 << 63) - 1)

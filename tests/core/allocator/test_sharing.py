@@ -17,8 +17,7 @@ from cudakit.core.allocator.invalid import InvalidPointer
 from cudakit.core.allocator.mempool import MemPool
 from cudakit.core.allocator.upstream import OfGpu
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
-from cudakit.gpu.api import LEGACY
-from cudakit.gpu.api.sharing import Descriptor, Fabric
+from cudakit.gpu.api import LEGACY, Descriptor, Fabric
 from cudakit.gpu.sim import Sim
 
 PAGE = 20 * MIB

@@ -6,8 +6,8 @@ from cudakit.core.devices.fields import FieldInfo, named, registry
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.ask import FieldValue
 from cudakit.gpu.nvml.facts import FACTS, INSTANCE
+from cudakit.gpu.nvml.reader import FieldValue
 from cudakit.gpu.nvml.telemetry import TELEMETRY
 
 FIELDS = list(registry().values())

@@ -12,7 +12,6 @@ from hypothesis import assume, given
 
 from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
-from cudakit.core.memory.replay.layout import layout_at
 from cudakit.core.memory.snapshot import DeviceTrace
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
@@ -114,7 +113,7 @@ def test_final_blocks_follow_their_segments() -> None:
     trace = narrowed(two_streams(), pool=(1, 0))
     assert trace.segments.address.tolist() == [OTHER]
     assert trace.blocks.segment.tolist() == [0, 0]
-    layout = layout_at(trace, replay(builders.snapshot(trace), trace).allocations, 6)
+    layout = replay(builders.snapshot(trace), trace).layout_at(6)
     assert layout.used_by_segment().tolist() == [3 * MIB]
 
 

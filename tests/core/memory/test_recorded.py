@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cudakit.core.memory.load import load
-from cudakit.core.memory.replay import Inconsistencies, Replay, replay
-from cudakit.core.memory.replay.layout import layout_at
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.lifetimes import Inconsistencies
 from cudakit.core.memory.snapshot import BlockState, DeviceTrace
 
 DATA = Path(__file__).parents[2] / "data"
@@ -68,7 +68,7 @@ def test_every_event_of_the_trace_was_read(
 
 def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrace, Replay]) -> None:
     trace, replayed = found
-    layout = layout_at(trace, replayed.allocations, replayed.n_events)
+    layout = replayed.layout_at(replayed.n_events)
     active = trace.blocks.state != BlockState.INACTIVE
     addresses = layout.segments.address[layout.block_segment]
     addresses = addresses + layout.block_offset.astype(np.uint64)
@@ -80,9 +80,9 @@ def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrac
 def test_the_layout_at_every_moment_adds_up_to_the_curves(
     found: tuple[DeviceTrace, Replay],
 ) -> None:
-    trace, replayed = found
+    _, replayed = found
     curves, n = replayed.curves, replayed.n_events
     for moment in np.unique(np.linspace(0, n, 60).astype(np.int64)).tolist():
-        layout = layout_at(trace, replayed.allocations, moment)
+        layout = replayed.layout_at(moment)
         assert layout.segments.size.sum() == curves.reserved[moment]
         assert layout.block_size.sum() == curves.active[moment]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cudakit.errors import UsageError
-from cudakit.gpu.graphed import dlpack
-from cudakit.gpu.graphed.buffers import Form, buffer_of, check_contents
+from cudakit.gpu.graphed.buffers import DLPACK_DEVICES, Form, buffer_of, check_contents
 
 CUDA, HOST = 2, 1
 
@@ -70,7 +69,7 @@ def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
 
 
 def test_managed_memory_is_of_a_device_and_memory_of_the_host_is_not() -> None:
-    (managed,) = dlpack.ON_DEVICE - {CUDA}
+    (managed,) = DLPACK_DEVICES - {CUDA}
     assert buffer_of(Tensor(np.zeros(2), managed), 0).form is not None
     with pytest.raises(UsageError, match="in memory of the host"):
         buffer_of(Tensor(np.zeros(2), HOST), 0)

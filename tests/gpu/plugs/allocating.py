@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudakit.errors import CudakitError
-from cudakit.gpu.api import MemoryInfo, Ptr
-from cudakit.gpu.api.sharing import HANDLE_BYTES, IpcHandle
+from cudakit.gpu.api import HANDLE_BYTES, IpcHandle, MemoryInfo, Ptr
 
 BASE = 0x7F00_0000_0000
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.document import Chart, Marker, Series
 from cudakit.render.console.chart import chart_lines
-from cudakit.render.console.sampling import column_maxima
+from cudakit.render.console.curves import column_maxima
 
 X = np.arange(1000)
 FLAT = Series("flat", np.full(1000, 100))

@@ -6,12 +6,14 @@ from cudakit.document import (
     Bytes,
     Column,
     Count,
+    Document,
     Frame,
     Ratio,
     Stack,
     Table,
     Text,
 )
+from cudakit.render import console
 from cudakit.render.console.table import table_lines
 from cudakit.units import Unavailable
 
@@ -121,3 +123,29 @@ def test_a_table_without_rows_says_none_and_keeps_its_caption() -> None:
 def test_wide_characters_keep_the_columns_aligned() -> None:
     table = Table((Column("name"), BLOCKS), ((Text("注意"), Count(1)), (Text("abcd"), Count(2))))
     assert drawn(table, 80)[2:] == ["注意       1", "abcd       2"]
+
+
+FAINT = Document(
+    "Devices",
+    (
+        Table(
+            (Column("device"), Column("memory", "number")),
+            ((Text("shown"), Count(1)), (Text("hidden"), Count(2))),
+            faint=frozenset({1}),
+        ),
+    ),
+)
+
+
+def test_a_faint_row_is_dim_and_the_others_are_not() -> None:
+    shown, hidden = console.render(FAINT, width=60, color=True).splitlines()[-2:]
+
+    assert "shown" in shown
+    assert "\x1b[2m" not in shown
+    assert "\x1b[2mhidden" in hidden
+
+
+def test_a_faint_row_without_colour_reads_like_any_other() -> None:
+    last = console.render(FAINT, width=60, color=False).splitlines()[-1]
+
+    assert last.split() == ["hidden", "2"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from run.programs import Outcome, supervised
 
-from cudakit.run.environment import Settings
-from cudakit.run.notices import About, Notice
+from cudakit.run.protocol import About, Notice, Settings
 
 # What the agent uses of torch, and how torch behaves there: calls are queued until CUDA is initialised.
 TORCH = {

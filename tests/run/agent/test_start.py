@@ -14,8 +14,7 @@ import pytest
 from run.programs import WATCHING, Outcome, supervised
 
 from cudakit.run.agent.start import parse
-from cudakit.run.environment import AGENT, Settings
-from cudakit.run.notices import About, Notice
+from cudakit.run.protocol import AGENT, About, Notice, Settings
 
 # A module that tells how it is called, in the place of the native recorder.
 STAND_IN = """

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from cudakit.document import Columns, Document, Node, Section, View
+from cudakit.document import Columns, Document, walk
 from cudakit.errors import UsageError
 
 _VERSION = {"major": 1, "minor": 0, "patch": 0, "string": "1.0.0"}
@@ -47,7 +47,7 @@ def nvbench(document: Document) -> str:
 
     A case without figures is a skipped state. Raises UsageError if the document has no such Columns.
     """
-    found = {columns.name: columns for columns in _columns(document.nodes)}
+    found = {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
     if _FIRST_FIGURE not in (found["results"].arrays if "results" in found else ()):
         raise UsageError(
             f"{document.title!r} has no figures to write for nvbench",
@@ -61,17 +61,6 @@ def nvbench(document: Document) -> str:
         "benchmarks": _benchmarks(rows),
     }
     return json.dumps(plain, indent=2) + "\n"
-
-
-def _columns(nodes: tuple[Node, ...]) -> Iterator[Columns]:
-    for node in nodes:
-        match node:
-            case Columns():
-                yield node
-            case Section():
-                yield from _columns(node.nodes)
-            case View():
-                yield from _columns((node.fallback,))
 
 
 def _rows(columns: Columns) -> list[_Row]:

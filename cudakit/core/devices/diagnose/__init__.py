@@ -1,68 +1,103 @@
-"""``doctor``: why does CUDA not work, or not well, here? Checks that judge RunContext. Pure."""
+"""``doctor``: diagnose the CUDA set-up and GPU health, by checks of a RunContext. Pure."""
 
 from __future__ import annotations
 
+import platform
+from collections import Counter
 from collections.abc import Collection
 
-from cudakit.core.devices.diagnose.about import device_lines, versions
-from cudakit.core.devices.diagnose.check import Check, Status, judge
-from cudakit.core.devices.diagnose.registry import DEEP, THEMES, every_check
-from cudakit.core.devices.diagnose.result import (
+from cudakit.core.devices.diagnose.check import (
     EXPLANATION_SCHEMA,
     SCHEMA,
+    Check,
+    DeviceLine,
     DoctorResult,
     Explanation,
     Judged,
-    counted,
+    Status,
 )
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id
+from cudakit.core.devices.diagnose.driver import cuda_text, libcuda_path, nvml_library_version
 from cudakit.errors import UsageError
+from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import RunContext
+from cudakit.units import Unavailable
+
+# The packages whose versions a report names.
+_PACKAGES = (
+    "cudakit",
+    "torch",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "jax",
+    "numba",
+    "numba-cuda",
+    "triton",
+    "cuda-bindings",
+    "cuda-core",
+    "nvidia-ml-py",
+    "nvtx",
+)
 
 
 def diagnose(
-    circumstances: RunContext,
+    context: RunContext,
     *,
     only: Collection[str] = (),
     skip: Collection[str] = (),
     deep: bool = False,
 ) -> DoctorResult:
-    """Make the checks: all, or ``only`` some, without those to ``skip``; ``deep`` adds the trials.
+    """Run the checks: all, or ``only`` some, without those to ``skip``; ``deep`` adds the self-test.
 
-    Raises UsageError for an id that no check has, and for a trial without ``deep``.
+    Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
     refuse_unknown(only, skip, deep=deep)
-    themes = {**THEMES, **DEEP} if deep else THEMES
+    themes = {**THEMES, **SELF_TEST} if deep else THEMES
     checks = tuple(
-        _judged(theme, check, circumstances)
+        _run(theme, check, context)
         for theme, members in themes.items()
         for check in members
         if (not only or check.id in only) and check.id not in skip
     )
+    counts = Counter(check.status for check in checks)
     return DoctorResult(
         schema=SCHEMA,
-        simulated=circumstances.simulated,
+        simulated=context.simulated,
         status=max((check.status for check in checks), default=Status.OK),
-        counts=counted(checks),
-        about=versions(circumstances),
-        devices=device_lines(circumstances),
+        counts={status.name.lower(): counts[status] for status in Status},
+        about=versions(context),
+        devices=device_lines(context),
         checks=checks,
     )
 
 
+def _run(theme: str, check: Check, context: RunContext) -> Judged:
+    found = check.run(context)
+    return Judged(
+        id=check.id,
+        theme=theme,
+        title=check.title,
+        status=found.status,
+        summary=found.summary,
+        evidence=found.evidence,
+        fix=found.fix,
+    )
+
+
 def refuse_unknown(only: Collection[str], skip: Collection[str], *, deep: bool) -> None:
-    """Raise UsageError for a selection of checks that cannot be made."""
+    """Raise UsageError for a selection of checks that cannot be run."""
     for name in (*only, *skip):
         find(name)
-    trials = {check.id for members in DEEP.values() for check in members}
-    if not deep and trials & set(only):
+    refused = {check.id for members in SELF_TEST.values() for check in members} & set(only)
+    if not deep and refused:
         raise UsageError(
-            f"{', '.join(sorted(trials & set(only)))} uses the GPU", hint="add --deep to allow it"
+            f"{', '.join(sorted(refused))} uses the GPU", hint="add --deep to allow it"
         )
 
 
 def find(name: str) -> Check:
-    """Return the check of an id. Raises UsageError where there is none."""
-    known = every_check()
+    """Return the check of an id. Raises UsageError if there is none."""
+    known = checks_by_id()
     if name not in known:
         raise UsageError(
             f"there is no check {name!r}",
@@ -72,19 +107,69 @@ def find(name: str) -> Check:
 
 
 def explain(name: str) -> Explanation:
-    """Say what a check looks at and why. Raises UsageError for an id that no check has."""
+    """Return what a check examines and why. Raises UsageError for an id that no check has."""
     check = find(name)
     return Explanation(EXPLANATION_SCHEMA, check.id, check.title, check.explanation)
 
 
-def _judged(theme: str, check: Check, circumstances: RunContext) -> Judged:
-    found = judge(check, circumstances)
-    return Judged(
-        id=check.id,
-        theme=theme,
-        title=check.title,
-        status=found.status,
-        summary=found.summary,
-        evidence=found.evidence,
-        fix=found.fix,
+# --- versions and devices --------------------------------------------------------------------------
+
+
+def versions(c: RunContext) -> dict[str, str]:
+    """Return the known versions of system, driver and packages."""
+    found = {
+        "system": c.host.distribution,
+        "kernel": c.host.kernel,
+        "container": c.host.container or ("WSL" if c.host.is_wsl else ""),
+        "driver": _driver(c),
+        "NVML": nvml_library_version(c),
+        "CUDA of the driver": _cuda(c),
+        "libcuda": libcuda_path(c),
+        "Python": platform.python_version(),
+        **_packages(c),
+    }
+    return {label: text for label, text in found.items() if text}
+
+
+def _driver(c: RunContext) -> str | None:
+    module = c.driver.module
+    if module:
+        return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
+    version = None if isinstance(c.nvml, Unavailable) else c.nvml.driver_version
+    return version if isinstance(version, str) else None
+
+
+def _cuda(c: RunContext) -> str | None:
+    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
+    return cuda_text(version) if isinstance(version, tuple) else None
+
+
+def _packages(c: RunContext) -> dict[str, str]:
+    if isinstance(c.software.distributions, Unavailable):
+        return {}
+    installed = {one.name: one.version for one in reversed(c.software.distributions)}
+    return {name: installed[name] for name in _PACKAGES if name in installed}
+
+
+def device_lines(c: RunContext) -> tuple[DeviceLine, ...]:
+    """List the GPUs that NVML knows, else those that CUDA knows."""
+    for view in (c.nvml, c.cuda):
+        if not isinstance(view, Unavailable) and view.devices:
+            return tuple(_line(one) for one in view.devices if one.parent is None)
+    return ()
+
+
+def _line(device: DeviceFacts) -> DeviceLine:
+    def text(name: str) -> str | Unavailable:
+        value = device.fields.get(name, Unavailable("not asked for"))
+        return value if isinstance(value, (str, Unavailable)) else str(value)
+
+    memory = device.fields.get("memory_total_bytes", device.fields.get("usable_memory_bytes"))
+    return DeviceLine(
+        index=device.index,
+        name=text("name"),
+        uuid=device.uuid,
+        pci_bus_id=device.pci_bus_id,
+        compute_capability=text("compute_capability"),
+        memory_bytes=memory if isinstance(memory, int) else Unavailable("not known"),
     )

@@ -1,20 +1,19 @@
-"""Does CUDA start, and if not, why?"""
+"""Checks that CUDA starts, sees the right devices, and works (CK005, CK014, CK015, CK041 to CK044)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, warn
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.gpus import SeenGpu, each, named, seen_gpus
+from cudakit.core.devices.match import match
 from cudakit.core.devices.visible import VARIABLE, visibility
 from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.run_context import RunContext, SelfTestStep
 from cudakit.units import Unavailable
 
-# What cuInit returns, with the causes known of each (CUDA Driver API, CUresult). Elsewhere a code may
-# mean more; of cuInit it means this.
+# The known causes of each error of cuInit (CUDA Driver API, CUresult).
 CAUSES: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {
         2: (
@@ -63,8 +62,11 @@ CAUSES: Mapping[int, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+_ORDER = "CUDA_DEVICE_ORDER"
+_ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
-def initialises(c: RunContext) -> Finding:
+
+def cuda_starts(c: RunContext) -> Finding:
     """The first call of every CUDA program is cuInit; its error says which cause to look for.
 
     A short child process asks, so that nothing is initialised where it would harm a later fork. The
@@ -78,7 +80,7 @@ def initialises(c: RunContext) -> Finding:
         return _without_libcuda(c, cuda.reason)
     evidence = _evidence(cuda)
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
-        raise CannotTell(f"{VARIABLE} hides every device (CK014)")
+        raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
         require_driver(c)
         code, name, text = cuda.error
@@ -114,53 +116,120 @@ def _without_libcuda(c: RunContext, reason: str) -> Finding:
     return fail("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
 
 
-def fabric_ready(c: RunContext) -> Finding:
-    """On machines with NVSwitch, CUDA waits until the fabric manager has set up the NVLinks.
+def visible_devices(c: RunContext) -> Finding:
+    """CUDA_VISIBLE_DEVICES lists the devices that a program may see, in the order it will number them.
 
-    Until then cuInit fails with 802 (CUDA_ERROR_SYSTEM_NOT_READY). NVML tells each GPU's state:
-    not started, in progress, completed. The nvidia-fabricmanager service must run on the machine (or,
-    in a virtual machine, on its host), in exactly the driver's version. On other machines there is no
-    fabric, and nothing to wait for.
+    Not set, all are visible; empty, none. The list ends at the first entry that names no device
+    (0,2,-1,1 shows 0 and 2), and an entry named twice leaves none at all. An entry is an index, or the
+    beginning of a UUID (GPU-8932f937, MIG-...). Indices count as CUDA does, which is nvidia-smi's order
+    only with CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA Programming Guide, CUDA Environment Variables.
     """
-    gpus = [gpu for gpu in seen_gpus(c) if gpu.text("fabric_state") not in (None, "not supported")]
-    if not gpus:
-        return ok("no GPU waits for an NVSwitch fabric")
-    states = each(gpus, _fabric)
-    waiting = [gpu for gpu in gpus if gpu.text("fabric_state") != "completed"]
-    broken = [gpu for gpu in gpus if (gpu.text("fabric_status") or "").startswith("error")]
-    if not waiting and not broken:
-        return ok("the NVSwitch fabric is ready", states)
-    if _cuda_runs(c):
-        return _without_fabric(waiting or broken, states, alone=len(gpus) == 1)
-    return fail(
-        f"the NVSwitch fabric is not ready on {named(waiting or broken)}",
-        {**states, "nv-fabricmanager": _manager(c)},
-        "sudo systemctl enable --now nvidia-fabricmanager",
-        "if it does not start: install the version that equals the driver's, to the last digit",
-        "in a virtual machine the fabric is set up by the host: ask whoever runs it",
-    )
+    cuda = c.cuda
+    value = c.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
+    if value is None:
+        return ok(f"{VARIABLE} is not set: every device is visible")
+    if isinstance(cuda, Unavailable) or not cuda.order:
+        raise NotCheckable(f"{VARIABLE} is {value!r}, but CUDA sees no device either way (CK005)")
+    found = visibility(value, cuda.order)
+    evidence = {VARIABLE: value or "(empty)", "devices": f"{len(found.kept)} of {len(cuda.order)}"}
+    notes = "; ".join(found.notes)
+    if not found.kept:
+        return fail(
+            f"no device is visible: {notes}",
+            evidence,
+            f"unset {VARIABLE}",
+            "or name a device: cudakit devices --select",
+        )
+    if notes:
+        return warn(
+            notes, evidence, f"name devices by UUID: export {VARIABLE}={cuda.order[0][:12]}"
+        )
+    return ok(f"{VARIABLE}={value} shows {len(found.kept)} of {len(cuda.order)} devices", evidence)
 
 
-def _without_fabric(gpus: list[SeenGpu], states: dict[str, str], *, alone: bool) -> Finding:
-    if alone:
-        return ok(f"{named(gpus)} is in no NVSwitch fabric, and alone needs none", states)
+def device_order(c: RunContext) -> Finding:
+    """CUDA numbers the fastest device first, nvidia-smi by PCI address.
+
+    With GPUs of one kind both orders are mostly the same. With different ones, cuda:0 may be GPU 1 of
+    nvidia-smi, and CUDA_VISIBLE_DEVICES=0 the wrong card. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count
+    as nvidia-smi does. Judged by comparing UUIDs and PCI addresses, not by believing the variable.
+    """
+    order = c.variables.get(_ORDER)
+    if order is not None and order not in _ORDERS:
+        return warn(
+            f"{_ORDER}={order} means nothing to CUDA",
+            {_ORDER: order},
+            f"export {_ORDER}=PCI_BUS_ID",
+        )
+    cuda = c.cuda
+    if isinstance(cuda, Unavailable) or not cuda.devices:
+        raise NotCheckable("CUDA sees no device (CK005)")
+    if isinstance(c.nvml, Unavailable):
+        raise NotCheckable("NVML does not answer (CK003)")
+    pairs = [(one.cuda, one.nvml) for one in match(c.nvml, cuda) if one.cuda and not one.hidden]
+    numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
+    shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
+    in_order = [numbers[ours] for ours in sorted(numbers)]
+    if in_order == sorted(in_order):
+        return ok("CUDA counts the devices in nvidia-smi's order", shown)
+    if cuda.visible_devices:
+        return ok(f"CUDA counts the devices in the order of {VARIABLE}", shown)
     return warn(
-        f"CUDA works, but {named(gpus)} cannot reach its peers over NVSwitch",
-        states,
-        "sudo systemctl restart nvidia-fabricmanager, once nothing uses the GPUs",
+        "CUDA counts the devices in another order than nvidia-smi",
+        shown,
+        f"export {_ORDER}=PCI_BUS_ID",
     )
 
 
-def _fabric(gpu: SeenGpu) -> str:
-    status = gpu.text("fabric_status")
-    return f"{gpu.text('fabric_state')}{f', {status}' if status else ''}"
+# --- the self-test: each check reads one step of --deep --------------------------------------------
 
 
-def _cuda_runs(c: RunContext) -> bool:
-    return not isinstance(c.cuda, Unavailable) and bool(c.cuda.devices)
+def context_step(c: RunContext) -> Finding:
+    """A context is what a program has on a device: the first thing it makes, and a few hundred MiB.
+
+    It fails where cuInit still worked if the device is held exclusively (46), has no memory left (2), or
+    is broken.
+    """
+    return _check_step(c, "context", "a context can be made")
 
 
-def _manager(c: RunContext) -> str:
-    if isinstance(c.processes, Unavailable):
-        return c.processes.reason
-    return "runs" if "nv-fabricmanage" in c.processes else "does not run here"
+def compile_step(c: RunContext) -> Finding:
+    """NVRTC compiles CUDA C++ at run time; CuPy, Numba, PyTorch and cudakit use it.
+
+    It is looked for where Python packages and the toolkit put it. It must know the GPU's compute
+    capability: CK010.
+    """
+    return _check_step(c, "compile", "NVRTC compiles for this GPU")
+
+
+def kernel_step(c: RunContext) -> Finding:
+    """A small kernel of known result runs on every multiprocessor; each value is compared.
+
+    A wrong value with no error reported is the mark of bad hardware (silent data corruption).
+    """
+    return _check_step(c, "kernel", "a kernel computes what it should")
+
+
+def copy_step(c: RunContext) -> Finding:
+    """Bytes copied to the device and back must be the same ones.
+
+    From pinned host memory, over PCIe or NVLink-C2C, and within the device.
+    """
+    return _check_step(c, "copy", "copies to the GPU and back are exact")
+
+
+def _check_step(c: RunContext, name: str, well: str) -> Finding:
+    require_driver(c)
+    if isinstance(c.self_test, Unavailable):
+        raise NotCheckable(c.self_test.reason)
+    step = next((one for one in c.self_test if one.name == name), None)
+    if step is None:
+        raise NotCheckable("a step before this one failed")
+    if step.error:
+        return fail(step.error, step.seen, *filter(None, [step.hint]))
+    return ok(well + _seen(step), step.seen)
+
+
+def _seen(step: SelfTestStep) -> str:
+    seen = ", ".join(dict.fromkeys(step.seen.values()))
+    return f" ({seen})" if seen else ""

@@ -1,16 +1,14 @@
-"""Is the driver there, whole, and within reach of this process?"""
+"""Checks of the driver (CK001, CK003, CK004), and the versions of its three parts."""
 
 from __future__ import annotations
 
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, Status, fail, ok
-from cudakit.core.devices.diagnose.versions import (
-    libcuda_path,
-    libcuda_version,
-    nvml_library_version,
-)
+import re
+
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, fail, ok
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
+_IN_NAME = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _INSTALL = {
     "ubuntu": "sudo ubuntu-drivers install",
@@ -19,7 +17,7 @@ _INSTALL = {
 }
 
 
-def loaded(c: RunContext) -> Finding:
+def driver_loaded(c: RunContext) -> Finding:
     """The kernel needs NVIDIA's module before anything else can work.
 
     Seen in /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
@@ -40,7 +38,7 @@ def loaded(c: RunContext) -> Finding:
 
 
 def answering_driver(c: RunContext) -> str | None:
-    """Return what NVML or CUDA says of the driver that answers, None where neither does."""
+    """Return the version of a driver that NVML or CUDA reaches, None if neither does."""
     if not isinstance(c.nvml, Unavailable):
         version = c.nvml.driver_version
         return "of unknown version" if isinstance(version, Unavailable) else version
@@ -50,9 +48,9 @@ def answering_driver(c: RunContext) -> str | None:
 
 
 def require_driver(c: RunContext) -> None:
-    """Raise CannotTell where there is no driver: all that follows from that is not said again."""
-    if loaded(c).status is Status.FAIL:
-        raise CannotTell("the driver is not loaded (CK001)")
+    """Raise NotCheckable without a driver: CK001 has reported that."""
+    if driver_loaded(c).status is Status.FAIL:
+        raise NotCheckable("the driver is not loaded (CK001)")
 
 
 def _not_loaded(c: RunContext) -> Finding:
@@ -145,8 +143,8 @@ def nvml_answers(c: RunContext) -> Finding:
     if not isinstance(c.nvml, Unavailable):
         count = sum(device.parent is None for device in c.nvml.devices)
         version = c.nvml.nvml_version
-        told = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok(f"NVML{told} answers and sees {count} GPU{'' if count == 1 else 's'}")
+        shown = "" if isinstance(version, Unavailable) else f" {version}"
+        return ok(f"NVML{shown} answers and sees {count} GPU{'' if count == 1 else 's'}")
     require_driver(c)
     reason = c.nvml.reason
     if c.host.is_jetson:
@@ -165,7 +163,7 @@ def _nvml_fixes(c: RunContext, reason: str) -> tuple[str, ...]:
     return ("install the driver's libraries of the kernel module's version (nvidia-utils)",)
 
 
-def one_version(c: RunContext) -> Finding:
+def versions_agree(c: RunContext) -> Finding:
     """The kernel's module, libnvidia-ml and libcuda must be of one driver release.
 
     After an update the new libraries lie on disk while the old module still runs: NVML then says
@@ -182,7 +180,7 @@ def one_version(c: RunContext) -> Finding:
     known = {part: version for part, version in versions.items() if version}
     if len(known) < 2:
         require_driver(c)
-        raise CannotTell("fewer than two of the driver's parts tell their version")
+        raise NotCheckable("fewer than two of the driver's parts tell their version")
     if len(set(known.values())) == 1:
         parts = list(known)
         return ok(f"{', '.join(parts[:-1])} and {parts[-1]} are all {known[parts[0]]}", known)
@@ -198,3 +196,52 @@ def one_version(c: RunContext) -> Finding:
 
 def _is_compat(c: RunContext) -> bool:
     return "compat" in (libcuda_path(c) or "")
+
+
+# --- versions of the driver's parts ----------------------------------------------------------------
+
+
+def nvml_library_version(c: RunContext) -> str | None:
+    """Return the driver version of libnvidia-ml; NVML puts its own version before it."""
+    nvml = c.nvml
+    if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
+        return nvml.nvml_version.partition(".")[2] or None
+    path = _first_copy(c, "libnvidia-ml.so.1")
+    return version_in_name(path) if path else None
+
+
+def libcuda_path(c: RunContext) -> str | None:
+    """Return the path of the libcuda that answered, else of the one that the loader would load."""
+    cuda = c.cuda
+    if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
+        return cuda.libcuda
+    return _first_copy(c, "libcuda.so.1")
+
+
+def libcuda_version(c: RunContext) -> str | None:
+    """Return the driver version of libcuda, from the name of its file."""
+    path = libcuda_path(c)
+    return version_in_name(path) if path else None
+
+
+def version_in_name(path: str) -> str | None:
+    """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
+    found = _IN_NAME.search(path)
+    return found[1] if found else None
+
+
+def _first_copy(c: RunContext, soname: str) -> str | None:
+    """Return the copy of a library that the loader would load."""
+    found = () if isinstance(c.software.libraries, Unavailable) else c.software.libraries
+    return next((one.real for one in found if one.soname == soname), None)
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """Convert a version to numbers that compare: 580.65.06 to (580, 65, 6)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def cuda_text(version: tuple[int, int | None]) -> str:
+    """Format a version of CUDA: 13.0, or 13.x if the minor number is unknown."""
+    major, minor = version
+    return f"{major}.{'x' if minor is None else minor}"

@@ -1,19 +1,19 @@
-"""The GPUs as NVML saw them, in the form that checks ask in."""
+"""The GPUs that NVML reports, in the form that checks read, and rules about single GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudakit.core.devices.diagnose.check import CannotTell
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status
 from cudakit.gpu.api.facts import DeviceFacts, Field
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class SeenGpu:
-    """One GPU: what NVML knows of it, facts and telemetry together."""
+class GpuState:
+    """One GPU: facts and telemetry of NVML together."""
 
     facts: DeviceFacts
     fields: Mapping[str, Field]
@@ -21,10 +21,6 @@ class SeenGpu:
     @property
     def label(self) -> str:
         return f"GPU {self.facts.index}"
-
-    @property
-    def name(self) -> str:
-        return self.text("name") or "?"
 
     def number(self, name: str) -> float | None:
         value = self.fields.get(name)
@@ -42,39 +38,80 @@ class SeenGpu:
         value = self.fields.get(name)
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 
-    def knows(self, *names: str) -> bool:
-        """Say whether NVML gave a value for one of these at least."""
-        known = (self.fields.get(name) for name in names)
-        return any(value is not None and not isinstance(value, Unavailable) for value in known)
+    def has(self, *names: str) -> bool:
+        """Return whether NVML gave a value for at least one of these fields."""
+        values = (self.fields.get(name) for name in names)
+        return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
 
-def seen_gpus(circumstances: RunContext) -> tuple[SeenGpu, ...]:
-    """Return the GPUs, without their MIG instances. Raises CannotTell where NVML does not answer."""
-    if isinstance(circumstances.nvml, Unavailable):
-        raise CannotTell("NVML does not answer (CK003)")
-    gpus = tuple(_gpus(circumstances, circumstances.nvml.devices))
+def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
+    """Return the GPUs, without their MIG instances. Raises NotCheckable if NVML reports none."""
+    if isinstance(c.nvml, Unavailable):
+        raise NotCheckable("NVML does not answer (CK003)")
+    gpus = tuple(_states(c, c.nvml.devices))
     if not gpus:
-        raise CannotTell("NVML sees no GPU (CK007)")
+        raise NotCheckable("NVML sees no GPU (CK007)")
     return gpus
 
 
-def _gpus(circumstances: RunContext, devices: Sequence[DeviceFacts]) -> Iterator[SeenGpu]:
+def _states(c: RunContext, devices: Sequence[DeviceFacts]) -> Iterator[GpuState]:
     for at, device in enumerate(devices):
-        told = circumstances.telemetry[at] if at < len(circumstances.telemetry) else None
-        moving = {} if told is None or isinstance(told, Unavailable) else told.fields
+        telemetry = c.telemetry[at] if at < len(c.telemetry) else None
+        moving = {} if telemetry is None or isinstance(telemetry, Unavailable) else telemetry.fields
         if device.parent is None:
-            yield SeenGpu(device, {**device.fields, **moving})
+            yield GpuState(device, {**device.fields, **moving})
 
 
-def each(gpus: Sequence[SeenGpu], say: Callable[[SeenGpu], str | None]) -> dict[str, str]:
-    """Make evidence: what there is to say of each GPU, left out where that is nothing."""
-    said = {gpu.label: say(gpu) for gpu in gpus}
-    return {label: text for label, text in said.items() if text}
+def evidence_of(
+    gpus: Iterable[GpuState], describe: Callable[[GpuState], str | None]
+) -> dict[str, str]:
+    """Return what there is to say of each GPU, without those of which there is nothing to say."""
+    described = {gpu.label: describe(gpu) for gpu in gpus}
+    return {label: text for label, text in described.items() if text}
 
 
-def named(gpus: Sequence[SeenGpu]) -> str:
+def names_of(gpus: Sequence[GpuState]) -> str:
     """Name GPUs in a sentence: "GPU 0", "GPUs 0, 2 and 3"."""
     numbers = [str(gpu.facts.index) for gpu in gpus]
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"
     return f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRule:
+    """A condition of a GPU, and the finding about all GPUs for which it holds.
+
+    Filled into message and fix are {gpus}, their names; {indices}, separated by commas; and of the first
+    one {index} and {detail}.
+    """
+
+    status: Status
+    applies: Callable[[GpuState], object]
+    message: str
+    fix: tuple[str, ...]
+    describe: Callable[[GpuState], str | None]  # makes the evidence
+    detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
+
+    def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
+        """Yield the finding if the condition holds for a GPU."""
+        affected = [gpu for gpu in gpus if self.applies(gpu)]
+        if affected:
+            words = {
+                "gpus": names_of(affected),
+                "indices": ",".join(str(gpu.facts.index) for gpu in affected),
+                "index": affected[0].facts.index,
+                "detail": self.detail(affected[0]),
+            }
+            yield Finding(
+                self.status,
+                self.message.format(**words),
+                evidence_of(affected, self.describe),
+                tuple(line.format(**words) for line in self.fix),
+            )
+
+
+def affected_by(rules: Iterable[GpuRule], gpus: Sequence[GpuState]) -> Iterator[Finding]:
+    """Yield the findings of several rules."""
+    for rule in rules:
+        yield from rule.findings(gpus)

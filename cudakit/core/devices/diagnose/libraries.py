@@ -1,24 +1,24 @@
-"""Which copies of the driver's and CUDA's libraries do programs get?"""
+"""Checks of the copies of the driver's and CUDA's libraries that programs load (CK008, CK012)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
-from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.versions import (
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.driver import (
     as_numbers,
     libcuda_path,
     libcuda_version,
+    require_driver,
 )
 from cudakit.gpu.api.run_context import Library, RunContext
 from cudakit.units import Unavailable
 
-# The driver's own libraries, of which CK004 and CK008 speak.
+# The driver's own libraries, which CK004 and CK008 check.
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def drivers_libcuda(c: RunContext) -> Finding:
+def libcuda_origin(c: RunContext) -> Finding:
     """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
 
     libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
@@ -30,7 +30,7 @@ def drivers_libcuda(c: RunContext) -> Finding:
     path = libcuda_path(c)
     if path is None:
         require_driver(c)
-        raise CannotTell("no libcuda was found (CK005)")
+        raise NotCheckable("no libcuda was found (CK005)")
     evidence = {"libcuda": path, **_others(c, path)}
     if "/stubs/" in path:
         return fail(
@@ -44,7 +44,7 @@ def drivers_libcuda(c: RunContext) -> Finding:
 def _compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
     own, module = libcuda_version(c), c.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
-    code = None if isinstance(c.cuda, Unavailable) or c.cuda.error is None else c.cuda.error[0]
+    code = c.cuda_error
     if code in (803, 804):
         why = "this GPU does not support" if code == 804 else "this driver does not fit"
         return fail(
@@ -76,7 +76,7 @@ def _others(c: RunContext, path: str) -> dict[str, str]:
     return {"other copies": ", ".join(paths)} if paths else {}
 
 
-def one_copy(c: RunContext) -> Finding:
+def shadowed_libraries(c: RunContext) -> Finding:
     """LD_LIBRARY_PATH should not put other copies of CUDA's libraries before a package's own.
 
     PyTorch, CuPy and JAX bring cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). A directory
@@ -85,10 +85,10 @@ def one_copy(c: RunContext) -> Finding:
     system toolkit that is not on LD_LIBRARY_PATH harms nobody.
     """
     if isinstance(c.software.libraries, Unavailable):
-        raise CannotTell(c.software.libraries.reason)
+        raise NotCheckable(c.software.libraries.reason)
     found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
     places = sorted({one.source for one in found})
-    return together(
+    return combine(
         _shadowed(found),
         otherwise=ok("no copy of a CUDA library hides another", _census(found))
         if places

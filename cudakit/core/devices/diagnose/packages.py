@@ -1,13 +1,13 @@
-"""Do the installed Python packages fit this driver, this GPU and one another?"""
+"""Checks of Python packages against the driver, the GPUs and one another (CK009 to CK011, CK013)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from cudakit.core.devices.diagnose.check import CannotTell, Finding, fail, ok, together, warn
-from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.versions import cuda_text
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.driver import cuda_text, require_driver
+from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import Build, Distribution, RunContext
 from cudakit.units import Unavailable
 
@@ -30,22 +30,46 @@ _SAME_MODULE = {
     "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"),
 }
 
+_Capability = tuple[int, int]
+
+# The first CUDA whose compilers know a compute capability (release notes of the CUDA Toolkit).
+_FIRST_CUDA: dict[_Capability, _Capability] = {
+    (7, 0): (9, 0),
+    (7, 2): (9, 2),
+    (7, 5): (10, 0),
+    (8, 0): (11, 0),
+    (8, 6): (11, 1),
+    (8, 7): (11, 4),
+    (8, 9): (11, 8),
+    (9, 0): (11, 8),
+    (10, 0): (12, 8),
+    (10, 1): (12, 8),
+    (10, 3): (12, 9),
+    (11, 0): (13, 0),
+    (12, 0): (12, 8),
+    (12, 1): (12, 9),
+}
+# The least capability that a CUDA still compiles for: 12 dropped Kepler, 13 Maxwell, Pascal and Volta.
+_LEAST: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
+# The least capability that cudakit is tested on.
+_SUPPORTED: _Capability = (7, 5)
+
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
     """Return what is installed, by name; of several copies the first on the path, which is imported."""
     if isinstance(c.software.distributions, Unavailable):
-        raise CannotTell(c.software.distributions.reason)
+        raise NotCheckable(c.software.distributions.reason)
     return {one.name: one for one in reversed(c.software.distributions)}
 
 
 def frameworks(c: RunContext) -> tuple[Build, ...]:
-    """Return what CUDA the frameworks were built for. Raises CannotTell where that failed."""
+    """Return what CUDA the frameworks were built for. Raises NotCheckable where that failed."""
     if isinstance(c.software.builds, Unavailable):
-        raise CannotTell(c.software.builds.reason)
+        raise NotCheckable(c.software.builds.reason)
     return c.software.builds
 
 
-def driver_new_enough(c: RunContext) -> Finding:
+def driver_version(c: RunContext) -> Finding:
     """The driver must support the CUDA that packages were built for.
 
     A driver runs programs of its own CUDA version and of all older ones. Within one major version newer
@@ -57,8 +81,8 @@ def driver_new_enough(c: RunContext) -> Finding:
     needs = list(_needs(c))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
     evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
-    return together(
-        (_compared(*need, offered, evidence) for need in needs),
+    return combine(
+        (_compare(*need, offered, evidence) for need in needs),
         otherwise=ok(
             f"the driver's CUDA {cuda_text(offered)} is new enough for what is installed", evidence
         ),
@@ -69,12 +93,12 @@ def _driver_cuda(c: RunContext) -> tuple[int, int]:
     cuda = c.cuda
     if isinstance(cuda, Unavailable) or isinstance(cuda.driver_version, Unavailable):
         require_driver(c)
-        raise CannotTell("the CUDA driver does not tell its version (CK005)")
+        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
     return cuda.driver_version
 
 
 def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
-    """Give what was built for a CUDA: its name, that CUDA, and whether it makes PTX."""
+    """Yield what was built for a version of CUDA: its name, that version, and whether it generates PTX."""
     for build in frameworks(c):
         if build.cuda:
             yield f"{build.framework} {build.version}", build.cuda, False
@@ -92,7 +116,7 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _compared(
+def _compare(
     what: str,
     needed: tuple[int, int | None],
     makes_ptx: bool,
@@ -102,8 +126,8 @@ def _compared(
     major, minor = needed
     if major > offered[0]:
         least = _DRIVERS.get(major)
-        judged = warn if what.startswith((*_BINDINGS, "toolkit")) else fail
-        return judged(
+        report = warn if what.startswith((*_BINDINGS, "toolkit")) else fail
+        return report(
             f"{what} is for CUDA {cuda_text(needed)}, the driver supports {cuda_text(offered)}",
             evidence,
             f"update the driver to {least} or newer" if least else "update the driver",
@@ -118,7 +142,100 @@ def _compared(
     return ok(what)
 
 
-def built_for_cuda(c: RunContext) -> Finding:
+# --- CK010 -----------------------------------------------------------------------------------------
+
+
+def architectures(c: RunContext) -> Finding:
+    """A framework must contain code for the GPU's compute capability, or PTX that the driver compiles.
+
+    A build for CUDA 12.4 cannot contain code for Blackwell, which CUDA 12.8 was the first to know, and
+    one for CUDA 13 contains none for Volta and older: kernels then fail with 209 ("no kernel image is
+    available"). Judged by the CUDA that each framework was built for; a build may leave out more, which
+    only running it tells (torch.cuda.get_arch_list()).
+    """
+    devices = _capabilities(c)
+    names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
+    evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
+    problems = [
+        *_too_old(devices, evidence),
+        *_without_code(c, devices, evidence),
+    ]
+    return combine(
+        problems, otherwise=ok(f"the installed builds can have code for {names}", evidence)
+    )
+
+
+def _capabilities(c: RunContext) -> dict[str, _Capability]:
+    """Return the compute capability of each kind of GPU."""
+    devices: tuple[DeviceFacts, ...] = ()
+    for view in (c.cuda, c.nvml):
+        if not isinstance(view, Unavailable):
+            devices = devices or view.devices
+    found = {}
+    for device in devices:
+        name, capability = device.fields.get("name"), device.fields.get("compute_capability")
+        if isinstance(name, str) and isinstance(capability, str):
+            major, _, minor = capability.partition(".")
+            found[name] = (int(major), int(minor))
+    if not found:
+        raise NotCheckable("no GPU tells its compute capability (CK003, CK005)")
+    return found
+
+
+def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Iterator[Finding]:
+    for name, capability in devices.items():
+        if capability < _SUPPORTED:
+            yield fail(
+                f"{name} has compute capability {_dotted(capability)}; cudakit needs {_dotted(_SUPPORTED)}",
+                evidence,
+                "use a GPU of the Turing generation or newer",
+            )
+
+
+def _without_code(
+    c: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
+) -> Iterator[Finding]:
+    for build in frameworks(c):
+        for name, capability in devices.items():
+            reason = _missing_code(build.cuda, capability) if build.cuda else ""
+            if reason:
+                yield fail(
+                    f"{build.framework} {build.version} has no code for {name} "
+                    f"(sm_{capability[0]}{capability[1]}): {reason}",
+                    {
+                        **evidence,
+                        build.framework: f"CUDA {cuda_text(build.cuda or (0, 0))}",
+                    },
+                    _build_with_code(capability),
+                )
+
+
+def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
+    first = _FIRST_CUDA.get(capability)
+    # Of a build whose minor version is not known the best is assumed.
+    newest = (cuda[0], 99 if cuda[1] is None else cuda[1])
+    if first and newest < first:
+        return f"CUDA {cuda_text(first)} was the first to know it"
+    if capability < _LEAST.get(cuda[0], (0, 0)):
+        return f"CUDA {cuda[0]} dropped it"
+    return ""
+
+
+def _build_with_code(capability: _Capability) -> str:
+    first = _FIRST_CUDA.get(capability, (0, 0))
+    if capability < _LEAST[13]:
+        return "install a build for CUDA 12 (of PyTorch: its index cu126)"
+    return f"install a build for CUDA {cuda_text(first)} or newer"
+
+
+def _dotted(capability: _Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+# --- CK011 and CK013 -------------------------------------------------------------------------------
+
+
+def framework_builds(c: RunContext) -> Finding:
     """PyTorch and JAX exist in builds that know no CUDA, and then say only that there is no GPU.
 
     pip installs the CPU build where an index of such builds was named, or a resolver chose it. PyTorch
@@ -140,7 +257,7 @@ def built_for_cuda(c: RunContext) -> Finding:
             )
         )
     said = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
-    return together(problems, otherwise=ok(said, evidence))
+    return combine(problems, otherwise=ok(said, evidence))
 
 
 def _built(build: Build) -> str:
@@ -159,7 +276,7 @@ def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -
     )
 
 
-def modules_unique(c: RunContext) -> Finding:
+def module_conflicts(c: RunContext) -> Finding:
     """Two packages that install the same module overwrite each other.
 
     pynvml is the module of nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
@@ -168,15 +285,15 @@ def modules_unique(c: RunContext) -> Finding:
     hides the GPU. A package that lies twice on sys.path is imported from the first place.
     """
     installed = distributions(c)
-    return together(
-        [*_rivals(installed.keys()), *_twice(c)],
+    return combine(
+        [*_overlaps(installed.keys()), *_duplicates(c)],
         otherwise=ok("no package replaces another's module"),
     )
 
 
-def _rivals(names: Iterable[str]) -> Iterator[Finding]:
-    for module, rivals in _SAME_MODULE.items():
-        there = [name for name in rivals if name in set(names)]
+def _overlaps(names: Iterable[str]) -> Iterator[Finding]:
+    for module, packages in _SAME_MODULE.items():
+        there = [name for name in packages if name in set(names)]
         if len(there) > 1:
             wanted, *rest = _preferred(module, there)
             yield warn(
@@ -199,7 +316,7 @@ def _cuda_major(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _twice(c: RunContext) -> Iterator[Finding]:
+def _duplicates(c: RunContext) -> Iterator[Finding]:
     if isinstance(c.software.distributions, Unavailable):
         return
     copies: dict[str, list[Distribution]] = {}

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
-from cudakit.core.devices.diagnose.check import Status
-from cudakit.core.devices.diagnose.result import DeviceLine, DoctorResult, Explanation, Judged
+from cudakit.core.devices.diagnose.check import (
+    DeviceLine,
+    DoctorResult,
+    Explanation,
+    Judged,
+    Status,
+)
 from cudakit.document import (
     Bytes,
     Column,

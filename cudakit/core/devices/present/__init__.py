@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from cudakit.core.devices.present.overview import overview
-from cudakit.core.devices.present.processes import processes
-from cudakit.core.devices.present.properties import machine, properties
-from cudakit.core.devices.present.titles import title
+from cudakit.core.devices.present.fields import machine, properties, title
+from cudakit.core.devices.present.overview import overview, processes
 from cudakit.core.devices.present.topology import topology
 from cudakit.core.devices.result import DevicesResult
 from cudakit.core.devices.select import short_label

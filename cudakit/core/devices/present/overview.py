@@ -1,14 +1,15 @@
-"""The table of devices: which is which, and how each one fares."""
+"""The tables of devices and of the processes that use them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from cudakit.core.devices.present.values import index, measured, nvml_number
+from cudakit.core.devices.present.fields import index, measured, nvml_number
 from cudakit.core.devices.result import Device
-from cudakit.document import Column, Table, Text, Value
-from cudakit.gpu.api.facts import Field
+from cudakit.core.devices.select import short_label
+from cudakit.document import Bytes, Column, Node, Note, Table, Text, Value
+from cudakit.gpu.api.facts import Field, Process
 from cudakit.units import Unavailable, format_bytes
 
 _Cell: TypeAlias = Callable[[Device], Value]
@@ -149,3 +150,55 @@ FIELDS = (
     "tensor_activity_percent",
     "dram_bandwidth_percent",
 )
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+_PROCESS_COLUMNS = (
+    Column("CUDA", "number"),
+    Column("NVML", "number"),
+    Column("pid", "number"),
+    Column("kind", "text"),
+    Column("user", "text"),
+    Column("memory", "number"),
+    Column("command", "text"),
+)
+
+
+def processes(devices: Sequence[Device]) -> Iterator[Node]:
+    """List processes; a device that cannot say has a note."""
+    known = [device for device in devices if isinstance(device.processes, tuple)]
+    yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
+    for device in devices:
+        if isinstance(device.processes, Unavailable):
+            yield Note("info", f"{short_label(device)}: {device.processes.reason}")
+    foreign = [p for d in known for p in _processes(d) if isinstance(p.name, Unavailable)]
+    if foreign:
+        pids = ", ".join(str(process.pid) for process in foreign)
+        yield Note("info", f"pid {pids}: not in this namespace (of the host, or another container)")
+
+
+def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
+    for process in _processes(device):
+        yield (
+            index(device.cuda_index),
+            nvml_number(device),
+            Text(str(process.pid)),
+            Text(process.kind),
+            _text_value(process.user),
+            _bytes_value(process.used_bytes),
+            _text_value(process.name),
+        )
+
+
+def _processes(device: Device) -> tuple[Process, ...]:
+    return device.processes if isinstance(device.processes, tuple) else ()
+
+
+def _text_value(value: str | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Text(value)
+
+
+def _bytes_value(value: int | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Bytes(value)

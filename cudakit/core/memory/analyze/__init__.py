@@ -18,7 +18,7 @@ from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.analyze.timeline import timeline
 from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
-from cudakit.core.memory.replay.layout import Layouts, live_at
+from cudakit.core.memory.replay.layout import live_at
 from cudakit.core.memory.result import (
     SCHEMA,
     DeviceMemory,
@@ -82,9 +82,9 @@ def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> 
     # Why an allocation failed is a matter of all that the process held.
     whole_replayed = replayed if trace is whole else replay(snapshot, whole)
     allocations, n = replayed.allocations, replayed.n_events
-    stacks, layouts = Stacks(snapshot), Layouts(trace, replayed.allocations)
+    stacks = Stacks(snapshot)
     name, event = _event_of(trace, replayed, spec.at)
-    then, end = layouts.at(event + 1), layouts.at(n)
+    then, end = replayed.layout_at(event + 1), replayed.layout_at(n)
     live = live_at(allocations, event + 1)
     steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
     return DeviceMemory(
@@ -121,7 +121,7 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
     if at == "end":
         return "end", n - 1
     if at == "peak":
-        return "peak", _peak_moment(replayed) - 1
+        return "peak", replayed.peak_moment() - 1
     if at == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
         # Of several ranks, often one only runs out: the others are shown at their end.
@@ -140,7 +140,7 @@ def _peak_moment(replayed: Replay) -> int:
 
 
 def _peak(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
-    curves, moment = replayed.curves, _peak_moment(replayed)
+    curves, moment = replayed.curves, replayed.peak_moment()
     live = live_at(replayed.allocations, moment)
     return Peak(
         event=moment - 1,

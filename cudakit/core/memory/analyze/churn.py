@@ -6,7 +6,7 @@ import numpy as np
 
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.totals import totals
-from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Churn
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 

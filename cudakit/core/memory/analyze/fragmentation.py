@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.sites import Stacks
-from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
 from cudakit.core.memory.snapshot import SegmentKind, Snapshot

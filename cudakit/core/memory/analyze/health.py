@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.replay import Inconsistencies, Replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.lifetimes import BEFORE, Inconsistencies
 from cudakit.core.memory.result import Contradictions, Health
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from cudakit.core.memory.analyze.annotations import active_annotation
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.totals import totals
-from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Facet, Group, Holder, Line
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 

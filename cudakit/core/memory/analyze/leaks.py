@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.steps import step_moments
-from cudakit.core.memory.replay import Allocations
+from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from cudakit.core.memory.analyze.sites import Stacks
 from cudakit.core.memory.analyze.state import state_at, time_of
 from cudakit.core.memory.replay import Replay
-from cudakit.core.memory.replay.layout import Layout, Layouts
+from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Oom, State
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Snapshot
 from cudakit.torch_rules.actions import Action
@@ -29,9 +29,8 @@ def find_ooms(
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MOST_OOMS:
         events = np.concatenate((events[:1], events[1 - MOST_OOMS :]))
-    layouts = Layouts(trace, replayed.allocations)
     return tuple(
-        _explain(snapshot, trace, stacks, replayed, layouts.at(event), event)
+        _explain(snapshot, trace, stacks, replayed, replayed.layout_at(event), event)
         for event in events.tolist()
     )
 

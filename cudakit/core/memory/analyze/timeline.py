@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay import Curves
+from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.result import Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 

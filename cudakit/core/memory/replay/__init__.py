@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudakit.core.memory.replay.allocations import Allocations as Allocations
-from cudakit.core.memory.replay.allocations import allocations_of
-from cudakit.core.memory.replay.allocations import pool_at as pool_at
-from cudakit.core.memory.replay.curves import Curves as Curves
-from cudakit.core.memory.replay.curves import curves_of
-from cudakit.core.memory.replay.lifetimes import BEFORE, cut
-from cudakit.core.memory.replay.mapped import mapped_ranges
-from cudakit.core.memory.replay.matching import Inconsistencies as Inconsistencies
-from cudakit.core.memory.replay.matching import match, rows_of
-from cudakit.core.memory.replay.reserved import segment_contradictions
+from cudakit.core.memory.replay.allocations import Allocations, Curves, allocations_of, curves_of
+from cudakit.core.memory.replay.layout import Layout, layout_at
+from cudakit.core.memory.replay.lifetimes import (
+    BEFORE,
+    Inconsistencies,
+    allocation_rows,
+    cut,
+    match,
+)
+from cudakit.core.memory.replay.segments import SegmentHistory, segment_history
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 
@@ -30,6 +30,7 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 class Replay:
     """What a trace says when it is walked back from the state at its end."""
 
+    segments: SegmentHistory
     allocations: Allocations
     curves: Curves
     inconsistencies: Inconsistencies
@@ -40,20 +41,29 @@ class Replay:
         """The number of events of the trace."""
         return len(self.curves.reserved) - 1
 
+    def peak_moment(self) -> int:
+        """Return the first moment at which most was requested."""
+        return int(self.curves.requested.argmax())
+
+    def layout_at(self, moment: int) -> Layout:
+        """Return the layout of memory at a moment."""
+        return layout_at(self.segments, self.allocations, moment)
+
 
 def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
-    """Give every allocation of a device its interval, and every moment its totals."""
-    rows = rows_of(trace.events)
-    runs = cut(rows)
-    matched = match(rows, runs, trace.blocks, len(trace.events))
-    allocations = allocations_of(snapshot, trace, matched)
-    curves = curves_of(trace, allocations)
+    """Return the lives of all segments and allocations of a device, and the totals of every moment."""
+    segments = segment_history(trace)
+    rows = allocation_rows(trace.events)
+    matched = match(rows, cut(rows), trace.blocks, len(trace.events))
+    allocations = allocations_of(snapshot, trace, segments, matched)
+    curves = curves_of(segments, allocations)
     return Replay(
+        segments=segments,
         allocations=allocations,
         curves=curves,
         inconsistencies=replace(
             matched.counts,
-            segments=segment_contradictions(trace) + mapped_ranges(trace)[1],
+            segments=segments.contradictions,
             over_reserved=int(np.count_nonzero(curves.active > curves.reserved)),
         ),
         begins_complete=bool(curves.reserved[0] == 0 and not (allocations.begin == BEFORE).any()),

@@ -1,4 +1,4 @@
-"""Every allocation with its interval, its size, and what is known of who made it."""
+"""Every allocation with its interval, size and call stack, and what all of them held at every moment."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay import block_sizes
-from cudakit.core.memory.replay.matching import Matched
-from cudakit.core.memory.replay.reserved import (
-    Reserved,
-    final_begins,
-    whole_segments,
-)
+from cudakit.core.memory.replay.block_sizes import Tenancy, unsplit
+from cudakit.core.memory.replay.lifetimes import Matched
+from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.recorded_settings import recorded_divisions, recorded_max_split
+from cudakit.torch_rules.sizes import MOST_SMALL, rounded_array
 
 _Ints = npt.NDArray[np.int64]
 
@@ -45,8 +43,10 @@ class Allocations:
         return len(self.address)
 
 
-def allocations_of(snapshot: Snapshot, trace: DeviceTrace, matched: Matched) -> Allocations:
-    """Say of each matched lifetime how large it was, on which stream, in which pool and by whom."""
+def allocations_of(
+    snapshot: Snapshot, trace: DeviceTrace, segments: SegmentHistory, matched: Matched
+) -> Allocations:
+    """Return each matched lifetime with its size, stream, pool and call stack."""
     events, blocks = trace.events, trace.blocks
     from_event = matched.source >= 0
     live = matched.block >= 0
@@ -64,7 +64,7 @@ def allocations_of(snapshot: Snapshot, trace: DeviceTrace, matched: Matched) -> 
     stack[live] = np.where((stack[live] == 0) | (better != 0), better, stack[live])
     requested = matched.requested.copy()
     requested[live] = blocks.requested[block]
-    size = block_sizes.rounded(requested, snapshot.settings)
+    size = rounded_array(requested, recorded_divisions(snapshot.settings))
     size[live] = blocks.size[block]
     allocations = Allocations(
         address=matched.address,
@@ -75,42 +75,39 @@ def allocations_of(snapshot: Snapshot, trace: DeviceTrace, matched: Matched) -> 
         free_requested=matched.free_requested,
         end=matched.end,
         stream=stream,
-        pool=_pools(trace, matched),
+        pool=_pools(trace, segments, matched),
         stack=stack,
         source=matched.source,
         live_block=matched.block,
     )
-    return _with_unsplit_sizes(snapshot, trace, allocations)
+    return _with_unsplit_sizes(snapshot, segments.whole, allocations)
 
 
 def _with_unsplit_sizes(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations
+    snapshot: Snapshot, segments: SegmentLives, allocations: Allocations
 ) -> Allocations:
     """Replace derived sizes of large blocks by those that the allocator's splitting leaves."""
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # then the allocator splits wherever it can (``should_split``)
-    segments = whole_segments(trace)
-    large = np.flatnonzero(
-        (allocations.size > block_sizes.SMALL_REQUEST) & _inside(allocations.address, segments)
-    )
+    large = np.flatnonzero((allocations.size > MOST_SMALL) & _inside(allocations.address, segments))
     if allocations.size_known[large].all():
         return allocations
-    grown = block_sizes.unsplit(
-        block_sizes.Tenancy(
+    grown = unsplit(
+        Tenancy(
             allocations.address[large],
             allocations.size[large],
             allocations.begin[large],
             allocations.end[large],
         ),
-        block_sizes.Tenancy(segments.address, segments.size, segments.begin, segments.end),
-        max_split=block_sizes.max_split(snapshot.settings),
+        Tenancy(segments.address, segments.size, segments.begin, segments.end),
+        max_split=recorded_max_split(snapshot.settings),
     )
     size = allocations.size.copy()
     size[large] = np.where(allocations.size_known[large], size[large], grown)
     return replace(allocations, size=size)
 
 
-def _inside(address: npt.NDArray[np.uint64], segments: Reserved) -> npt.NDArray[np.bool_]:
+def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDArray[np.bool_]:
     """Say which addresses ever lay in a segment that was allocated in one piece."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
@@ -120,30 +117,41 @@ def _inside(address: npt.NDArray[np.uint64], segments: Reserved) -> npt.NDArray[
     return (place >= 0) & (address < reach[np.maximum(place, 0)])
 
 
-def _pools(trace: DeviceTrace, matched: Matched) -> npt.NDArray[np.int32]:
+def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: Matched) -> npt.NDArray[np.int32]:
     """Find the pool of each allocation: as its event says (torch 2.12), else that of its segment."""
     recorded = matched.source >= 0
     event = np.where(recorded, matched.source, len(trace.events))
-    pool = pool_at(trace, matched.address, event)
+    pool = segments.pool_at(matched.address, event)
     said = trace.events.pool[matched.source[recorded]]
     pool[np.flatnonzero(recorded)[said >= 0]] = said[said >= 0]
     return pool
 
 
-def pool_at(
-    trace: DeviceTrace, address: npt.NDArray[np.uint64], event: _Ints
-) -> npt.NDArray[np.int32]:
-    """Find the pool of the segment that holds each address at an event.
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Bytes at every moment: arrays of n + 1 items, named as in torch.cuda.memory_stats()."""
 
-    Of segments that are gone at the end nothing tells the pool: they count as the default pool's.
-    """
-    segments = trace.segments
-    if not len(segments):
-        return np.zeros(len(address), np.int32)
-    place = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    inside = (
-        (address >= segments.address[place])
-        & (address - segments.address[place] < segments.size[place].astype(np.uint64))
-        & (event >= final_begins(trace)[place])
+    requested: _Ints  # as asked for, in use and pending free
+    allocated: _Ints  # block sizes, until the free is requested
+    active: _Ints  # block sizes, in use and pending free
+    reserved: _Ints  # segments
+
+
+def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
+    """Sum at every moment what the allocations held, beside what was reserved."""
+    n = len(segments.reserved) - 1
+    begin, request, end = allocations.begin, allocations.free_requested, allocations.end
+    return Curves(
+        requested=_running(n, begin, end, allocations.requested),
+        allocated=_running(n, begin, request, allocations.size),
+        active=_running(n, begin, end, allocations.size),
+        reserved=segments.reserved,
     )
-    return np.where(inside, segments.pool[place], 0).astype(np.int32)
+
+
+def _running(n: int, begin: _Ints, end: _Ints, amount: _Ints) -> _Ints:
+    """Sum amounts over their intervals: held from the moment after ``begin`` to that before ``end``."""
+    change = np.bincount(begin + 1, weights=amount, minlength=n + 2)
+    change -= np.bincount(end + 1, weights=amount, minlength=n + 2)
+    # Sums of bytes stay below 2**53, where float64 is exact.
+    return np.cumsum(change[: n + 1]).astype(np.int64)

@@ -1,74 +1,21 @@
-"""The size of the block that a request got, where no file records it.
+"""The parts of blocks that the allocator did not split off, which no file records.
 
-Rounding and splitting follow c10/cuda/CUDACachingAllocator.cpp (``round_size``, ``should_split``) of torch
-2.11; constants are those of the same file.
+Splitting follows c10/cuda/CUDACachingAllocator.cpp (``should_split``) of torch 2.11.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.torch_rules.sizes import MOST_SMALL
 
 _Ints = npt.NDArray[np.int64]
-
-MIN_BLOCK = 512  # kMinBlockSize
-SMALL_REQUEST = 1 << 20  # kSmallSize: larger rounded sizes come from the large pool
-_SMALL_SEGMENT = 2 << 20  # kSmallBuffer
-_LARGE_SEGMENT = 20 << 20  # kLargeBuffer
-_LARGE_REQUEST = 10 << 20  # kMinLargeAlloc: from here on a request gets a segment of its own
-_ROUND_LARGE = 2 << 20  # kRoundLarge
-_UNLIMITED = (1 << 63) - 1
-_FIRST_DIVISION_LOG2 = 20  # the first roundup_power2_divisions slot is that of 1 MiB
-
-
-def rounded(requested: _Ints, settings: Mapping[str, Any]) -> _Ints:
-    """Round requests to block sizes: a multiple of 512 bytes, or a division of a power of two."""
-    plain = np.maximum(-(-requested // MIN_BLOCK) * MIN_BLOCK, MIN_BLOCK)
-    table = _divisions(settings)
-    if not any(table):
-        return plain
-    log2 = np.floor(np.log2(np.maximum(requested, 1))).astype(np.int64)
-    slot = np.clip(log2 - _FIRST_DIVISION_LOG2, 0, len(table) - 1)
-    divisions = np.array(table, np.int64)[slot]
-    divided = (divisions > 1) & (requested > MIN_BLOCK * divisions)
-    return np.where(divided, _next_division(requested, log2, divisions), plain)
-
-
-def segment_size(size: int) -> int:
-    """Say how much the allocator reserves to serve one rounded request (``get_allocation_size``), bytes."""
-    if size <= SMALL_REQUEST:
-        return _SMALL_SEGMENT
-    if size < _LARGE_REQUEST:
-        return _LARGE_SEGMENT
-    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
-
-
-def max_split(settings: Mapping[str, Any]) -> int:
-    """Read the size from which blocks are never split; a file that sets none says -1 or a huge number."""
-    found = settings.get("max_split_size")
-    return found if isinstance(found, int) and found > 0 else _UNLIMITED
-
-
-def _divisions(settings: Mapping[str, Any]) -> list[int]:
-    """Read the divisions of each power of two from 1 MiB on; 0 is plain rounding."""
-    found = settings.get("roundup_power2_divisions")
-    if not isinstance(found, Mapping):
-        return []
-    slots = sorted((int(key), n) for key, n in found.items() if str(key).isdecimal())
-    return [n if isinstance(n, int) and 0 <= n <= 1 << 20 else 0 for _, n in slots]
-
-
-def _next_division(requested: _Ints, log2: _Ints, divisions: _Ints) -> _Ints:
-    floor = np.int64(1) << np.minimum(log2, 60)
-    step = np.maximum(floor // np.maximum(divisions, 1), 1)
-    return np.where(requested == floor, requested, -(-requested // step) * step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +61,7 @@ def unsplit(blocks: Tenancy, segments: Tenancy, *, max_split: int) -> _Ints:
             after = bisect_left(fences, own_end, place)
             if after < len(fences):
                 gap = fences[after] - own_end
-                if 0 < gap <= SMALL_REQUEST or size[item] >= max_split:
+                if 0 < gap <= MOST_SMALL or size[item] >= max_split:
                     size[item] += gap
         fences.insert(place, fence)
     return _with_ends_shown_later(blocks, np.array(size, np.int64))
@@ -126,7 +73,7 @@ def _with_ends_shown_later(blocks: Tenancy, size: _Ints) -> _Ints:
     address, begin = blocks.address[by_address], blocks.begin[by_address]
     for block in np.flatnonzero(blocks.begin == BEFORE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
-        window = np.array([stop, stop + SMALL_REQUEST + 1], np.uint64)
+        window = np.array([stop, stop + MOST_SMALL + 1], np.uint64)
         first, last = np.searchsorted(address, window).tolist()
         met = np.flatnonzero(begin[first:last] < blocks.end[block])
         if len(met):

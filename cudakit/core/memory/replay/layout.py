@@ -1,6 +1,6 @@
-"""What lay where at a moment: segments, the blocks in use in them, and the holes between.
+"""The layout of memory at a moment: segments, the blocks in use in them, and the holes between.
 
-At the end this is what the snapshot itself says; at any other moment it is the replay cut through.
+At the end this is the state in the snapshot; at any other moment it follows from the replay.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay import Allocations, block_sizes
-from cudakit.core.memory.replay.mapped import mapped_ranges, runs_at
-from cudakit.core.memory.replay.reserved import Reserved, whole_segments
-from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.core.memory.replay.allocations import Allocations
+from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
+from cudakit.core.memory.snapshot import SegmentKind
+from cudakit.torch_rules.sizes import MOST_SMALL
 
 _Ints = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ _Ints = npt.NDArray[np.int64]
 class Layout:
     """Segments in address order, and by ``*_segment`` index the blocks and holes that tile them."""
 
-    segments: Reserved
+    segments: SegmentLives
     allocation: _Ints  # of each block in use: index into Allocations
     block_segment: _Ints
     block_offset: _Ints  # bytes from the segment's start
@@ -48,35 +48,9 @@ def live_at(allocations: Allocations, moment: int) -> _Ints:
     return live[np.argsort(allocations.address[live], kind="stable")]
 
 
-class Layouts:
-    """The layouts of one device: what was reserved is walked through once for all moments."""
-
-    def __init__(self, trace: DeviceTrace, allocations: Allocations) -> None:
-        self._allocations = allocations
-        self._whole = whole_segments(trace)
-        self._ranges, _ = mapped_ranges(trace)
-
-    def at(self, moment: int) -> Layout:
-        """Lay out the memory of a moment. What lies in no segment, in inexact traces, is left out."""
-        return _laid_out(self._segments(moment), self._allocations, moment)
-
-    def _segments(self, moment: int) -> Reserved:
-        """List what was reserved at a moment, by address."""
-        whole = self._whole
-        whole = whole.take((whole.begin < moment) & (moment <= whole.end))
-        mapped = runs_at(self._ranges, moment)
-        both = Reserved(
-            *(np.concatenate((getattr(whole, n), getattr(mapped, n))) for n in Reserved.__slots__)
-        )
-        return both.take(np.argsort(both.address, kind="stable"))
-
-
-def layout_at(trace: DeviceTrace, allocations: Allocations, moment: int) -> Layout:
-    """Lay out a device's memory at one moment; Layouts is for several."""
-    return Layouts(trace, allocations).at(moment)
-
-
-def _laid_out(segments: Reserved, allocations: Allocations, moment: int) -> Layout:
+def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) -> Layout:
+    """Lay out a device's memory at one moment. Allocations in no segment, in inexact traces, are left out."""
+    segments = history.at(moment)
     live = live_at(allocations, moment)
     address, size = allocations.address[live], allocations.size[live]
     segment, offset, inside = _places(segments, address, size)
@@ -98,33 +72,33 @@ def _laid_out(segments: Reserved, allocations: Allocations, moment: int) -> Layo
 
 
 def _places(
-    segments: Reserved, address: npt.NDArray[np.uint64], size: _Ints
+    segments: SegmentLives, address: npt.NDArray[np.uint64], size: _Ints
 ) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
-    """Find the segment of each block, its bytes from the start of it, and whether it fits in."""
+    """Return the segment of each block, its offset there in bytes, and whether it fits in."""
     if not len(segments):
         nowhere = np.zeros(len(address), np.int64)
         return nowhere, nowhere, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    # Unsigned, so that what lies below the first segment is far behind it.
+    # Unsigned: an address below the first segment wraps to a huge offset.
     offset = address - segments.address[segment]
     room = segments.size[segment] - size
     inside = (room >= 0) & (offset <= np.maximum(room, 0).astype(np.uint64))
     return segment, offset.astype(np.int64), inside
 
 
-def _with_kinds(segments: Reserved, segment: _Ints, size: _Ints) -> Reserved:
-    """Let blocks tell the kind of the expandable segments of which no event tells it."""
+def _with_kinds(segments: SegmentLives, segment: _Ints, size: _Ints) -> SegmentLives:
+    """Set the unknown kinds of expandable segments from the sizes of their blocks."""
     kind = segments.kind.copy()
-    told = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
-    small = size[told] <= block_sizes.SMALL_REQUEST
-    kind[segment[told]] = np.where(small, SegmentKind.SMALL, SegmentKind.LARGE)
+    unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
+    small = size[unknown] <= MOST_SMALL
+    kind[segment[unknown]] = np.where(small, SegmentKind.SMALL, SegmentKind.LARGE)
     return replace(segments, kind=kind)
 
 
 def _holes(
-    segments: Reserved, segment: _Ints, offset: _Ints, size: _Ints
+    segments: SegmentLives, segment: _Ints, offset: _Ints, size: _Ints
 ) -> tuple[_Ints, _Ints, _Ints]:
-    """Find the gaps: before each block, and behind the last one of each segment."""
+    """Return the gaps: before each block, and after the last one of each segment."""
     n = len(segments)
     edge = np.arange(n, dtype=np.int64)
     # A block of no length at the end of every segment, so that every gap is one before a block.

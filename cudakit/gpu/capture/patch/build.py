@@ -13,8 +13,8 @@ from pathlib import Path
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.locate import Places
 from cudakit.gpu.capture.patch.ptxas import Assembler, Refused, assemblers
+from cudakit.gpu.compile import Nvrtc
 from cudakit.gpu.compile_cache import CompileCache, cache_key
-from cudakit.gpu.nvrtc import Nvrtc
 
 _HERE = Path(__file__).parent
 # Of text for the oldest architecture that NVRTC 13 knows, machine code for any newer one can be made.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cudakit.core.devices.diagnose import find
-from cudakit.core.devices.diagnose.check import Finding, Status, judge
+from cudakit.core.devices.diagnose.check import Finding, Status
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.api.run_context import (
     Build,
@@ -202,7 +202,7 @@ def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> R
 
 def judged(name: str, context: RunContext) -> Finding:
     """Make one check."""
-    return judge(find(name), context)
+    return find(name).run(context)
 
 
 def installed(**versions: str) -> tuple[Distribution, ...]:

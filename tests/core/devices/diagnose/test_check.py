@@ -3,14 +3,13 @@ from __future__ import annotations
 from core.devices.diagnose.machines import FAIL, OK, UNKNOWN, WARN
 
 from cudakit.core.devices.diagnose.check import (
-    CannotTell,
     Check,
     Finding,
+    NotCheckable,
     Status,
+    combine,
     fail,
-    judge,
     ok,
-    together,
     warn,
 )
 from cudakit.gpu.api.run_context import RunContext
@@ -23,17 +22,17 @@ def broken(context: RunContext) -> Finding:
 
 def at_a_loss(context: RunContext) -> Finding:
     """Say that nothing can be said."""
-    raise CannotTell(f"nobody told of {len(context.variables)} variables")
+    raise NotCheckable(f"nobody told of {len(context.variables)} variables")
 
 
 def test_a_check_that_breaks_costs_itself_only() -> None:
-    found = judge(Check("CK900", "it works", broken), RunContext())
+    found = Check("CK900", "it works", broken).run(RunContext())
 
     assert found == Finding(UNKNOWN, "the check broke: ZeroDivisionError: over 0")
 
 
 def test_a_check_that_cannot_tell_gives_its_reason() -> None:
-    assert judge(Check("CK901", "it is known", at_a_loss), RunContext()).summary == (
+    assert Check("CK901", "it is known", at_a_loss).run(RunContext()).summary == (
         "nobody told of 0 variables"
     )
 
@@ -45,7 +44,7 @@ def test_the_explanation_of_a_check_is_its_docstring() -> None:
 
 
 def test_findings_join_with_the_worst_first_and_nothing_twice() -> None:
-    found = together(
+    found = combine(
         [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "mend", "wait")],
         otherwise=ok("unused"),
     )
@@ -54,7 +53,7 @@ def test_findings_join_with_the_worst_first_and_nothing_twice() -> None:
 
 
 def test_without_a_finding_all_is_well() -> None:
-    assert together([ok("fine")], otherwise=ok("all fine")).summary == "all fine"
+    assert combine([ok("fine")], otherwise=ok("all fine")).summary == "all fine"
 
 
 def test_what_is_worse_is_greater() -> None:

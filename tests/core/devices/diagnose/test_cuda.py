@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,12 @@ from core.devices.diagnose.machines import (
     gpu,
     judged,
     nvml,
-    seen,
     without_driver,
 )
 
 from cudakit.core.devices.diagnose.cuda import CAUSES
+from cudakit.gpu.api.facts import CudaView
 from cudakit.units import Unavailable
-
-WAITING = {"fabric_state": "in progress"}
-READY = {"fabric_state": "completed", "fabric_status": "success"}
-
 
 # --- CK005: does CUDA start? -----------------------------------------------------------------------
 
@@ -86,45 +84,123 @@ def test_no_device_without_an_error_is_a_failure_too(machine: Machine) -> None:
     assert judged("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
 
 
-# --- CK006: is the fabric ready? -------------------------------------------------------------------
+ALL = tuple(str(gpu(index).uuid) for index in range(3))
 
 
-def test_machines_without_nvswitch_wait_for_nothing(machine: Machine) -> None:
-    assert judged("CK006", machine()).summary == "no GPU waits for an NVSwitch fabric"
+def visible(value: str | None, *positions: int) -> CudaView:
+    """Make CUDA's view of three GPUs of which a variable leaves some."""
+    shown = tuple(replace(gpu(at), index=place) for place, at in enumerate(positions))
+    hidden = tuple(replace(gpu(at), index=-1) for at in range(3) if at not in positions)
+    return cuda(visible_devices=value, devices=shown, hidden=hidden, order=ALL)
 
 
-def fabric(*states: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return seen(*(gpu(at, **state) for at, state in enumerate(states))) | changes
+# --- CK014: CUDA_VISIBLE_DEVICES -------------------------------------------------------------------
 
 
-def test_a_fabric_that_is_set_up_is_ready(machine: Machine) -> None:
-    found = judged("CK006", machine(**fabric(READY, READY)))
-
-    assert found.status is OK
-    assert found.evidence == dict.fromkeys(("GPU 0", "GPU 1"), "completed, success")
+def test_without_the_variable_every_device_is_visible(machine: Machine) -> None:
+    assert judged("CK014", machine()).status is OK
 
 
-def test_a_fabric_that_keeps_cuda_from_starting_names_the_service(machine: Machine) -> None:
-    waiting = machine(**fabric(WAITING, WAITING, cuda=broken_cuda(802)))
+def test_a_list_of_devices_tells_how_many_it_shows(machine: Machine) -> None:
+    found = judged("CK014", machine(cuda=visible("2,0", 2, 0)))
 
-    found = judged("CK006", waiting)
-
-    assert found.status is FAIL
-    assert found.evidence["nv-fabricmanager"] == "does not run here"
-    assert "nvidia-fabricmanager" in found.fix[0]
+    assert found.summary == "CUDA_VISIBLE_DEVICES=2,0 shows 2 of 3 devices"
 
 
-def test_a_gpu_that_did_not_register_lacks_its_peers(machine: Machine) -> None:
-    found = judged("CK006", machine(**fabric(READY, WAITING)))
+def test_an_entry_that_is_no_device_ends_the_list(machine: Machine) -> None:
+    found = judged("CK014", machine(cuda=visible("0,7,1", 0)))
 
     assert found.status is WARN
-    assert "GPU 1 cannot reach its peers" in found.summary
+    assert "there is no device 7" in found.summary
+    assert found.evidence["devices"] == "1 of 3"
 
 
-def test_a_gpu_alone_needs_no_fabric(machine: Machine) -> None:
-    assert judged("CK006", machine(**fabric(WAITING))).status is OK
+@pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
+def test_a_value_that_hides_every_device_fails(machine: Machine, value: str) -> None:
+    found = judged("CK014", machine(cuda=visible(value)))
+
+    assert found.status is FAIL
+    assert found.fix[0] == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_without_nvml_the_fabric_is_not_known(machine: Machine) -> None:
-    assert judged("CK006", machine(nvml=Unavailable("silent"))).status is UNKNOWN
-    assert judged("CK006", machine(nvml=nvml(gpu()))).status is OK
+def test_where_cuda_sees_nothing_at_all_the_variable_is_not_to_blame(machine: Machine) -> None:
+    nothing = machine(cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"})
+
+    assert judged("CK014", nothing).status is UNKNOWN
+
+
+# --- CK015: the order ------------------------------------------------------------------------------
+
+
+def three(*positions: int, value: str | None = None) -> dict[str, Any]:
+    return {"nvml": nvml(*(gpu(at) for at in range(3))), "cuda": visible(value, *positions)}
+
+
+def test_cuda_that_counts_as_nvidia_smi_does_is_well(machine: Machine) -> None:
+    assert judged("CK015", machine(**three(0, 1, 2))).status is OK
+
+
+def test_another_order_shows_which_device_is_which(machine: Machine) -> None:
+    found = judged("CK015", machine(**three(2, 0, 1)))
+
+    assert found.status is WARN
+    assert found.evidence["cuda:0"] == "GPU 2 of nvidia-smi"
+    assert found.fix == ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)
+
+
+def test_an_order_that_somebody_asked_for_is_well(machine: Machine) -> None:
+    assert judged("CK015", machine(**three(2, 0, value="2,0"))).status is OK
+
+
+def test_an_order_that_cuda_does_not_know_is_pointed_out(machine: Machine) -> None:
+    odd = machine(variables={"CUDA_DEVICE_ORDER": "PCI"})
+
+    assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI means nothing to CUDA"
+
+
+@pytest.mark.parametrize("silent", ["nvml", "cuda"])
+def test_an_order_needs_both_libraries(machine: Machine, silent: str) -> None:
+    assert judged("CK015", machine(**{silent: Unavailable("no")})).status is UNKNOWN
+
+
+# --- CK041 to CK044: the self-test ----------------------------------------------------------------
+
+
+STEPS = {"CK041": "context", "CK042": "compile", "CK043": "kernel", "CK044": "copy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    error: str = ""
+    hint: str = ""
+    seen: Mapping[str, str] = field(default_factory=lambda: {"cuda:0": "16 MiB exact"})
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS.items())
+def test_a_step_that_went_well_tells_what_was_seen(machine: Machine, name: str, step: str) -> None:
+    found = judged(name, machine(self_test=(Step(step),)))
+
+    assert found.status is OK
+    assert found.summary.endswith("(16 MiB exact)")
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS.items())
+def test_a_step_that_failed_brings_its_hint(machine: Machine, name: str, step: str) -> None:
+    found = judged(name, machine(self_test=(Step(step, "cuda:0: it broke", "mend it"),)))
+
+    assert found.status is FAIL
+    assert (found.summary, found.fix) == ("cuda:0: it broke", ("mend it",))
+
+
+def test_steps_after_a_failed_one_are_not_judged(machine: Machine) -> None:
+    stopped = machine(self_test=(Step("context", "no memory"),))
+
+    assert judged("CK042", stopped).summary == "a step before this one failed"
+    assert judged("CK042", stopped).status is UNKNOWN
+
+
+def test_where_no_step_could_be_taken_the_reason_is_told(machine: Machine) -> None:
+    none = machine(self_test=Unavailable("the GPU is simulated"))
+
+    assert judged("CK041", none).summary == "the GPU is simulated"

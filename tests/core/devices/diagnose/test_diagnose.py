@@ -6,12 +6,12 @@ import pytest
 from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, gpu, seen
 
 from cudakit.core.devices.diagnose import diagnose, explain
-from cudakit.core.devices.diagnose.registry import DEEP, THEMES
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.errors import UsageError
 from cudakit.gpu.api.run_context import RunContext
 
 HERE = [check.id for members in THEMES.values() for check in members]
-TRIALS = [check.id for members in DEEP.values() for check in members]
+TRIALS = [check.id for members in SELF_TEST.values() for check in members]
 
 
 def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> None:

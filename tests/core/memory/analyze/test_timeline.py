@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.memory.analyze.timeline import timeline
-from cudakit.core.memory.replay import Curves
+from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.result import Timeline
 
 BASE = 0x7F00_0000_0000

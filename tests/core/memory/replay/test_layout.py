@@ -10,7 +10,7 @@ from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import assume, given
 
 from cudakit.core.memory.replay import replay
-from cudakit.core.memory.replay.layout import Layout, layout_at, live_at
+from cudakit.core.memory.replay.layout import Layout, live_at
 from cudakit.core.memory.snapshot import BlockState, DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 
@@ -18,7 +18,7 @@ BASE = 0x7F00_0000_0000
 
 
 def lay_out(trace: DeviceTrace, moment: int) -> Layout:
-    return layout_at(trace, replay(builders.snapshot(trace), trace).allocations, moment)
+    return replay(builders.snapshot(trace), trace).layout_at(moment)
 
 
 def blocks(layout: Layout) -> list[tuple[int, ...]]:
@@ -45,10 +45,9 @@ def gaps(segment: Segment) -> list[tuple[int, int]]:
 @given(recordings(pools=3))
 def test_segments_blocks_and_holes_are_the_allocators_at_every_moment(history: History) -> None:
     assume(history.shows_every_end())
-    trace = history.trace()
-    allocations = history.replay().allocations
+    replayed = history.replay()
     for moment, truth in enumerate(history.truths):
-        layout = layout_at(trace, allocations, moment)
+        layout = replayed.layout_at(moment)
         found = layout.segments
         held = [block for segment in truth.segments for block in segment.blocks]
         assert found.address.tolist() == [segment.address for segment in truth.segments]
@@ -62,10 +61,9 @@ def test_segments_blocks_and_holes_are_the_allocators_at_every_moment(history: H
 @LAW
 @given(recordings(pools=3))
 def test_streams_pools_and_kinds_are_the_allocators_at_every_moment(history: History) -> None:
-    trace = history.trace()
-    allocations = history.replay().allocations
+    replayed = history.replay()
     for moment, truth in enumerate(history.truths):
-        found = layout_at(trace, allocations, moment).segments
+        found = replayed.layout_at(moment).segments
         assert found.stream.tolist() == [segment.stream for segment in truth.segments]
         assert found.pool.tolist() == [segment.pool for segment in truth.segments]
         for kind, segment in zip(found.kind.tolist(), truth.segments, strict=True):
@@ -76,10 +74,9 @@ def test_streams_pools_and_kinds_are_the_allocators_at_every_moment(history: His
 @LAW
 @given(recordings(pools=2))
 def test_blocks_and_holes_tile_their_segments(history: History) -> None:
-    trace = history.trace()
-    allocations = history.replay().allocations
+    replayed = history.replay()
     for moment in range(len(history.entries) + 1):
-        layout = layout_at(trace, allocations, moment)
+        layout = replayed.layout_at(moment)
         together = layout.used_by_segment() + layout.free_by_segment()
         assert together.tolist() == layout.segments.size.tolist()
 
@@ -87,9 +84,9 @@ def test_blocks_and_holes_tile_their_segments(history: History) -> None:
 @LAW
 @given(garbage())
 def test_what_no_allocator_wrote_can_be_laid_out_too(trace: DeviceTrace) -> None:
-    allocations = replay(builders.snapshot(trace), trace).allocations
+    replayed = replay(builders.snapshot(trace), trace)
     for moment in range(len(trace.events) + 1):
-        layout = layout_at(trace, allocations, moment)
+        layout = replayed.layout_at(moment)
         assert (layout.hole_size > 0).all()
         assert (layout.block_offset >= 0).all()
         assert (layout.free_by_segment() <= layout.segments.size).all()
@@ -97,9 +94,9 @@ def test_what_no_allocator_wrote_can_be_laid_out_too(trace: DeviceTrace) -> None
 
 def test_a_block_lives_from_the_moment_after_its_allocation_to_that_before_its_free() -> None:
     trace = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
-    allocations = replay(builders.snapshot(trace), trace).allocations
-    assert [len(live_at(allocations, moment)) for moment in range(4)] == [0, 1, 1, 0]
-    pending = [layout_at(trace, allocations, moment).block_pending.tolist() for moment in (1, 2)]
+    replayed = replay(builders.snapshot(trace), trace)
+    assert [len(live_at(replayed.allocations, moment)) for moment in range(4)] == [0, 1, 1, 0]
+    pending = [replayed.layout_at(moment).block_pending.tolist() for moment in (1, 2)]
     assert pending == [[False], [True]]
 
 

@@ -25,8 +25,9 @@ from core.memory.strategies import LAW, garbage, histories, recordings
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cudakit.core.memory.replay import Allocations, Inconsistencies, Replay, replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.allocations import Allocations
+from cudakit.core.memory.replay.lifetimes import BEFORE, Inconsistencies
 from cudakit.core.memory.snapshot import HOST, BlockState, DeviceTrace
 from cudakit.torch_rules.actions import Action
 

@@ -1,0 +1,52 @@
+"""The caching allocator for cuda.core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from cudakit.api.allocator import CachingAllocator
+from cudakit.errors import MissingDependency
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.allocator import Allocator
+
+# Of a resource of cuda.core, which is compared with DeviceMemoryResource first.
+_FRONT_CACHE = 64
+
+if TYPE_CHECKING:
+    from cudakit.gpu.plugs.cuda_core import AllocatorResource
+else:
+    try:
+        from cudakit.gpu.plugs.cuda_core import AllocatorResource
+    except MissingDependency as error:
+        _missing = error
+
+        class AllocatorResource:
+            """Stands in for the base class without cuda.core, so that the name below exists."""
+
+            def __new__(cls, *_: object, **__: object) -> NoReturn:
+                raise _missing
+
+
+class CachingMemoryResource(AllocatorResource):
+    """The caching allocator as a MemoryResource of cuda.core; ``Device.memory_resource`` takes it.
+
+    ``device``, ``settings`` and ``front_cache`` are those of ``CachingAllocator``, which is made, unless
+    there is one: ``allocator``. It is to be had as ``resource.allocator``. With ``front_cache=0`` blocks
+    are chosen as by torch, and a Buffer takes twice as long. Raises MissingDependency without cuda.core.
+
+    >>> resource = cudakit.CachingMemoryResource(0)  # doctest: +SKIP
+    >>> with resource.allocate(1 << 20, stream=stream) as buffer:  # doctest: +SKIP
+    ...     launch(stream, config, kernel, buffer)
+    """
+
+    def __init__(
+        self,
+        device: int | str | Gpu | None = None,
+        *,
+        settings: str | None = None,
+        front_cache: int = _FRONT_CACHE,
+        allocator: Allocator | None = None,
+    ) -> None:
+        super().__init__(
+            allocator or CachingAllocator(device, settings=settings, front_cache=front_cache)
+        )

@@ -1,0 +1,205 @@
+"""Fields as values, rows, columns and lists of properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cudakit.core.devices.fields import FieldInfo, registry
+from cudakit.core.devices.result import Device, DevicesResult
+from cudakit.core.devices.select import label
+from cudakit.document import (
+    Bytes,
+    Column,
+    Columns,
+    Count,
+    Document,
+    Facts,
+    Node,
+    Rate,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.gpu.api.facts import Field, Scalar
+from cudakit.units import Unavailable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+_TIMES = {"ns": 1e-9, "us": 1e-6}
+
+
+def shown(value: Field, field: FieldInfo) -> Value:
+    """Make a value of a field; numbers of what renderers have no kind for carry their unit."""
+    match value:
+        case Unavailable():
+            return value
+        case tuple():
+            return Text(", ".join(_words(item, field) for item in value) or "none")
+        case bool():
+            return Text("yes" if value else "no")
+        case str():
+            return Text(value or "none")
+    if field.unit == "bytes":
+        return Bytes(int(value))
+    if field.unit in _TIMES:
+        return Seconds(value * _TIMES[field.unit])
+    if field.unit == "B/s":
+        return Rate(value, "B")
+    if field.unit or isinstance(value, float):
+        return Text(_words(value, field))
+    return Count(value)
+
+
+def _words(value: Scalar, field: FieldInfo) -> str:
+    number = f"{value:.1f}" if isinstance(value, float) else str(value)
+    return f"{number} {field.unit}" if field.unit else number
+
+
+def measured(value: Field, unit: str) -> Value:
+    """Write a number with its unit in the width that a column has room for: ``692 W``."""
+    if isinstance(value, Unavailable):
+        return value
+    return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
+
+
+def nvml_number(device: Device) -> Value:
+    """Write NVML's number; a MIG instance's behind that of its GPU."""
+    if device.parent is None:
+        return index(device.nvml_index)
+    return Text(f"{device.parent}/{device.nvml_index}")
+
+
+def index(value: int | Unavailable) -> Value:
+    """Write a number that names."""
+    return value if isinstance(value, Unavailable) else Text(str(value))
+
+
+def title(result: DevicesResult) -> str:
+    """Say first of all whether this is real, then with which driver."""
+    words = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
+    if isinstance(result.driver_version, str):
+        words.append(f"driver {result.driver_version}")
+    if not isinstance(result.cuda, Unavailable) and isinstance(result.cuda.version, str):
+        words.append(f"CUDA {result.cuda.version}")
+    return ", ".join(words)
+
+
+# --- rows and columns ------------------------------------------------------------------------------
+
+
+def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
+    """Show fields as a table."""
+    columns = tuple(
+        Column(field.name, "number" if _is_number(field) else "text") for field in fields
+    )
+    rows = tuple(
+        tuple(shown(device.field(field.name), field) for field in fields)
+        for device in result.devices
+    )
+    faint = frozenset(at for at, device in enumerate(result.devices) if device.hidden)
+    return Document(title(result), (Table(columns, rows, faint=faint),))
+
+
+def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
+    """Hold fields as arrays, raw and in their units; what cannot be had is an empty cell."""
+    arrays = {
+        field.name: _array([device.field(field.name) for device in result.devices])
+        for field in fields
+    }
+    return Document(title(result), (Columns("devices", arrays),))
+
+
+def listing(fields: Iterable[FieldInfo]) -> Document:
+    """List fields, with what they mean."""
+    names = (Column("field"), Column("unit"), Column("meaning"), Column("source"))
+    rows = tuple(
+        (Text(field.name), Text(field.unit), Text(field.description), Text(field.source))
+        for field in fields
+    )
+    return Document("Fields of a device", (Table(names, rows),))
+
+
+def _is_number(field: FieldInfo) -> bool:
+    return field.unit not in ("", "bool", "hex")
+
+
+def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
+    import numpy as np  # slow to import, and needed for CSV only
+
+    known = [value for value in values if not isinstance(value, Unavailable)]
+    if known and all(type(value) is int for value in known):
+        filled = [value if type(value) is int else 0 for value in values]
+        missing = [isinstance(value, Unavailable) for value in values]
+        return np.ma.masked_array(np.array(filled, dtype=np.int64), mask=missing)
+    if known and all(isinstance(value, float) for value in known):
+        return np.array([value if isinstance(value, float) else np.nan for value in values])
+    return np.array([_word(value) for value in values], dtype=object)
+
+
+def _word(value: Field) -> str:
+    match value:
+        case Unavailable():
+            return ""
+        case tuple():
+            return "; ".join(map(str, value))
+        case bool():
+            return "true" if value else "false"
+    return str(value)
+
+
+# --- all fields of a device ------------------------------------------------------------------------
+
+
+_UNSET = "not set"
+
+
+def machine(result: DevicesResult) -> Section:
+    """Say what speaks for the machine: the driver and its libraries."""
+    rows: list[tuple[str, Value]] = [
+        ("driver version", _text_value(result.driver_version)),
+        ("NVML version", _text_value(result.nvml_version)),
+    ]
+    cuda = result.cuda
+    if isinstance(cuda, Unavailable):
+        rows.append(("CUDA", cuda))
+    else:
+        rows += [
+            ("CUDA version", _text_value(cuda.version)),
+            ("libcuda", _text_value(cuda.library)),
+            ("CUDA_VISIBLE_DEVICES", Text(_variable(cuda.visible_devices))),
+            ("CUDA_DEVICE_ORDER", Text(_variable(cuda.device_order))),
+        ]
+    return Section("Driver", (Facts(tuple(rows)),))
+
+
+def properties(device: Device) -> Section:
+    """List every field of a device; what cannot be had says why."""
+    fields = [field for field in registry().values() if _has(device, field)]
+    groups = dict.fromkeys(field.group for field in fields)
+    nodes: list[Node] = []
+    for group in groups:
+        rows = [_row(device, field) for field in fields if field.group == group]
+        nodes.append(Section(group.capitalize(), (Facts(tuple(rows)),)))
+    return Section(label(device), tuple(nodes))
+
+
+def _has(device: Device, field: FieldInfo) -> bool:
+    return field.kind == "identity" or field.name in device.fields
+
+
+def _row(device: Device, field: FieldInfo) -> tuple[str, Value]:
+    return field.name, shown(device.field(field.name), field)
+
+
+def _text_value(value: str | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Text(value)
+
+
+def _variable(value: str | None) -> str:
+    return _UNSET if value is None else value or "empty"

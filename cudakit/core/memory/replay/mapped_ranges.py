@@ -1,0 +1,149 @@
+"""The ranges of expandable segments that were mapped, and when.
+
+Walked backwards from the final state, which is complete: undoing the later mappings gives what was mapped at
+any earlier moment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
+
+# Expandable segments are mapped in pages of these sizes (c10/cuda/CUDACachingAllocator.cpp); a request of
+# the small pool never lacks more than one page.
+_SMALL_PAGE = SMALL_SEGMENT
+_LARGE_PAGE = LARGE_SEGMENT
+
+_ADDRESSES = 1 << 64
+UNKNOWN_POOL = -1  # of an event that does not name its pool
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRange:
+    """One life of a range of addresses; the fields are those of SegmentLives."""
+
+    address: int
+    size: int
+    stream: int
+    pool: int
+    kind: int
+    begin: int
+    end: int
+
+    @property
+    def stop(self) -> int:
+        """The address after the last byte."""
+        return self.address + self.size
+
+    def within(self, start: int, stop: int) -> MappedRange:
+        """Cut to the part between two addresses."""
+        start, stop = max(start, self.address), min(stop, self.stop)
+        return replace(self, address=start, size=stop - start)
+
+
+def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
+    """Return the life of every mapped range, and the number of mappings that contradict each other.
+
+    The pool is UNKNOWN_POOL if neither an event nor the final state names it.
+    """
+    events, n = trace.events, len(trace.events)
+    walk = _BackwardWalk(_final_ranges(trace))
+    is_map = events.action == Action.SEGMENT_MAP
+    changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
+    for event, maps, address, size, stream, pool in zip(
+        changes.tolist(),
+        is_map[changes].tolist(),
+        events.address[changes].tolist(),
+        events.size[changes].tolist(),
+        events.stream[changes].tolist(),
+        events.pool[changes].tolist(),
+        strict=True,
+    ):
+        if maps:
+            kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
+            walk.undo_map(_range(address, size, stream, pool, kind, event, n))
+        else:
+            kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
+            walk.undo_unmap(_range(address, size, stream, pool, kind, BEFORE, event))
+    return walk.lives(), walk.contradictions
+
+
+def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
+    segments, n = trace.segments, len(trace.events)
+    chosen = segments.expandable & (segments.size > 0)
+    names = ("address", "size", "stream", "pool", "kind")
+    columns = (getattr(segments, name)[chosen].tolist() for name in names)
+    return (_range(*row, BEFORE, n) for row in zip(*columns, strict=True))
+
+
+def _range(address: int, size: int, *more: int) -> MappedRange:
+    # A damaged file may name a range that leaves the address space.
+    return MappedRange(address, min(size, _ADDRESSES - address), *more)
+
+
+class _BackwardWalk:
+    """The ranges mapped at the current moment of a walk backwards, and the lives found so far."""
+
+    def __init__(self, final: Iterable[MappedRange]) -> None:
+        self.contradictions = 0
+        self._begun: list[MappedRange] = []
+        self._mapped: list[MappedRange] = []  # by address, without overlap
+        self._starts: list[int] = []
+        for piece in final:
+            self.undo_unmap(piece)
+
+    def undo_map(self, mapping: MappedRange) -> None:
+        """Record that the parts of a range began with its mapping."""
+        inside = self._take(mapping.address, mapping.stop)
+        self.contradictions += sum(piece.size for piece in inside) != mapping.size
+        for piece in inside:
+            known = piece.kind != SegmentKind.UNKNOWN
+            self._begun.append(
+                replace(
+                    piece,
+                    pool=piece.pool if piece.pool != UNKNOWN_POOL else mapping.pool,
+                    kind=piece.kind if known else mapping.kind,
+                    begin=mapping.begin,
+                )
+            )
+
+    def undo_unmap(self, mapped: MappedRange) -> None:
+        """Map a range that is unmapped later; parts already mapped must have begun since."""
+        there = self._take(mapped.address, mapped.stop)
+        self.contradictions += bool(there)
+        self._begun += [replace(piece, begin=mapped.end) for piece in there]
+        if mapped.size:
+            self._put(mapped)
+
+    def lives(self) -> list[MappedRange]:
+        """Return every life; ranges still mapped began before the trace."""
+        return [*self._begun, *self._mapped]
+
+    def _take(self, start: int, stop: int) -> list[MappedRange]:
+        """Remove and return the parts in a range; pieces that reach beyond it are cut."""
+        if stop <= start:
+            return []
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        last = bisect_left(self._starts, stop)
+        met = [piece for piece in self._mapped[first:last] if piece.stop > start]
+        first = last - len(met)
+        del self._mapped[first:last], self._starts[first:last]
+        for piece in met:
+            if piece.address < start:
+                self._put(piece.within(piece.address, start))
+            if piece.stop > stop:
+                self._put(piece.within(stop, piece.stop))
+        return [piece.within(start, stop) for piece in met]
+
+    def _put(self, piece: MappedRange) -> None:
+        index = bisect_left(self._starts, piece.address)
+        self._starts.insert(index, piece.address)
+        self._mapped.insert(index, piece)

@@ -1,0 +1,91 @@
+"""What calls of torch and CuPy have in common: operands in row-major order, and settings of the process.
+
+Read row by row, column-major memory holds the transpose. D = op(A) op(B) is therefore the product of
+op(B) transposed and op(A) transposed, in this order, which gives D transposed: the same call of cuBLAS in
+the end, as those libraries swap the factors themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.gemm import Gemm, Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An array over memory; strides in elements, the batch first where there is one."""
+
+    element: Element
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    size_bytes: int  # of all the memory, which begins at the first element
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """``left`` (n by k) times ``right`` (k by m) is ``result`` (n by m)."""
+
+    left: View
+    right: View
+    result: View
+    bias: View  # m
+
+
+def views(gemm: Gemm) -> Views:
+    """Describe the operands of a product; ``bias`` is meant where the epilogue has one."""
+    bias = View(gemm.bias, (gemm.m,), (1,), gemm.m * gemm.bias.size_bytes)
+    return Views(
+        left=_view(gemm.b, (gemm.n, gemm.k), transposed=gemm.layout[1] == "t"),
+        right=_view(gemm.a, (gemm.k, gemm.m), transposed=gemm.layout[0] == "t"),
+        result=_view(gemm.d, (gemm.n, gemm.m), transposed=False),
+        bias=bias,
+    )
+
+
+def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
+    strides = (1, matrix.leading) if transposed else (matrix.leading, 1)
+    if matrix.batch == 1:
+        return View(matrix.element, shape, strides, matrix.size_bytes)
+    return View(
+        matrix.element, (matrix.batch, *shape), (matrix.stride, *strides), matrix.size_bytes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One setting, and the value that it must have."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    value: Any
+
+
+def attribute(holder: Any, name: str, value: Any) -> Switch:
+    """Return the switch that is an attribute of an object."""
+
+    def read() -> Any:
+        return getattr(holder, name)
+
+    def write(other: Any) -> None:
+        setattr(holder, name, other)
+
+    return Switch(read, write, value)
+
+
+def run_with(switches: Sequence[Switch], work: Callable[[], object]) -> None:
+    """Run ``work`` with every switch at its value; those that were not are put back, whatever happens."""
+    changed: list[tuple[Switch, Any]] = []
+    try:
+        for switch in switches:
+            before = switch.read()
+            if before != switch.value:
+                changed.append((switch, before))
+                switch.write(switch.value)
+        work()
+    finally:
+        for switch, before in reversed(changed):
+            switch.write(before)

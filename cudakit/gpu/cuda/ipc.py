@@ -1,0 +1,161 @@
+"""Memory that several processes use.
+
+CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (shareable handles).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import Counter
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from cudakit.errors import Unsupported
+from cudakit.gpu import file_descriptors
+from cudakit.gpu.api import (
+    HANDLE_BYTES,
+    Backing,
+    Descriptor,
+    Exported,
+    Fabric,
+    HandleKind,
+    ProcessId,
+    Ptr,
+)
+from cudakit.gpu.cuda.context import Context
+from cudakit.gpu.cuda.driver import check, cu
+from cudakit.gpu.cuda.memory import CudaMemory
+from cudakit.gpu.cuda.virtual import HANDLE_TYPES, CudaVirtualMemory
+from cudakit.gpu.driver_errors import Status, cuda_error
+
+_SUPPORTED = {
+    "fabric": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+    "descriptor": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+}
+_LAZILY = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+class CudaIpc:
+    """What this process lets others open of one device's memory, and what it has opened of theirs."""
+
+    def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
+        self._context, self._memory, self._virtual = context, memory, virtual
+        self._opened: Counter[Ptr] = Counter()
+        self._exported: set[Descriptor] = set()
+        self._serials = count(1)
+
+    @property
+    def process(self) -> ProcessId:
+        """This process; after a fork, the child."""
+        return file_descriptors.this_process()
+
+    def ipc_handle(self, ptr: Ptr) -> bytes:
+        if ptr not in self._memory.allocated:
+            raise cuda_error(
+                Status.INVALID_VALUE,
+                seen=f"no allocation of {self._context.name} begins at {ptr:#x}",
+            )
+        return _content(self._context.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}"))
+
+    def ipc_open(self, handle: bytes) -> Ptr:
+        known = cu.CUipcMemHandle()
+        ctypes.memmove(known.getPtr(), _checked(handle), HANDLE_BYTES)
+        ptr = Ptr(
+            int(self._context.call(cu.cuIpcOpenMemHandle, known, _LAZILY, seen=lambda: _NOT_HERE))
+        )
+        self._opened[ptr] += 1
+        return ptr
+
+    def ipc_close(self, ptr: Ptr) -> None:
+        if not self._opened[ptr]:
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"nothing is open at {ptr:#x}; it may have been closed"
+            )
+        self._context.call(cu.cuIpcCloseMemHandle, ptr, seen=lambda: f"{ptr:#x}")
+        self._opened[ptr] -= 1
+
+    def handle_kinds(self) -> tuple[HandleKind, ...]:
+        return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORTED[kind]))
+
+    def export(self, backing: Backing) -> Exported:
+        handle = self._virtual.backings[backing]
+        kind = self._context.call(
+            cu.cuMemGetAllocationPropertiesFromHandle, handle
+        ).requestedHandleTypes
+        if int(kind) == int(HANDLE_TYPES["fabric"]):
+            return Fabric(
+                _content(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+            )
+        if int(kind) != int(HANDLE_TYPES["descriptor"]):
+            raise Unsupported(
+                "this memory was created without a handle, and other processes cannot open it"
+            )
+        number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+        os.set_inheritable(number, False)  # it would keep the memory in every child
+        exported = Descriptor(self.process, number, next(self._serials))
+        self._exported.add(exported)
+        return exported
+
+    def withdraw(self, exported: Exported) -> None:
+        if isinstance(exported, Descriptor) and exported in self._exported:
+            self._exported.remove(exported)
+            with suppress(OSError):  # of a program that closes what it does not know
+                os.close(exported.number)
+
+    def import_backing(self, exported: Exported) -> Backing:
+        if isinstance(exported, Fabric):
+            return self._imported(_checked(exported.data), "fabric")
+        taken = self._taken(exported)
+        try:
+            return self._imported(taken, "descriptor")
+        finally:
+            os.close(taken)
+
+    def close(self) -> None:
+        """Close what is open, and withdraw every export."""
+        for ptr in self._opened.elements():
+            self._context.ask(cu.cuIpcCloseMemHandle, ptr)
+        self._opened.clear()
+        for exported in [*self._exported]:
+            self.withdraw(exported)
+
+    def _taken(self, exported: Descriptor) -> int:
+        """Return a descriptor of this process, whosever it was."""
+        if exported not in self._exported:
+            return file_descriptors.take(exported)
+        return os.dup(exported.number)
+
+    def _imported(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
+        made = self._context.call(
+            cu.cuMemImportFromShareableHandle,
+            system_handle,
+            HANDLE_TYPES[kind],
+            seen=lambda: _NOT_HERE,
+        )
+        return Backing(self._virtual.backings.add(made))
+
+    def _supports(self, attribute: Any) -> bool:
+        """Ask for an attribute that an older driver may not know."""
+        result = cu.cuDeviceGetAttribute(attribute, self._context.device)
+        if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return False
+        return bool(check(result))
+
+
+_NOT_HERE = (
+    "memory of another process; it may have given it back, or ended, or be this process itself"
+)
+
+
+def _content(handle: Any) -> bytes:
+    """Return the bytes of a handle, which the bindings do not show."""
+    return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
+
+
+def _checked(handle: bytes) -> bytes:
+    if len(handle) != HANDLE_BYTES:
+        seen = f"a handle of {len(handle)} bytes, and it has {HANDLE_BYTES}"
+        raise cuda_error(Status.INVALID_VALUE, seen=seen)
+    return handle

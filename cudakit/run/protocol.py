@@ -1,0 +1,105 @@
+"""What the supervisor and the agents exchange: settings in the environment, lines in files of the spool."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+# The one directory of ours that the program gets to see; it holds sitecustomize.py and nothing else.
+AGENT = Path(__file__).parent / "agent" / "path"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the agent is to do in each process."""
+
+    sanitize: bool = False  # record what is enqueued on GPUs, simulated ones included
+    memory: Path | None = None  # record the memory of torch, and save it under this name
+    library: str = ""  # of the Sanitizer API
+    recorder: str = ""  # the native recorder; empty: only simulated devices are recorded
+    frames: Mapping[str, str] = field(default_factory=dict)  # what reads stacks, by cache tag
+    patches: Mapping[str, str] = field(default_factory=dict)  # of exact accesses, by capability
+    follow: bool = True  # into processes that are started by the program
+
+
+def child_environment(
+    environment: Mapping[str, str], settings: Settings, spool: Path
+) -> dict[str, str]:
+    """Return an environment in which every Python starts the agent, which writes to a spool."""
+    ours = _without_agent(environment)
+    paths = [str(AGENT), *filter(None, [ours.get("PYTHONPATH")])]
+    ours["PYTHONPATH"] = os.pathsep.join(paths)
+    ours["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
+    if settings.sanitize:
+        ours["CUDAKIT_SPOOL"] = str(spool)
+    return ours
+
+
+def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
+    return {
+        "spool": str(spool),
+        "sanitize": settings.sanitize,
+        "memory": os.path.abspath(settings.memory) if settings.memory else None,
+        "library": settings.library,
+        "recorder": settings.recorder,
+        "frames": dict(settings.frames),
+        "patches": dict(settings.patches),
+        "follow": settings.follow,
+        "supervisor": os.getpid(),
+    }
+
+
+def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what a supervisor around this one has set: each program has one."""
+    rest = {name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")}
+    if "PYTHONPATH" in rest:
+        entries = rest["PYTHONPATH"].split(os.pathsep)
+        rest["PYTHONPATH"] = os.pathsep.join(path for path in entries if path != str(AGENT))
+    return rest
+
+
+# --- from the agents
+
+
+class About(StrEnum):
+    """What a line is about, and the suffix of the files that hold such lines."""
+
+    FAILED = "failed"  # something that the agent was to do, and why it cannot
+    SNAPSHOTS = "snapshots"  # a snapshot of memory was saved: its path
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line of one process."""
+
+    process: int  # 0: the supervisor itself
+    about: About
+    text: str
+
+
+class Notices:
+    """Reads the lines that come."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[str, int] = {}
+
+    def new(self) -> Iterator[Notice]:
+        """Yield the lines since the last call."""
+        for name in sorted(os.listdir(self._directory)):
+            process, _, suffix = name.partition(".")
+            if process.isdecimal() and suffix in set(About):
+                for line in self._lines(name):
+                    yield Notice(int(process), About(suffix), line)
+
+    def _lines(self, name: str) -> Iterator[str]:
+        content = (self._directory / name).read_bytes()[self._read.get(name, 0) :]
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read[name] = self._read.get(name, 0) + len(whole)
+        for line in whole.splitlines():
+            yield line.decode("utf-8", "surrogateescape")

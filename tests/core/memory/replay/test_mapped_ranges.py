@@ -1,0 +1,159 @@
+"""The ranges of expandable segments, mapped and unmapped."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from core.memory import builders
+from core.memory.builders import MIB, Block, Entry, Segment, alloc
+from core.memory.history import History
+from core.memory.strategies import LAW, garbage, recordings
+from hypothesis import given
+
+from cudakit.core.memory.replay.mapped_ranges import mapped_ranges
+from cudakit.core.memory.replay.segments import SegmentLives, segment_history
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
+
+BASE = 0x7F00_0000_0000
+PAGE = 20 * MIB
+
+
+def map_(page: int, pages: int = 1, **more: int) -> Entry:
+    return Entry(Action.SEGMENT_MAP, BASE + page * PAGE, pages * PAGE, **more)
+
+
+def unmap(page: int, pages: int = 1, **more: int) -> Entry:
+    return Entry(Action.SEGMENT_UNMAP, BASE + page * PAGE, pages * PAGE, **more)
+
+
+def final(page: int, pages: int = 1, *blocks: Block, stream: int = 0, pool: int = 0) -> Segment:
+    address = BASE + page * PAGE
+    return Segment(address, pages * PAGE, blocks, stream=stream, pool=pool, expandable=True)
+
+
+def mapped_at(trace: DeviceTrace, moment: int) -> SegmentLives:
+    return segment_history(trace).runs_at(moment)
+
+
+def pages_at(trace: DeviceTrace, moment: int) -> list[tuple[int, int]]:
+    found = mapped_at(trace, moment)
+    rows = zip(found.address.tolist(), found.size.tolist(), strict=True)
+    return [((address - BASE) // PAGE, size // PAGE) for address, size in rows]
+
+
+def contradictions(entries: list[Entry], *segments: Segment) -> int:
+    return mapped_ranges(builders.trace(entries, segments))[1]
+
+
+@LAW
+@given(recordings(pools=3))
+def test_the_runs_of_every_moment_are_those_of_the_allocator(history: History) -> None:
+    trace = history.trace()
+    names = ("address", "size", "stream", "pool")
+    for moment, truth in enumerate(history.truths):
+        found = mapped_at(trace, moment)
+        rows = zip(*(getattr(found, name).tolist() for name in names), strict=True)
+        runs = [segment for segment in truth.segments if segment.expandable]
+        assert list(rows) == [tuple(getattr(run, name) for name in names) for run in runs]
+        for kind, run in zip(found.kind.tolist(), runs, strict=True):
+            assert kind in (run.kind, SegmentKind.UNKNOWN)
+
+
+@LAW
+@given(recordings(pools=3))
+def test_no_mapping_contradicts_another_in_what_an_allocator_wrote(history: History) -> None:
+    assert mapped_ranges(history.trace())[1] == 0
+
+
+@LAW
+@given(garbage())
+def test_runs_never_overlap_whatever_was_written(trace: DeviceTrace) -> None:
+    for moment in range(len(trace.events) + 1):
+        found = mapped_at(trace, moment)
+        places = list(zip(found.address.tolist(), found.size.tolist(), strict=True))
+        for (address, size), (following, _) in itertools.pairwise(places):
+            assert address + size <= following
+
+
+def test_a_run_grows_with_each_mapping_behind_it() -> None:
+    trace = builders.trace([map_(0), map_(1, 2)], [final(0, 3)])
+    assert [pages_at(trace, moment) for moment in range(3)] == [[], [(0, 1)], [(0, 3)]]
+
+
+def test_unmapping_the_middle_leaves_two_runs_and_mapping_it_again_joins_them() -> None:
+    trace = builders.trace([unmap(1), map_(1)], [final(0, 3)])
+    assert [pages_at(trace, moment) for moment in range(3)] == [
+        [(0, 3)],
+        [(0, 1), (2, 1)],
+        [(0, 3)],
+    ]
+
+
+def test_one_unmapping_may_cover_what_many_mapped_and_part_of_what_one_mapped() -> None:
+    trace = builders.trace([map_(0), map_(1), map_(2, 3), unmap(0, 4)], [final(4)])
+    assert [pages_at(trace, moment) for moment in range(5)] == [
+        [],
+        [(0, 1)],
+        [(0, 2)],
+        [(0, 5)],
+        [(4, 1)],
+    ]
+    assert mapped_ranges(trace)[1] == 0
+
+
+def test_addresses_may_be_mapped_for_another_stream_later() -> None:
+    entries = [map_(0, stream=1), unmap(0, stream=1), map_(0, stream=2)]
+    trace = builders.trace(entries, [final(0, stream=2)])
+    assert mapped_at(trace, 1).stream.tolist() == [1]
+    assert mapped_at(trace, 3).stream.tolist() == [2]
+
+
+def test_runs_of_different_streams_do_not_join() -> None:
+    trace = builders.trace([], [final(0, stream=1), final(1, stream=2)])
+    assert pages_at(trace, 0) == [(0, 1), (1, 1)]
+
+
+def test_what_is_unmapped_again_is_of_the_pool_and_kind_of_the_run_that_it_was_part_of() -> None:
+    trace = builders.trace([unmap(1)], [final(0, pool=2)])
+    before = mapped_at(trace, 0)
+    assert before.pool.tolist() == [2]
+    assert before.kind.tolist() == [SegmentKind.LARGE]
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [
+        ([Entry(Action.SEGMENT_MAP, BASE, 2 * MIB)], SegmentKind.SMALL),
+        ([Entry(Action.SEGMENT_MAP, BASE, 40 * MIB)], SegmentKind.LARGE),
+        ([Entry(Action.SEGMENT_UNMAP, BASE, 6 * MIB)], SegmentKind.SMALL),
+        ([Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)], SegmentKind.UNKNOWN),
+    ],
+)
+def test_page_sizes_tell_the_kind_where_they_can(entries: list[Entry], kind: SegmentKind) -> None:
+    mapped = entries[0].action == Action.SEGMENT_MAP
+    undone = [Entry(Action.SEGMENT_UNMAP, BASE, entries[0].size)] if mapped else []
+    trace = builders.trace([*entries, *undone])
+    assert mapped_at(trace, int(mapped)).kind.tolist() == [kind]
+
+
+def test_mapping_or_unmapping_twice_is_a_contradiction() -> None:
+    assert contradictions([map_(0), map_(0)], final(0)) == 1
+    assert contradictions([unmap(0), unmap(0)]) == 1
+
+
+def test_a_final_state_that_the_mappings_do_not_lead_to_is_a_contradiction() -> None:
+    assert contradictions([map_(0)]) == 1
+    assert contradictions([unmap(0)], final(0)) == 1
+    assert contradictions([map_(0, 2)], final(0)) == 1
+
+
+def test_a_mapping_does_not_reach_beyond_the_end_of_the_address_space() -> None:
+    last = Entry(Action.SEGMENT_UNMAP, (1 << 64) - 512, 20 * MIB)
+    assert mapped_at(builders.trace([last]), 0).size.tolist() == [512]
+
+
+def test_other_events_do_not_matter() -> None:
+    trace = builders.trace([alloc(BASE, 512)], [final(0)])
+    assert pages_at(trace, 0) == pages_at(trace, 1) == [(0, 1)]

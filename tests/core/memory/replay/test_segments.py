@@ -1,0 +1,135 @@
+"""The lives of segments that were allocated in one piece."""
+
+from __future__ import annotations
+
+from core.memory import builders
+from core.memory.builders import MIB, Entry, Segment, segment_alloc, segment_free
+from core.memory.history import History
+from core.memory.strategies import LAW, recordings
+from hypothesis import given
+
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.segments import SegmentLives, segment_history
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
+from cudakit.torch_rules.actions import Action
+
+BASE = 0x7F00_0000_0000
+OTHER = BASE + 64 * MIB
+
+Row = tuple[int, ...]
+
+
+def whole(trace: DeviceTrace) -> SegmentLives:
+    return segment_history(trace).whole
+
+
+def contradictions(trace: DeviceTrace) -> int:
+    return segment_history(trace).contradictions
+
+
+def lives(trace: DeviceTrace) -> list[Row]:
+    found = whole(trace)
+    columns = (found.address, found.size, found.begin, found.end)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@LAW
+@given(recordings(pools=3))
+def test_the_segments_of_every_moment_are_those_of_the_allocator(history: History) -> None:
+    names = ("address", "size", "stream", "pool", "kind")
+    found = whole(history.trace())
+    for moment, truth in enumerate(history.truths):
+        now = found.at(moment)
+        rows = zip(*(getattr(now, name).tolist() for name in names), strict=True)
+        plain = [segment for segment in truth.segments if not segment.expandable]
+        assert list(rows) == [tuple(getattr(s, name) for name in names) for s in plain]
+
+
+@LAW
+@given(recordings(pools=3))
+def test_no_segment_contradicts_itself_in_what_an_allocator_wrote(history: History) -> None:
+    assert contradictions(history.trace()) == 0
+
+
+def test_a_segment_without_events_was_there_before_and_stays() -> None:
+    assert lives(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
+        (BASE, 2 * MIB, BEFORE, 1)
+    ]
+
+
+def test_an_address_that_is_reserved_again_is_another_segment() -> None:
+    entries = [
+        segment_free(BASE, 20 * MIB),
+        segment_alloc(BASE, 2 * MIB),
+        segment_alloc(BASE + 2 * MIB, 2 * MIB),
+        segment_free(BASE, 2 * MIB),
+    ]
+    trace = builders.trace(entries, [Segment(BASE + 2 * MIB, 2 * MIB)])
+    assert lives(trace) == [
+        (BASE, 2 * MIB, 1, 3),
+        (BASE, 20 * MIB, BEFORE, 0),
+        (BASE + 2 * MIB, 2 * MIB, 2, 4),
+    ]
+    assert contradictions(trace) == 0
+
+
+def test_the_pool_of_a_segment_that_is_gone_is_the_default_one_unless_an_event_says_so() -> None:
+    entries = [
+        segment_alloc(BASE, 2 * MIB),
+        segment_free(BASE, 2 * MIB),
+        segment_alloc(OTHER, 2 * MIB, pool=2),
+        segment_free(OTHER, 2 * MIB, pool=2),
+    ]
+    assert whole(builders.trace(entries)).pool.tolist() == [0, 2]
+
+
+def test_only_the_small_pool_has_segments_of_2_mib() -> None:
+    entries = [segment_free(BASE, 2 * MIB), segment_free(OTHER, 20 * MIB)]
+    found = whole(builders.trace(entries))
+    assert found.kind.tolist() == [SegmentKind.SMALL, SegmentKind.LARGE]
+
+
+def test_of_a_segment_that_is_there_at_the_end_the_file_says_the_kind_and_the_pool() -> None:
+    kept = Segment(BASE, 2 * MIB, kind=SegmentKind.LARGE, pool=2)
+    found = whole(builders.trace([segment_alloc(BASE, 2 * MIB)], [kept]))
+    assert found.kind.tolist() == [SegmentKind.LARGE]
+    assert found.pool.tolist() == [2]
+
+
+def test_a_segment_reserved_twice_freed_twice_or_of_two_sizes_is_a_contradiction() -> None:
+    twice = [segment_alloc(BASE, 2 * MIB), segment_alloc(BASE, 2 * MIB)]
+    assert contradictions(builders.trace(twice, [Segment(BASE, 2 * MIB)])) == 1
+    twice = [segment_free(BASE, 2 * MIB), segment_free(BASE, 2 * MIB)]
+    assert contradictions(builders.trace(twice)) == 1
+    resized = [segment_alloc(BASE, 2 * MIB), segment_free(BASE, 20 * MIB)]
+    assert contradictions(builders.trace(resized)) == 1
+    assert contradictions(builders.trace(twice[:1], [Segment(BASE, 20 * MIB)])) == 1
+
+
+def test_a_segment_that_is_not_there_at_the_end_as_its_last_event_says_is_a_contradiction() -> None:
+    assert contradictions(builders.trace([segment_alloc(BASE, 2 * MIB)])) == 1
+    final = [Segment(BASE, 2 * MIB)]
+    assert contradictions(builders.trace([segment_free(BASE, 2 * MIB)], final)) == 1
+    grown = [segment_alloc(BASE, 2 * MIB)]
+    assert contradictions(builders.trace(grown, [Segment(BASE, 20 * MIB)])) == 1
+
+
+def test_addresses_of_a_freed_segment_may_become_part_of_an_expandable_one() -> None:
+    entries = [
+        segment_alloc(BASE, 2 * MIB),
+        segment_free(BASE, 2 * MIB),
+        Entry(Action.SEGMENT_MAP, BASE, 20 * MIB),
+    ]
+    trace = builders.trace(entries, [Segment(BASE, 20 * MIB, expandable=True)])
+    assert contradictions(trace) == 0
+    assert lives(trace) == [(BASE, 2 * MIB, 0, 1)]
+
+
+def test_a_final_segment_began_with_its_last_reservation_or_before_the_trace() -> None:
+    entries = [
+        segment_alloc(BASE, 2 * MIB),
+        segment_free(BASE, 2 * MIB),
+        segment_alloc(BASE, 2 * MIB),
+    ]
+    final = [Segment(BASE, 2 * MIB), Segment(OTHER, 2 * MIB)]
+    assert segment_history(builders.trace(entries, final)).final_begin.tolist() == [2, BEFORE]

@@ -1,0 +1,149 @@
+"""Which function of torch is called for a product, and what it computes: on the host, where torch is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api.gemm import LAYOUTS, Gemm, GemmSettings
+from cudakit.gpu.blas.frameworks import View, attribute, run_with, views
+from cudakit.gpu.blas.torch import _switches
+from cudakit.gpu.blas.torch_calls import TensorSet, choose_call
+
+GEMM = Gemm(dtype="fp64", m=5, n=3, k=4)
+USUAL = GemmSettings()
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("epilogue", "batch"),
+    [("none", 1), ("bias", 1), ("relu-bias", 1), ("gelu-bias", 1), ("none", 3), ("bias", 3)],
+)
+@pytest.mark.parametrize("padding", [0, 2])
+def test_torch_computes_the_product_into_its_place(
+    torch: Any, layout: str, epilogue: str, batch: int, padding: int
+) -> None:
+    gemm = replace(GEMM, layout=layout, epilogue=epilogue, batch=batch, padding=padding)
+    seen, random = views(gemm), np.random.default_rng(7)
+    a, b = random.normal(size=gemm.a.elements), random.normal(size=gemm.b.elements)
+    bias, d = random.normal(size=gemm.m), np.full(gemm.d.elements, np.nan)
+    left, right, result = (
+        _tensor(torch, memory, view)
+        for memory, view in ((b, seen.left), (a, seen.right), (d, seen.result))
+    )
+    added = torch.from_numpy(bias) if gemm.has_bias else None
+    choose_call(torch, gemm, USUAL, "cpu").run(TensorSet(left, right, result, added))
+    expected = left @ right + (added if gemm.has_bias else 0)
+    if "-" in epilogue:
+        activation = torch.nn.functional
+        expected = (
+            activation.relu(expected)
+            if epilogue.startswith("relu")
+            else activation.gelu(expected, approximate="tanh")
+        )
+    # On the host torch's gelu is the one by erf.
+    assert torch.allclose(result, expected, atol=2e-3 if epilogue == "gelu-bias" else 1e-12)
+    assert np.isnan(d).sum() == batch * gemm.n * padding
+
+
+def test_torch_multiplies_integers(torch: Any) -> None:
+    gemm = Gemm(dtype="int8", m=16, n=24, k=32)
+    random = np.random.default_rng(7)
+    left, right = (
+        torch.from_numpy(random.integers(-9, 9, shape, np.int8)) for shape in ((24, 32), (32, 16))
+    )
+    result = torch.zeros((24, 16), dtype=torch.int32)
+    choose_call(torch, gemm, USUAL, "cpu").run(TensorSet(left, right, result, None))
+    assert torch.equal(result, left.int() @ right.int())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "accumulate", "wanted"),
+    [
+        ("tf32", USUAL, "", {"fp32_precision": "tf32"}),
+        ("fp32", USUAL, "", {"fp32_precision": "ieee"}),
+        (
+            "fp16",
+            GemmSettings(reduced_precision=False),
+            "fp16",
+            {"allow_fp16_reduced_precision_reduction": False, "allow_fp16_accumulation": True},
+        ),
+        ("bf16", USUAL, "", {"allow_bf16_reduced_precision_reduction": True}),
+        ("fp64", USUAL, "", {}),
+    ],
+)
+def test_torchs_settings_are_those_of_the_product_and_as_before_when_it_is_enqueued(
+    torch: Any, dtype: str, settings: GemmSettings, accumulate: str, wanted: dict[str, Any]
+) -> None:
+    gemm = Gemm(dtype=dtype, m=8, n=8, k=8, accumulate=accumulate)
+    matmul = torch.backends.cuda.matmul
+    before = {name: getattr(matmul, name) for name in wanted}
+    during: dict[str, Any] = {}
+    switches = _switches(torch, gemm, settings)
+    run_with(
+        tuple(switches.values()),
+        lambda: during.update({name: getattr(matmul, name) for name in wanted}),
+    )
+    assert during == wanted
+    assert {name: getattr(matmul, name) for name in wanted} == before
+
+
+def test_torch_is_deterministic_only_with_a_fixed_workspace(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    settings = GemmSettings(deterministic=True)
+    with pytest.raises(Unsupported, match="CUBLAS_WORKSPACE_CONFIG"):
+        _switches(torch, GEMM, settings)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    switch = _switches(torch, GEMM, settings)["use_deterministic_algorithms"]
+    seen: list[bool] = []
+    run_with([switch], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_setting_is_put_back_where_the_work_fails() -> None:
+    class Holder:
+        value = 1
+
+    def fail() -> None:
+        assert Holder.value == 2
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run_with([attribute(Holder, "value", 2)], fail)
+    assert Holder.value == 1
+
+
+@pytest.mark.parametrize(
+    ("gemm", "reason"),
+    [
+        (replace(GEMM, epilogue="relu"), "together with a bias"),
+        (replace(GEMM, epilogue="gelu-bias", batch=2), "single products"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn"), "layout tn only"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="relu-bias"), "one at a time"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=24), "multiples of 16"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="bias", output="fp32"), "no bias"),
+        (Gemm(dtype="int8", m=16, n=16, k=16), "n is above 16"),
+        (Gemm(dtype="int8", m=16, n=32, k=16, padding=8), "without epilogue and padding"),
+        (Gemm(dtype="bf16", m=8, n=8, k=8, output="fp32", epilogue="bias"), "bf16 to fp32"),
+    ],
+)
+def test_what_torch_has_no_call_for_it_says(gemm: Gemm, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        choose_call(object(), gemm, USUAL, "cpu")
+
+
+def _tensor(torch: Any, memory: np.ndarray, view: View) -> Any:
+    octets = torch.from_numpy(memory.view(np.uint8))
+    return octets.view(torch.float64).as_strided(view.shape, view.strides)

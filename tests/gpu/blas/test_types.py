@@ -1,0 +1,113 @@
+"""What cuBLAS calls our types, and how a row-major library sees our operands."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Gemm
+from cudakit.gpu.blas.frameworks import View, views
+from cudakit.gpu.blas.types import numbered, type_names
+
+ALL = [
+    Gemm(dtype=name, m=16, n=16, k=16, output=output.name, accumulate=accumulate)
+    for name, kind in DATA_TYPES.items()
+    for output, accumulate in product(kind.outputs, kind.accumulators)
+]
+
+
+@pytest.mark.parametrize(
+    "gemm", ALL, ids=lambda gemm: f"{gemm.dtype}-{gemm.output}-{gemm.accumulate}"
+)
+def test_every_name_of_a_type_is_one_that_the_bindings_know(gemm: Gemm) -> None:
+    nvmath = pytest.importorskip("nvmath", reason="nvmath-python is not installed")
+    cublas = pytest.importorskip("nvmath.bindings.cublas")
+    types = numbered(type_names(gemm), cublas.ComputeType, nvmath.CudaDataType)
+    sizes = {0: 4, 1: 8, 2: 2, 14: 2, 28: 1, 29: 1, 3: 1, 10: 4}
+    assert sizes[types.a] == gemm.a.element.size_bytes
+    assert sizes[types.d] == gemm.d.element.size_bytes
+    assert sizes[types.bias] == gemm.bias.size_bytes
+
+
+def test_the_bindings_have_every_attribute_that_we_set() -> None:
+    lt = pytest.importorskip("nvmath.bindings.cublasLt", reason="nvmath-python is not installed")
+    cublas = pytest.importorskip("nvmath.bindings.cublas")
+    from gpu.blas.fake_cublas import FakeCublas, FakeLt
+
+    pairs = [
+        (getattr(fake, name), getattr(real, name))
+        for fake, real in ((FakeLt, lt), (FakeCublas, cublas))
+        for name in vars(fake)
+        if name[0].isupper() and name not in ("ClusterShape", "MatmulInnerShape")
+    ]
+    assert len(pairs) == 11
+    for fake, real in pairs:
+        assert {member.name for member in fake} <= {member.name for member in real}
+
+
+def test_the_bindings_have_every_function_that_we_call() -> None:
+    lt = pytest.importorskip("nvmath.bindings.cublasLt", reason="nvmath-python is not installed")
+    cublas = pytest.importorskip("nvmath.bindings.cublas")
+    from gpu.blas.fake_cublas import FakeCublas, FakeLt
+
+    for fake, real in ((FakeLt, lt), (FakeCublas, cublas)):
+        missing = [name for name in vars(fake) if name[0] != "_" and not hasattr(real, name)]
+        assert missing == []
+    for name in ("gemm_ex", "gemm_strided_batched_ex"):
+        assert hasattr(cublas, name)
+        assert hasattr(cublas, f"{name}_64")
+
+
+def test_tf32_is_a_way_to_compute_with_fp32() -> None:
+    tf32, fp32 = (type_names(Gemm(dtype=name, m=8, n=8, k=8)) for name in ("tf32", "fp32"))
+    assert (tf32.a, tf32.d, tf32.scale) == (fp32.a, fp32.d, fp32.scale)
+    assert tf32.compute == "COMPUTE_32F_FAST_TF32"
+    assert fp32.compute == "COMPUTE_32F"
+
+
+def test_beside_a_result_of_fp8_c_is_of_the_type_of_the_bias() -> None:
+    names = type_names(Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, output="fp8_e4m3"))
+    assert (names.c, names.d) == ("CUDA_R_16BF", "CUDA_R_8F_E4M3")
+    assert type_names(Gemm(dtype="fp16", m=8, n=8, k=8)).c == "CUDA_R_16F"
+
+
+sizes = st.integers(1, 6)
+
+
+@given(
+    m=sizes,
+    n=sizes,
+    k=sizes,
+    batch=st.integers(1, 3),
+    padding=st.integers(0, 3),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_the_product_of_the_views_is_the_product_in_columns(
+    m: int, n: int, k: int, batch: int, padding: int, layout: str
+) -> None:
+    gemm = Gemm(dtype="fp64", m=m, n=n, k=k, batch=batch, padding=padding, layout=layout)
+    random = np.random.default_rng(m * n * k)
+    a, b = (random.integers(-4, 4, matrix.elements).astype(float) for matrix in (gemm.a, gemm.b))
+    d = np.full(gemm.d.elements, np.nan)
+    seen = views(gemm)
+    _over(d, seen.result)[...] = _over(b, seen.left) @ _over(a, seen.right)
+    for number in range(batch):
+        expected = _operand(a, gemm.a, number, layout[0]) @ _operand(b, gemm.b, number, layout[1])
+        columns = d.reshape(batch, n, m + padding)[number, :, :m]
+        assert np.array_equal(columns, expected.T)
+    assert np.isnan(d).sum() == batch * n * padding
+
+
+def _over(memory: np.ndarray, view: View) -> np.ndarray:
+    assert memory.nbytes == view.size_bytes
+    strides = tuple(8 * stride for stride in view.strides)
+    return np.lib.stride_tricks.as_strided(memory, view.shape, strides)
+
+
+def _operand(memory: np.ndarray, matrix: object, number: int, letter: str) -> np.ndarray:
+    stored = memory.reshape(matrix.batch, matrix.columns, matrix.leading)[number, :, : matrix.rows]
+    return stored if letter == "t" else stored.T

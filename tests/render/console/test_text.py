@@ -1,0 +1,81 @@
+"""Text for a terminal: escaped, and broken into lines."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from cudakit.render.console.text import LIMIT, cut, escaped, wrapped
+
+WORDS = st.lists(st.text("ab漢🙂", min_size=1, max_size=12), max_size=12).map(" ".join)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("plain [bold] {text} 漢字 é", "plain [bold] {text} 漢字 é"),
+        ("\x1b[2Jgone", r"\x1b[2Jgone"),
+        ("two\nlines\r\tand a tab", r"two\nlines\r\tand a tab"),
+        ("\u202eright to left", r"\u202eright to left"),
+        ("zero\u200bwidth\ufeff", r"zero\u200bwidth\ufeff"),
+        ("c1 \x9b31m", r"c1 \x9b31m"),
+        ("lone \ud800 surrogate", r"lone \ud800 surrogate"),
+        ("line\u2028separator", r"line\u2028separator"),
+        ("heart\ufe0f", r"heart\ufe0f"),
+        ("unassigned \U000e0fff", r"unassigned \U000e0fff"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(written: str, shown: str) -> None:
+    assert escaped(written) == shown
+
+
+def test_a_megabyte_of_text_is_cut_at_once() -> None:
+    start = time.perf_counter()
+    assert escaped("\x1b" * 1_000_000, limit=10) == r"\x1b\x1b\…"
+    assert len(escaped("x" * 1_000_000)) == LIMIT
+    assert time.perf_counter() - start < 0.1
+
+
+def test_text_of_just_the_limit_is_whole() -> None:
+    assert escaped("x" * 10, limit=10) == "x" * 10
+    assert escaped("x" * 11, limit=10) == "x" * 9 + "…"
+
+
+@given(st.text(st.characters(exclude_categories=())), st.integers(1, 50))
+def test_whatever_goes_in_what_comes_out_is_printable_and_short(text: str, limit: int) -> None:
+    safe = escaped(text, limit=limit)
+    assert safe.isprintable()
+    assert len(safe) <= limit
+    assert escaped(safe, limit=limit) == safe
+
+
+@given(WORDS, st.integers(2, 30))
+def test_no_line_is_too_wide_and_no_word_is_lost(text: str, width: int) -> None:
+    lines = wrapped(text, width)
+    assert all(cell_len(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_lines_break_at_spaces_and_inside_a_word_only_where_it_fits_on_no_line() -> None:
+    assert wrapped("one two three", 8) == ["one two", "three"]
+    assert wrapped("a extraordinary", 8) == ["a", "extraord", "inary"]
+
+
+def test_a_word_of_marks_alone_takes_no_room_and_is_kept() -> None:
+    assert wrapped(":: \u0301 x", 2) == ["::", "\u0301 x"]
+
+
+def test_words_beyond_the_last_line_allowed_leave_an_ellipsis() -> None:
+    assert wrapped("one two three four", 8, most=2) == ["one two", "three f…"]
+    assert wrapped("one two", 8, most=1) == ["one two"]
+
+
+def test_cut_text_fits_also_where_a_wide_character_would_not() -> None:
+    assert cut("漢字漢字", 5) == "漢字…"
+    assert cell_len(cut("漢字漢字", 4)) == 4
+    assert cut("漢字", 4) == "漢字"
+    assert cut("漢字", 0) == ""

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from cudakit.run.protocol import (
+    AGENT,
+    About,
+    Notice,
+    Notices,
+    Settings,
+    child_environment,
+)
+
+SPOOL = Path("/spool")
+
+
+def test_the_agent_comes_before_the_path_of_the_user() -> None:
+    made = child_environment({"PYTHONPATH": "/mine:rel"}, Settings(), SPOOL)
+
+    assert made["PYTHONPATH"] == f"{AGENT}:/mine:rel"
+
+
+def test_without_a_path_of_the_user_no_empty_entry_is_made() -> None:
+    for before in ({}, {"PYTHONPATH": ""}):
+        # An empty entry would be the working directory.
+        assert child_environment(before, Settings(), SPOOL)["PYTHONPATH"] == str(AGENT)
+
+
+def test_the_rest_of_the_environment_is_left_alone() -> None:
+    before = {"A": "1", "PATH": "/bin"}
+
+    made = child_environment(before, Settings(), SPOOL)
+
+    assert made.items() >= before.items()
+    assert made.keys() - before.keys() == {"PYTHONPATH", "CUDAKIT_AGENT"}
+
+
+def test_the_agent_is_told_what_to_do(tmp_path: Path) -> None:
+    settings = Settings(
+        sanitize=True,
+        memory=Path("out.pkl"),
+        library="/lib.so",
+        recorder="/rec.so",
+        frames={"cpython-312": "/f.so"},
+        patches={"90": "/sm_90.cubin"},
+        follow=False,
+    )
+
+    made = child_environment({}, settings, tmp_path)
+
+    assert json.loads(made["CUDAKIT_AGENT"]) == {
+        "spool": str(tmp_path),
+        "sanitize": True,
+        "memory": str(Path.cwd() / "out.pkl"),
+        "library": "/lib.so",
+        "recorder": "/rec.so",
+        "frames": {"cpython-312": "/f.so"},
+        "patches": {"90": "/sm_90.cubin"},
+        "follow": False,
+        "supervisor": os.getpid(),
+    }
+    assert made["CUDAKIT_SPOOL"] == str(tmp_path)
+
+
+def test_a_supervisor_inside_a_supervised_program_takes_its_place() -> None:
+    around = child_environment({"PYTHONPATH": "/mine"}, Settings(sanitize=True), SPOOL)
+    around["CUDAKIT_SPOOL_PROCESS"] = "7"
+
+    made = child_environment(around, Settings(), Path("/inner"))
+
+    assert made["PYTHONPATH"] == f"{AGENT}:/mine"
+    assert not any(name.startswith("CUDAKIT_SPOOL") for name in made)
+    assert json.loads(made["CUDAKIT_AGENT"])["spool"] == "/inner"
+
+
+def test_lines_are_read_once_and_only_whole(tmp_path: Path) -> None:
+    notices = Notices(tmp_path)
+    with (tmp_path / "7.failed").open("w") as file:
+        file.write("first\nsec")
+        file.flush()
+        assert list(notices.new()) == [Notice(7, About.FAILED, "first")]
+        file.write("ond\n")
+        file.flush()
+        assert list(notices.new()) == [Notice(7, About.FAILED, "second")]
+    assert list(notices.new()) == []
+
+
+def test_other_files_of_a_spool_are_left_alone(tmp_path: Path) -> None:
+    for name in ("7-000000.trace", "taken-rank000", "x.failed", "7.other"):
+        (tmp_path / name).write_text("line\n")
+    (tmp_path / "8.snapshots").write_bytes(b"/caf\xe9.pkl\n")
+
+    (notice,) = Notices(tmp_path).new()
+
+    assert notice.about is About.SNAPSHOTS
+    assert notice.text == b"/caf\xe9.pkl".decode("utf-8", "surrogateescape")
