@@ -119,13 +119,13 @@ class _Sanitizer:
     """Records this process, and charges each race to the test that was running."""
 
     def __init__(self, config: pytest.Config, *, everything: bool) -> None:
-        from cudakit.core.sanitize.monitor import Watch
+        from cudakit.core.sanitize.detector import RaceDetector
         from cudakit.core.sanitize.suppressions import suppressions
         from cudakit.gpu.capture.inprocess import begin
 
         self._everything = everything
         self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))
-        self._watch = Watch()
+        self._detector = RaceDetector()
         self._outside = self._report = self._new_report()
         self._test = ""  # that is running, and is watched
         self._tests = 0
@@ -164,7 +164,7 @@ class _Sanitizer:
         from cudakit.core.sanitize.report import findings
 
         with self._settled():
-            result = self._watch.result(self._outside)
+            result = self._detector.result(self._outside)
         seen = result.coverage
         return {
             "tests": self._tests,
@@ -200,7 +200,7 @@ class _Sanitizer:
         if self._report is self._outside:
             return ""
         with self._settled():
-            races = findings(self._watch.result(self._report))
+            races = findings(self._detector.result(self._report))
             shared, self._shared = self._shared, []
             self._report = self._new_report()
         if not races:
@@ -218,14 +218,14 @@ class _Sanitizer:
     def _settled(self) -> Iterator[None]:
         """Look at all that was enqueued so far; nothing more comes within the block."""
         with self._recording.settled():
-            for trace, races in self._watch.finish(self._report).items():
+            for trace, races in self._detector.finish(self._report).items():
                 self._share(self._calls[trace], races)
             yield
 
     def _take(self, batch: Batch) -> None:
         calls = self._calls[batch.process, batch.chain]
         calls.add(int(batch.records["seq"].max()), self._test)
-        self._share(calls, self._watch.feed(batch, self._report))
+        self._share(calls, self._detector.feed(batch, self._report))
 
     def _share(self, calls: _Calls, races: Iterable[Race]) -> None:
         """Note which other tests have a side in races."""

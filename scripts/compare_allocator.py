@@ -75,7 +75,7 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     from allocator_scenarios.streams_at_work import WorkOnGpu
     from allocator_scenarios.torch_subject import Torch
 
-    from cudakit.core.allocator.upstream import OfGpu
+    from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
     if found := [name for name in VARIABLES if name in os.environ]:
@@ -84,7 +84,7 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     theirs, work = Torch(gpu), WorkOnGpu(gpu)
 
     def ours(addresses: Addresses) -> Subject:
-        upstream = OfGpu(gpu)
+        upstream = GpuUpstream(gpu)
         return Ours(Placed(upstream, addresses) if addresses else upstream, work)
 
     about = {

@@ -37,7 +37,7 @@ from typing import TypeGuard
 import judge_races
 import race_logs
 
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, in_turn
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reordered
 from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
@@ -195,7 +195,7 @@ def outcome(chains: list[race_logs.Chain]) -> Outcome:
     """Hold what the engine says of a run to what brute force finds in it."""
     found = Found([], Counter())
     for chain in chains:
-        records, never_read = in_turn(chain.records)
+        records, never_read = reordered(chain.records)
         one = unordered(unpack(records, chain.strings))
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)

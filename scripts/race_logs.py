@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.gpu.demangle import demangle
@@ -117,14 +117,14 @@ def judged(
     chains: Sequence[Chain], *, exit_status: int = 0, notes: Sequence[str] = ()
 ) -> SanitizeResult:
     """Find the races in a log, as ``cudakit run --sanitize`` does while the program runs."""
-    watch, report = Watch(), Report(demangle=demangle)
+    detector, report = RaceDetector(), Report(demangle=demangle)
     for process, chain in enumerate(chains, start=1):
         batch = Batch(
             process, chain.records, chain.strings, chain.stacks, simulated=chain.simulated
         )
-        watch.feed(batch, report)
-    watch.finish(report)
-    return watch.result(report, exit_status=exit_status, notes=notes)
+        detector.feed(batch, report)
+    detector.finish(report)
+    return detector.result(report, exit_status=exit_status, notes=notes)
 
 
 def _named(records: Records) -> set[int]:

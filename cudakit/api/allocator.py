@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from cudakit.core.allocator.mempool import GraphMemory, MemPool
+from cudakit.core.allocator.device_allocator import DeviceAllocator
+from cudakit.core.allocator.ipc import OpenedMemory
+from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.opened import OpenedAllocator
-from cudakit.core.allocator.opened_memory import OpenedMemory
-from cudakit.core.allocator.private import PoolError
-from cudakit.core.allocator.shared import SharedMemory
+from cudakit.core.allocator.private_pools import PoolError
+from cudakit.core.allocator.shared_memory import SharedMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class CachingAllocator(OpenedAllocator):
+class CachingAllocator(DeviceAllocator):
     """Memory of a device, cached and in the order of streams, as torch's allocator does, without torch.
 
     ``device`` is CUDA's number of one, the current one by default, or ``"sim"`` or ``"sim:MODEL"`` for

@@ -128,15 +128,9 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
 
 def new_allocator(device: Replica, settings: Settings, search_again: bool) -> ReplayAllocator:
     """Return the caching allocator as ``core.whatif`` replays traces with it."""
-    from cudakit.core.allocator.caching import CachingAllocator
+    from cudakit.core.allocator.allocator import CachingAllocator
 
-    class Replaying(CachingAllocator):
-        def process_events(self) -> None:
-            """Complete the frees whose streams are done, as the next request would."""
-            with self._inside():
-                self._uses.process()
-
-    return Replaying(device, settings, search_again=search_again)
+    return CachingAllocator(device, settings, search_again=search_again)
 
 
 def record_memory(

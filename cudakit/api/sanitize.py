@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Literal, TypeAlias
 
-from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings, message
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult
@@ -88,7 +88,7 @@ class _Session:
     """The recording of this process, and the block that it is in."""
 
     def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
-        self._watch = Watch()
+        self._detector = RaceDetector()
         self._outside = self._report = Report()
         self._recording = begin(self._take, gpu=gpu, accesses=accesses)
 
@@ -99,7 +99,7 @@ class _Session:
                 hint="the outer one finds the races of both: leave the inner one out",
             )
         with self._recording.settled():
-            self._watch.finish(self._report)
+            self._detector.finish(self._report)
             self._report = report
         self._recording.watch_simulated(wanted=True)
 
@@ -109,8 +109,8 @@ class _Session:
 
     def result(self, report: Report) -> SanitizeResult:
         with self._recording.settled():
-            self._watch.finish(self._report)
-            return self._watch.result(report, notes=self._recording.cuda.notes)
+            self._detector.finish(self._report)
+            return self._detector.result(report, notes=self._recording.cuda.notes)
 
     def must_have(self, accesses: Accesses | None) -> None:
         """Raise UsageError where accesses are known in another way than is wanted."""
@@ -122,7 +122,7 @@ class _Session:
             )
 
     def _take(self, batch: Batch) -> None:
-        self._watch.feed(batch, self._report)
+        self._detector.feed(batch, self._report)
 
 
 def _session(gpu: Which, accesses: Accesses | None) -> _Session:

@@ -1,6 +1,6 @@
-"""HTML and SVG as text that is safe by construction: the one place of a page where escaping happens.
+"""HTML and SVG text that is safe by construction: the only place that escapes for pages.
 
-A plain string is text and is escaped wherever it is put; only ``element`` and ``join`` make Markup.
+A plain string is text and is escaped; only ``element`` and ``join`` make Markup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-# A name that is longer was made to flood the page; a tooltip should fit a screen.
+# A longer name would flood the page; a tooltip should fit a screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 
@@ -18,7 +18,7 @@ _SHAPES = frozenset({"circle", "line", "path", "rect"})
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     """Make an element; a child that is not Markup is text, None is nothing.
 
     Attribute names are given with ``_`` for ``-`` and may end in ``_`` (``class_``). None and False leave
-    an attribute out, True writes it without a value. Raises ValueError for what the page's
+    an attribute out, True writes it without a value. Raises ValueError for attributes that the page's
     content-security policy forbids: ``style``, event handlers, links that leave the page.
     """
     opening = tag + "".join(_attribute(key, value) for key, value in attributes.items())
@@ -49,9 +49,9 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
-    r"""Make text harmless: no markup, nothing invisible, at most ``limit`` characters.
+    r"""Escape text: no markup, nothing invisible, at most ``limit`` characters.
 
-    What Unicode does not count as printable (controls, bidirectional overrides, lone surrogates) is
+    Characters that are not printable in Unicode (controls, bidirectional overrides, lone surrogates) are
     written as ``\x1b`` or ``\u202e``.
     """
     head = text[: limit + 1]
@@ -77,7 +77,7 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def _limit(attribute: str) -> int:
-    # The data of a path is ours and long; everything else may carry words from a file.
+    # Path data is long and contains no text of a file.
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 
 

@@ -11,11 +11,11 @@ from allocator_scenarios.canonical import Addresses
 from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import InMemory, Placed
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.checkpoint import PoolState
-from cudakit.core.allocator.invalid import InvalidPointer
-from cudakit.core.allocator.mempool import GraphMemory, MemPool
+from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import Upstream
 from cudakit.errors import InputError
 from cudakit.torch_rules.settings import parse_config

@@ -9,8 +9,7 @@ import numpy as np
 
 from allocator_scenarios.scenario import STREAMS
 from allocator_scenarios.upstreams import InMemory
-from cudakit.core.allocator.reuse import CaptureGraph
-from cudakit.core.allocator.upstream import GraphOfGpu
+from cudakit.core.allocator.upstream import CaptureGraph, GpuGraph
 from cudakit.gpu.api import Gpu, Ptr, Stream
 
 MOST_NS = 2_000_000_000
@@ -179,7 +178,7 @@ class WorkOnGpu:
 
     def begin_capture(self, stream: str) -> CaptureGraph:
         self._captured.begin(self._gpu.streams.handle(self._stream(stream)))
-        return GraphOfGpu(self._gpu)
+        return GpuGraph(self._gpu)
 
     def end_capture(self, stream: str) -> None:
         self._captured.end(self._gpu.streams.handle(self._stream(stream)))

@@ -8,23 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.allocator.mempool import GraphMemory
-from cudakit.core.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.device_allocator import DeviceAllocator
+from cudakit.core.allocator.mem_pool import GraphMemory
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 
 MIB = 1 << 20
 SIZE = 30 * MIB
 
-Make = Callable[..., OpenedAllocator]
+Make = Callable[..., DeviceAllocator]
 
 
 @pytest.fixture
 def make(gpu: Gpu) -> Iterator[Make]:
-    made: list[OpenedAllocator] = []
+    made: list[DeviceAllocator] = []
 
-    def allocator(**settings: bool) -> OpenedAllocator:
-        made.append(OpenedAllocator(gpu, Settings(**settings), owned=False))
+    def allocator(**settings: bool) -> DeviceAllocator:
+        made.append(DeviceAllocator(gpu, Settings(**settings), owned=False))
         return made[-1]
 
     yield allocator
@@ -32,11 +32,11 @@ def make(gpu: Gpu) -> Iterator[Make]:
         each.close()
 
 
-def pools(allocator: OpenedAllocator) -> list[tuple[int, int]]:
+def pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
     return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
 
 
-def host_pools(allocator: OpenedAllocator) -> list[tuple[int, int]]:
+def host_pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
     return sorted(each["segment_pool_id"] for each in allocator.pinned.snapshot()["host_segments"])
 
 
@@ -164,7 +164,7 @@ def test_the_default_stream_of_a_thread_is_asked_by_that_thread(
     assert sorted(pools(allocator)) == [(0, 0), memory.id]
 
 
-def reused(bench: Workbench, allocator: OpenedAllocator) -> tuple[bool, bool, GraphMemory]:
+def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, GraphMemory]:
     """Free what two streams used, and say whether it is reused before they join, and after."""
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     with allocator.capture(stream=first) as memory:

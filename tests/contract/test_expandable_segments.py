@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.torch_rules.settings import Settings
 
@@ -19,7 +19,7 @@ PAGE = 20 * MIB
 
 @pytest.fixture
 def allocator(gpu: Gpu) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(OfGpu(gpu), Settings(expandable_segments=True))
+    made = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
     yield made
     made.close()
 

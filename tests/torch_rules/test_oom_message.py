@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from core.allocator.device import GIB, MIB, Device
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport, Pin, Silo

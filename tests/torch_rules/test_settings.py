@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from torch_rules.all_settings import settings as all_settings
 
-from cudakit.core.memory.load.settings import plain_settings
+from cudakit.core.memory.load.schema import plain_settings
 from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
 from cudakit.torch_rules.setting_rules import MIB, RULES, Reserve, SettingRefused

@@ -41,7 +41,7 @@ def alloc(*, effort: Effort, **asked: Any) -> Spec:
 
 
 def _caching(gpu: Gpu) -> Allocator:
-    from cudakit.core.allocator.caching import CachingAllocator
-    from cudakit.core.allocator.upstream import OfGpu
+    from cudakit.core.allocator.allocator import CachingAllocator
+    from cudakit.core.allocator.upstream import GpuUpstream
 
-    return CachingAllocator(OfGpu(gpu))
+    return CachingAllocator(GpuUpstream(gpu))

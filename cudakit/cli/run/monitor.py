@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.sanitize.monitor import Watch
+from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
@@ -38,7 +38,7 @@ class Monitor:
         self._warn = warn
         self._report = Report(show=show, suppressions=suppressions(suppress), demangle=demangle)
         possible = show is Confidence.POSSIBLE
-        self._watch = Watch(strict_threads=strict_threads, report_possible=possible)
+        self._detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
 
     def consume(self, batch: Batch) -> bool:
         """Take what came; True stops the program."""
@@ -65,19 +65,19 @@ class Monitor:
     def finish(self) -> None:
         """Take that nothing more comes: what is still held back is looked at as well as can be."""
         if self._failure is None:
-            self._watch.finish(self._report)
+            self._detector.finish(self._report)
 
     def result(self, *, exit_status: int | None = None) -> SanitizeResult:
         """Return what is known by now. Raises what went wrong while it was looked at."""
         if self._failure:
             raise self._failure
         notes = [_times(reason, count) for reason, count in self._notes.items()]
-        return self._watch.result(
+        return self._detector.result(
             self._report, exit_status=exit_status, stopped=self.stopped, notes=notes
         )
 
     def _feed(self, batch: Batch) -> None:
-        found = self._watch.feed(batch, self._report)
+        found = self._detector.feed(batch, self._report)
         # It may be suppressed, which takes a Result to see.
         if found and self._stop_on_first and findings(self.result()) and not self.stopped:
             self.stopped = True

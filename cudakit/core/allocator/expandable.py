@@ -1,4 +1,4 @@
-"""Expandable segments: how free blocks are chosen, memory mapped and given back page by page.
+"""Expandable segments: how free blocks are chosen, and memory is mapped and released page by page.
 
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (get_free_block, find_expandable_block,
 try_allocate_expandable_block, map_block, release_blocks, unmap_block).
@@ -6,206 +6,173 @@ try_allocate_expandable_block, map_block, release_blocks, unmap_block).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from heapq import merge
-from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import Protocol
 
-from cudakit.core.allocator.block import Block, Trail
-from cudakit.core.allocator.growing import Growing, Unmapped, room_of
-from cudakit.core.allocator.mapping import Reservation
-from cudakit.core.allocator.pages import VirtualMemory
-from cudakit.core.allocator.pools import Entry, Pool
-from cudakit.core.allocator.tracing import SEGMENT_MAP, SEGMENT_UNMAP
-from cudakit.core.allocator.upstream import Paged, Upstream
+from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment
+from cudakit.core.allocator.expandable_segment import (
+    ExpandableSegment,
+    StreamSegments,
+    expandable_size,
+)
+from cudakit.core.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
+from cudakit.core.allocator.pools import BlockPool, Request
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Paged, Upstream, VirtualMemory
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.setting_rules import FULL_RESERVE, Reserve
-from cudakit.torch_rules.sizes import SMALL_SEGMENT, SMALLEST_BLOCK
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import SMALL_SEGMENT
 from cudakit.units import format_bytes
 
-if TYPE_CHECKING:
-    from cudakit.core.allocator.cache import Cache, Request
-
-# CUDA_ERROR_OUT_OF_MEMORY (CUDA Driver API, CUresult).
-_OUT_OF_MEMORY = 2
 _FULL = Reserve(value=FULL_RESERVE)
 
 
-class Expandable:
-    """The expandable segments of a cache.
+class Owner(Protocol):
+    """The parts of the engine that expandable segments use."""
 
-    ``classes`` are those of streams, by which the addresses are chosen that a segment has. Whatever a call of
-    the driver raises, what was mapped by then stays, free or in use.
+    upstream: Upstream
+    settings: Settings
+    trace: History | None
+
+    def count_mapped(self, pool: BlockPool, size: int) -> None: ...
+
+
+class ExpandableSegments:
+    """The expandable segments of an engine.
+
+    ``stream_classes`` choose the setting by which addresses are reserved for a stream. If a driver call
+    raises, what was mapped until then stays, free or in use.
     """
 
-    classes: Mapping[int, str] = MappingProxyType({})
-
-    def __init__(self, cache: Cache, pages: VirtualMemory) -> None:
-        self._cache = cache
-        self._pages = pages
-        self._rows: dict[tuple[Pool, int], Growing] = {}
-        self._coarse: dict[
-            Pool, int
-        ] = {}  # the slack of pools that is meant for plain segments only
-
-    def rest(self) -> None:
-        """Let all new memory be in plain segments, until something is found here again."""
-        for pool, slack_bytes in self._coarse.items():
-            pool.slack_bytes = slack_bytes
-        self._coarse.clear()
-
-    def find(self, pool: Pool, size: int, stream: int, limit: int) -> Block | None:
-        """Take the best fit out of a pool, or nothing where that block is of the limit or more.
-
-        Free blocks are tried by size and address. One that could still grow is passed over as long as the
-        next one has less room to grow.
-        """
-        if pool not in self._coarse:
-            self._coarse[pool], pool.slack_bytes = pool.slack_bytes, SMALLEST_BLOCK - 1
-        rows = [row for row in (pool.rows.get(stream), self._rows.get((pool, stream))) if row]
-        entries = [row.from_size(size) for row in rows]
-        chosen = _best_fit(entries[0] if len(entries) == 1 else merge(*entries))
-        if chosen is None or chosen.size >= limit:
-            return None
-        chosen.row.discard(chosen)
-        return chosen
-
-    def first(self, pool: Pool, stream: int, size: int) -> Block | None:
-        """Return the smallest free block of at least a size that lies in an expandable segment."""
-        row = self._rows.get((pool, stream))
-        entry = next(row.from_size(size), None) if row is not None else None
-        return None if entry is None else entry[2]
-
-    def obtain(self, request: Request) -> Block | None:
-        """Map what a request lacks, at the lowest address where it fits; None where there is no memory.
-
-        Raises CudaError for all else that the driver refuses. The block is in no pool.
-        """
-        block = self._place_for(request)
-        if isinstance(block, Unmapped):
-            block = self._map(block, min(request.size, block.size), request.stack)
-        while block is not None and block.size < request.size:
-            rest = cast("Unmapped", block.next)  # as the place was chosen
-            block = self._map(rest, min(request.size - block.size, rest.size), request.stack)
-        if block is not None:
-            block.row.discard(block)
-        return block
-
-    def release(self, pool: Pool, stack: Trail | None) -> None:
-        """Give back every page of a pool of which nothing is used, and the reservations that are left empty.
-
-        Waits for their streams. Raises CudaError, and keeps what was not given back by then.
-        """
-        for row in self._rows_of(pool):
-            for block in list(row):
-                self._unmap(row.reservation_of(block), block, stack)
-        for row in self._rows_of(pool):
-            for reservation in [each for each in row.reservations if each.is_empty]:
-                self._pages.unreserve(reservation.ptr, reservation.size)
-                reservation.leave()
-            if not row.reservations:
-                del self._rows[pool, row.stream]
-        if pool in self._coarse:
-            pool.slack_bytes = self._coarse.pop(pool)
+    def __init__(
+        self,
+        memory: VirtualMemory,
+        registry: dict[int, Segment],
+        stream_classes: Mapping[int, str],
+    ) -> None:
+        self._memory = memory
+        self._registry = registry
+        self._groups: dict[tuple[BlockPool, int], StreamSegments] = {}
+        self._stream_classes = stream_classes
 
     @property
-    def reservations(self) -> list[Reservation]:
-        """The ranges of addresses that are set aside."""
-        return [each for row in self._rows.values() for each in row.reservations]
+    def segments(self) -> list[ExpandableSegment]:
+        """The reserved ranges of addresses."""
+        return [segment for group in self._groups.values() for segment in group.segments]
 
     @property
     def mapped(self) -> list[tuple[int, int]]:
-        """The ranges that have memory behind them: where each begins, and its size."""
-        return [(each.ptr, each.size) for place in self.reservations for each in place.ranges]
+        """The ranges that have memory: address and size of each."""
+        return [(each.ptr, each.size) for segment in self.segments for each in segment.ranges]
 
-    def reserve_bytes(self, pool: Pool, stream: int, total_bytes: int) -> int:
-        """Return how many addresses a segment of a pool and stream has, on a device of so much memory."""
-        settings = self._cache.settings
+    def alloc_block(self, owner: Owner, request: Request) -> Block | None:
+        """Map what a request lacks, at the lowest address where it fits; None if there is no memory.
+
+        The block is in no list. Raises CudaError for every other failure of the driver.
+        """
+        block = self._place_for(owner, request)
+        if block is not None and not block.mapped:
+            block = self._map(owner, block, min(request.size, block.size), request.stack)
+        while block is not None and block.size < request.size:
+            rest = block.next
+            assert rest is not None  # noqa: S101  # as the place was chosen
+            lacking = min(request.size - block.size, rest.size)
+            block = self._map(owner, rest, lacking, request.stack)
+        if block is not None:
+            block.free_blocks.remove(block)
+        return block
+
+    def release_blocks(self, owner: Owner, pool: BlockPool, stack: RawStack | None) -> None:
+        """Release every unused page of a pool, and the reservations that are empty then.
+
+        Waits for their streams. Raises CudaError, and keeps what was not released by then.
+        """
+        groups = [
+            group for (own, _), group in sorted(self._groups.items(), key=_stream) if own is pool
+        ]
+        for group in groups:
+            for block in [b for b in group.free if b.expandable_segment is not None]:
+                self._unmap(owner, block, stack)
+        for group in groups:
+            for segment in [each for each in group.segments if not each.ranges]:
+                self._memory.unreserve(segment.ptr, segment.size)
+                segment.remove()
+            if not group.segments:
+                del self._groups[pool, group.free.stream]
+
+    def reserve_bytes(
+        self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
+    ) -> int:
+        """Return the size of a new segment's address range, on a device with so much memory."""
         by_class = dict(settings.expandable_segments_reserve_by_class)
         plain = settings.expandable_segments_reserve or _FULL
-        reserve = by_class.get(self.classes.get(stream, ""), plain)
-        page = self._page_bytes(pool)
+        reserve = by_class.get(self._stream_classes.get(stream, ""), plain)
+        page = _page_bytes(settings, pool)
         return -(-reserve.size_bytes(total_bytes) // page) * page
 
-    def _rows_of(self, pool: Pool) -> list[Growing]:
-        streams = sorted(stream for owner, stream in self._rows if owner is pool)
-        return [self._rows[pool, stream] for stream in streams]
+    def _place_for(self, owner: Owner, request: Request) -> Block | None:
+        group = self._groups.get((request.pool, request.stream))
+        place = group.place_for(request.size) if group is not None else None
+        return place or self._reserve(owner, request)
 
-    def _place_for(self, request: Request) -> Block | None:
-        row = self._rows.get((request.pool, request.stream))
-        place = row.place_for(request.size) if row is not None else None
-        return place or self._reserve(request)
-
-    def _reserve(self, request: Request) -> Block | None:
-        """Set addresses aside; None where there are none, or a request is beyond what would be set aside."""
-        total = self._cache.upstream.memory_info().total_bytes
-        size = self.reserve_bytes(request.pool, request.stream, total)
+    def _reserve(self, owner: Owner, request: Request) -> Block | None:
+        """Reserve addresses; None if there are none, or the request is larger than a reservation."""
+        total = owner.upstream.memory_info().total_bytes
+        pool, stream = request.pool, request.stream
+        size = self.reserve_bytes(owner.settings, pool, stream, total)
         if request.size > size:
             return None
         try:
-            ptr = self._pages.reserve(size)
+            ptr = self._memory.reserve(size)
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
-        key = request.pool, request.stream
-        row = self._rows.get(key)
-        if row is None:
-            row = self._rows[key] = Growing(*key)
-        page = self._page_bytes(request.pool)
-        return Reservation(ptr, size, page, row, self._cache.segments).first
+        group = self._groups.get((pool, stream))
+        if group is None:
+            group = self._groups[pool, stream] = StreamSegments(pool.free_blocks(stream))
+        page = _page_bytes(owner.settings, pool)
+        return ExpandableSegment(ptr, size, page, group, self._registry).first
 
-    def _page_bytes(self, pool: Pool) -> int:
-        return SMALL_SEGMENT if pool.small else self._cache.settings.large_segment_size_bytes
-
-    def _map(self, place: Unmapped, needed: int, stack: Trail | None) -> Block | None:
-        reservation = place.reservation
-        page = reservation.page_bytes
+    def _map(self, owner: Owner, place: Block, needed: int, stack: RawStack | None) -> Block | None:
+        segment = place.expandable_segment
+        assert segment is not None  # noqa: S101
+        ptr, page = place.ptr, segment.page_bytes
         count = -(-needed // page)
         try:
-            self._pages.map(place.ptr, page, count)
+            self._memory.map(ptr, page, count)
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
-        ptr = place.ptr
-        if ptr == reservation.ptr and reservation.stack is None:
-            reservation.stack = stack
-        block = reservation.mapped(place, count * page)
-        self._count(reservation.row, count * page)
-        self._record(SEGMENT_MAP, block, ptr, count * page, stack)
+        if ptr == segment.ptr and segment.stack is None:
+            segment.stack = stack
+        block = segment.map(place, count * page)
+        owner.count_mapped(block.pool, count * page)
+        if owner.trace is not None:
+            pool = block.pool.id
+            owner.trace.record(SEGMENT_MAP, ptr, count * page, block.stream, stack, pool)
         return block
 
-    def _unmap(self, reservation: Reservation, block: Block, stack: Trail | None) -> None:
-        begin, end = reservation.pages_within(block)
+    def _unmap(self, owner: Owner, block: Block, stack: RawStack | None) -> None:
+        segment = block.expandable_segment
+        assert segment is not None  # noqa: S101
+        begin, end = segment.pages_within(block)
         if begin == end:
             return
-        # Neither cuMemUnmap nor cuMemRelease waits for who uses the memory.
-        self._pages.sync_stream(block.stream)
-        self._pages.unmap(begin, end - begin)
-        seen = stack or (reservation.stack if block.ptr == reservation.ptr else None)
-        reservation.unmapped(block, begin, end)
-        self._count(reservation.row, begin - end)
-        self._record(SEGMENT_UNMAP, block, begin, end - begin, seen)
-
-    def _count(self, row: Growing, size: int) -> None:
-        cache = self._cache
-        cache.reserved_bytes += size
-        if size > 0:
-            cache.statistics.num_device_alloc += 1
-            row.tally.mapped(size)
-        else:
-            cache.statistics.num_device_free += 1
-            row.tally.unmapped(-size)
-
-    def _record(self, action: str, block: Block, ptr: int, size: int, stack: Trail | None) -> None:
-        recorder = self._cache.recorder
-        if recorder is not None:
-            recorder.record(action, ptr, size, block.stream, stack, block.pool.id)
+        # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
+        self._memory.sync_stream(block.stream)
+        self._memory.unmap(begin, end - begin)
+        seen = stack or (segment.stack if block.ptr == segment.ptr else None)
+        segment.unmap(block, begin, end)
+        owner.count_mapped(block.pool, begin - end)
+        if owner.trace is not None:
+            pool = block.pool.id
+            owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, seen, pool)
 
 
 def virtual_memory(upstream: Upstream, large_page_bytes: int) -> VirtualMemory:
     """Return the virtual memory of an upstream.
 
-    Raises Unsupported where it has none, or none with such pages; CudaError where the driver refuses.
+    Raises Unsupported if it has none, or none with such pages; CudaError if the driver refuses.
     """
     if not isinstance(upstream, Paged):
         raise Unsupported(
@@ -223,18 +190,31 @@ def virtual_memory(upstream: Upstream, large_page_bytes: int) -> VirtualMemory:
     return pages
 
 
-def _best_fit(entries: Iterator[Entry]) -> Block | None:
-    first = next(entries, None)
-    if first is None:
-        return None
-    best = first[2]
-    for _, _, block in entries:
-        if not isinstance(best.row, Growing) or room_of(block) >= room_of(best):
+def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
+    """Return the best fit among plain and expandable blocks; without ``expands`` among plain ones.
+
+    Blocks are tried by size and address. An expandable one is passed over while the next one can grow less.
+    """
+    candidates = free.from_size(size)
+    if not expands:
+        return next((block for block in candidates if block.expandable_segment is None), None)
+    best = next(candidates, None)
+    for block in candidates if best is not None else ():
+        assert best is not None  # noqa: S101
+        if best.expandable_segment is None or expandable_size(block) >= expandable_size(best):
             break
         best = block
     return best
 
 
+def _stream(item: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
+    return item[0][1]
+
+
+def _page_bytes(settings: Settings, pool: BlockPool) -> int:
+    return SMALL_SEGMENT if pool.small else settings.large_segment_size_bytes
+
+
 def _raise_unless_out_of_memory(error: CudaError) -> None:
-    if error.code != _OUT_OF_MEMORY:
+    if error.code != OUT_OF_MEMORY:
         raise error

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.allocator.block import Block, Segment
-from cudakit.core.allocator.pools import DEFAULT_POOL, PoolId
+from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.torch_rules.oom_facts import Silo
 
 

@@ -1,20 +1,32 @@
-"""Before memory runs out: what is tried, in PyTorch's order, and the error when all of it fails.
+"""Out of memory: what is tried before a request fails, in PyTorch's order, and the error if all of it fails.
 
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc).
 """
 
 from __future__ import annotations
 
-from cudakit.core.allocator import release
-from cudakit.core.allocator.block import Block
-from cudakit.core.allocator.cache import OUT_OF_MEMORY, Cache, Request
-from cudakit.core.allocator.events import Uses
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from cudakit.core.allocator import snapshot
+from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.history import OOM
+from cudakit.core.allocator.oom_report import report_of
+from cudakit.core.allocator.pools import BlockPool, Request
+from cudakit.core.allocator.state import AllocatorState
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
+from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.oom_message import details, message_of
 from cudakit.torch_rules.oom_remedies import hint_of
+from cudakit.torch_rules.sizes import segment_size
+from cudakit.units import Unavailable
 
-_NAME = "CUDA_ERROR_OUT_OF_MEMORY"
+Observer: TypeAlias = Callable[[OomReport], object]
+ProcessQuery: TypeAlias = Callable[[], "tuple[Process, ...] | Unavailable"]
 
 
 class OutOfMemory(CudaError, MemoryError):
@@ -28,7 +40,7 @@ class OutOfMemory(CudaError, MemoryError):
     def __init__(
         self, explanation: str, *, hint: str = "", report: OomReport | None = None
     ) -> None:
-        super().__init__(OUT_OF_MEMORY, _NAME, explanation, hint=hint)
+        super().__init__(OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", explanation, hint=hint)
         self.message = f"CUDA out of memory. {explanation}"
         self.args = (self.message,)
         self.report = report
@@ -37,52 +49,187 @@ class OutOfMemory(CudaError, MemoryError):
         return f"{self.message}\n{details(self.report)}" if self.report else self.message
 
 
-def out_of_memory(report: OomReport) -> OutOfMemory:
-    """Make the error for a request that nothing could serve."""
-    return OutOfMemory(message_of(report), hint=hint_of(report), report=report)
+class OomChain:
+    """Finds a block for a request that no free block serves, or raises OutOfMemory.
 
-
-def obtain(
-    cache: Cache, uses: Uses, request: Request, *, capturing: bool, search_again: bool
-) -> Block | None:
-    """Get a block for a request that no free block serves; None where there is no memory.
-
-    While a stream is captured nothing is waited for. ``search_again`` looks once more at what became free
-    by waiting, which PyTorch does not (its issue 189504).
+    ``search_again`` searches the pool once more after waiting for pending frees, which PyTorch does not (its
+    issue 189504).
     """
-    block = cache.new_segment(request) or _borrow(cache, request)
-    if block is None and release.release_available(cache, request):
-        block = cache.new_segment(request)
-    if block is not None or capturing:
-        return block
-    release.empty_cache(cache, uses, request.stack)
-    cache.statistics.num_alloc_retries += 1
-    block = cache.new_segment(request)
-    if block is None and search_again:
-        block = cache.find(request.pool, request.size, request.stream)
-        cache.statistics.num_sync_rescues += block is not None
-    return block
 
+    def __init__(
+        self,
+        state: AllocatorState,
+        take_snapshot: Callable[[], dict[str, Any]],
+        *,
+        search_again: bool,
+    ) -> None:
+        self._state = state
+        self._take_snapshot = take_snapshot
+        self.search_again = search_again
+        self._helpers: list[Callable[[], bool]] = []
+        self._observers: list[Observer] = []
+        self._rejection_observers: list[Observer] = []
+        self._saver: Observer | None = None
+        self._query: ProcessQuery | None = None
 
-def _borrow(cache: Cache, request: Request) -> Block | None:
-    """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
+    # What programs register.
 
-    As there, none of a segment that grows, and no call of the driver.
-    """
-    if request.pool.id != cache.default.id:
-        return None
-    for pool in cache.private.lenders():
-        kind = pool.small if request.pool.small else pool.large
-        block = cache.find_lent(kind, request.size, request.stream)
+    def on_shortage(self, helper: Callable[[], bool]) -> None:
+        """Let a function free memory when no free block serves a request; it returns whether it did."""
+        self._helpers.append(helper)
+
+    def on_out_of_memory(self, observer: Observer) -> None:
+        """Tell a function of every request that fails, before the error is raised.
+
+        What it raises is a note on that error. Of those that are refused untried ``on_rejection`` tells.
+        """
+        self._observers.append(observer)
+
+    def on_rejection(self, observer: Observer) -> None:
+        """Tell a function of every request that throw_on_cudamalloc_oom refuses, before the error is raised.
+
+        They are beyond the memory fraction; nothing was given back for them, and no snapshot is saved. The
+        report has what PyTorch tells its OomRejectionObserver: ``device``, ``segment_bytes``,
+        ``reserved_bytes``, ``device_total_bytes``. What the function raises is a note on the error.
+        """
+        self._rejection_observers.append(observer)
+
+    def save_on_out_of_memory(self, path: str | os.PathLike[str] | None) -> None:
+        """Write a snapshot to a file when memory has run out, before the error is raised; None: no more.
+
+        The latest replaces those before. Where it cannot be written, a note on the error says so. Requests
+        that are refused untried (``on_rejection``) write none. Raises UsageError now for what is no place for
+        a file.
+        """
+        if path is None:
+            self._saver = None
+            return
+        place = snapshot.checked(path)
+
+        def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
+            snapshot.save(self._take_snapshot(), place)
+
+        save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"  # for the note on the error
+        self._saver = save_on_out_of_memory
+
+    def ask_processes(self, query: ProcessQuery | None) -> None:
+        """Let the report of memory that has run out have what a function says of the device's processes."""
+        self._query = query
+
+    # What is tried. The guard is held.
+
+    def obtain(
+        self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
+    ) -> Block:
+        """Return a block that is in no list, after no free block was found."""
+        state, engine = self._state, self._state.engine
+        if state.front.flush() or self._was_helped():
+            expands = engine.expands(pool)
+            block = engine.get_free_block(pool, size, stream, expands=expands)
+            if block is not None:
+                return block
+        segment_bytes = segment_size(size, engine.settings.large_segment_size_bytes)
+        request = Request(size, requested, segment_bytes, stream, pool, stack)
+        if engine.collects_garbage:
+            engine.garbage_collect_cached_blocks(stack)
+        # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused without any attempt.
+        beyond = engine.reserved_bytes + segment_bytes > engine.limit_bytes
+        rejected = beyond and engine.settings.throw_on_cudamalloc_oom
+        block = None if rejected else self._try_all(request)
         if block is not None:
             return block
-    return None
+        raise self._error(self._report(request, rejected=rejected))
+
+    def _try_all(self, request: Request) -> Block | None:
+        state, engine = self._state, self._state.engine
+        block = engine.alloc_block(request) or self._borrow(request)
+        if block is None and engine.release_available_cached_blocks(request):
+            block = engine.alloc_block(request)
+        if block is not None or state.captures.count:
+            return block  # a capture permits no wait
+        state.empty_cache(request.stack)
+        engine.stats.num_alloc_retries += 1
+        block = engine.alloc_block(request)
+        if block is None and self.search_again:
+            pool, expands = request.pool, engine.expands(request.pool)
+            block = engine.get_free_block(pool, request.size, request.stream, expands=expands)
+            engine.stats.num_sync_rescues += block is not None
+        return block
+
+    def _borrow(self, request: Request) -> Block | None:
+        """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
+
+        As there, none of an expandable segment, and without any driver call.
+        """
+        engine = self._state.engine
+        if request.pool.id != engine.default.id:
+            return None
+        for pool in engine.private.lenders():
+            kind = pool.small if request.pool.small else pool.large
+            block = engine.get_free_block(kind, request.size, request.stream, expands=False)
+            if block is not None:
+                return block
+        return None
+
+    def _was_helped(self) -> bool:
+        if not self._helpers:
+            return False
+        state = self._state
+        with state.guard.outside():
+            freed = [
+                helper() for helper in self._helpers
+            ]  # all of them, whatever the first returns
+        state.guard.take_late()
+        state.front.flush()  # the helpers may have freed into it
+        return any(freed)
+
+    def _report(self, request: Request, *, rejected: bool) -> OomReport:
+        state, engine = self._state, self._state.engine
+        info = state.upstream.memory_info()
+        if rejected:
+            engine.stats.num_oom_rejections += 1
+        else:
+            engine.stats.num_ooms += 1
+        if engine.trace is not None:
+            engine.trace.record(
+                OOM, info.free_bytes, request.size, request.stream, request.stack, request.pool.id
+            )
+        return report_of(
+            engine,
+            request,
+            state.device,
+            info,
+            awaited=state.pending.awaited(),
+            capturing=state.captures.count > 0,
+            rejected=rejected,
+        )
+
+    def _error(self, report: OomReport) -> OutOfMemory:
+        """Call the observers, without the guard, and return the error, with a note for each that failed."""
+        with self._state.guard.outside():
+            if self._query is not None:
+                report = replace(report, processes=_processes(self._query))
+            saver = [self._saver] if self._saver else []
+            observers = self._rejection_observers if report.rejected else self._observers + saver
+            notes = [note for observer in list(observers) if (note := _call(observer, report))]
+        error = OutOfMemory(message_of(report), hint=hint_of(report), report=report)
+        for note in notes:
+            error.add_note(note)
+        return error
 
 
-def is_rejected(cache: Cache, request: Request) -> bool:
-    """Say whether a request is beyond the limit, and is to be refused without any try.
+def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
+    try:
+        return query()
+    except Exception as error:  # noqa: BLE001  # NVML's; without it the report is still useful
+        return Unavailable(str(error) or type(error).__name__)
 
-    Source: the setting throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473).
-    """
-    beyond = cache.reserved_bytes + request.segment_bytes > cache.limit_bytes
-    return beyond and cache.settings.throw_on_cudamalloc_oom
+
+def _call(observer: Observer, report: OomReport) -> str:
+    """Call an observer; return what went wrong, which must not hide the error that it is told of."""
+    try:
+        observer(report)
+    except Exception as error:  # noqa: BLE001
+        name = getattr(observer, "__qualname__", repr(observer))
+        return f"{name} failed when it was told: {type(error).__name__}: {error}"
+    return ""

@@ -1,13 +1,14 @@
-"""The facts of a failed request, gathered from all that the cache holds."""
+"""The facts of a failed request, gathered from all that the engine holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cudakit.core.allocator.block import Block, Segment
-from cudakit.core.allocator.cache import Cache, Request
+from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.fragmentation import awaited_bytes, silos_of
-from cudakit.core.allocator.stacks import Stacks
+from cudakit.core.allocator.history import Stacks
+from cudakit.core.allocator.pools import Request
 from cudakit.gpu.api import MemoryInfo
 from cudakit.torch_rules.oom_facts import OomReport, Pin
 
@@ -17,7 +18,7 @@ _WORTH_NAMING = 64
 
 
 def report_of(
-    cache: Cache,
+    engine: Engine,
     request: Request,
     device: int,
     info: MemoryInfo,
@@ -26,9 +27,9 @@ def report_of(
     capturing: bool = False,
     rejected: bool = False,
 ) -> OomReport:
-    """Look at all that the cache holds."""
-    total = cache.statistics.total
-    silos = silos_of((segment, segment.blocks()) for segment in cache.segments.values())
+    """Look at all that the engine holds."""
+    total = engine.stats.total
+    silos = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
     return OomReport(
         device=device,
         requested_bytes=request.requested,
@@ -39,28 +40,28 @@ def report_of(
         small=request.pool.small,
         device_free_bytes=info.free_bytes,
         device_total_bytes=info.total_bytes,
-        limit_bytes=cache.limit_bytes if cache.limited else None,
+        limit_bytes=engine.limit_bytes if engine.is_limited else None,
         allocated_bytes=total("allocated_bytes"),
         reserved_bytes=total("reserved_bytes"),
-        private_free_bytes=sum(s.free_bytes for s in silos if s.pool != cache.default.id),
+        private_free_bytes=sum(s.free_bytes for s in silos if s.pool != engine.default.id),
         pending_bytes=total("pending_bytes"),
-        max_split_size_bytes=cache.settings.max_split_size_bytes,
-        expandable_segments=cache.settings.expandable_segments,
+        max_split_size_bytes=engine.settings.max_split_size_bytes,
+        expandable_segments=engine.settings.expandable_segments,
         silos=silos,
-        pins=_pins(cache.segments.values(), request.segment_bytes // _WORTH_NAMING),
+        pins=_pins(engine.segments.values(), request.segment_bytes // _WORTH_NAMING),
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,
         rejected=rejected,
-        most_addresses=_most_addresses(cache, request, info.total_bytes),
-        reserve_class=cache.expandable.classes.get(request.stream, "") if cache.expandable else "",
+        most_addresses=_most_addresses(engine, request, info.total_bytes),
+        reserve_class=engine.stream_classes.get(request.stream, ""),
     )
 
 
-def _most_addresses(cache: Cache, request: Request, total_bytes: int) -> int | None:
-    expandable = cache.expandable if cache.expands else None
-    if expandable is None or cache.private.source(request.pool.id):
+def _most_addresses(engine: Engine, request: Request, total_bytes: int) -> int | None:
+    if engine.expandable is None or not engine.expands(request.pool):
         return None
-    return expandable.reserve_bytes(request.pool, request.stream, total_bytes)
+    pool, stream = request.pool, request.stream
+    return engine.expandable.reserve_bytes(engine.settings, pool, stream, total_bytes)
 
 
 def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:

@@ -1,31 +1,28 @@
-"""Memory for other processes, and memory of theirs."""
+"""Sharing: an allocator's memory for other processes and other devices, and memory of other processes.
+
+Source of peer access: PyTorch's c10/cuda/CUDACachingAllocator.cpp (enablePeerAccess,
+ExpandableSegment::addPeer).
+"""
 
 from __future__ import annotations
 
-from cudakit.core.allocator.block import Block
-from cudakit.core.allocator.cache import Cache
-from cudakit.core.allocator.growing import Growing
-from cudakit.core.allocator.invalid import InvalidPointer
-from cudakit.core.allocator.neighbours import Neighbours
-from cudakit.core.allocator.observed import Observed
-from cudakit.core.allocator.opened_memory import OpenedMemory
-from cudakit.core.allocator.shared import Handle, SharedMemory
-from cudakit.core.allocator.upstream import Shareable, Upstream
-from cudakit.errors import CudakitError, Unsupported
+from cudakit.core.allocator.blocks import Block
+from cudakit.core.allocator.ipc import IpcRegistry, OpenedMemory
+from cudakit.core.allocator.shared_memory import Handle, SharedMemory
+from cudakit.core.allocator.state import AllocatorState, InvalidPointer
+from cudakit.core.allocator.upstream import Reachable, Shareable
+from cudakit.errors import Unsupported
 from cudakit.gpu.api import IpcHandle, Ptr
-from cudakit.torch_rules.settings import Settings
 
 
-class Sharing(Observed):
-    """The allocator of one device, whose memory other processes use, too."""
+class Sharing:
+    """The calls of an allocator that other processes and devices need."""
 
-    _uncached: dict[int, int]
-
-    def __init__(self, upstream: Upstream, settings: Settings, device: int) -> None:
-        super().__init__(upstream, settings, device)
-        if isinstance(upstream, Shareable):
-            uses = self._uses
-            upstream.neighbours.rest_during(lambda: uses.captures)
+    def __init__(self, state: AllocatorState) -> None:
+        self._state = state
+        self._upstream = state.upstream
+        if isinstance(self._upstream, Shareable):
+            self._upstream.ipc.rest_during(lambda: state.pending.captures)
 
     def share(self, ptr: int) -> SharedMemory:
         """Return what another process opens by ``open_shared``: an allocation, from an address on.
@@ -34,18 +31,18 @@ class Sharing(Observed):
         until the other one has closed it: nobody counts who uses it. Raises InvalidPointer for what is not
         allocated, Unsupported for what cannot be shared, CudaError where the driver refuses.
         """
-        neighbours = self._shareable()
+        registry = self._registry()
         handles: tuple[Handle, ...]
-        with self._inside(flushes=False):
+        with self._state.inside(flushes=False):
             begin, size_bytes, block = self._allocation(ptr)
-            if block is None or not isinstance(block.row, Growing):
-                page_bytes, handles = 0, (neighbours.ipc_handle(Ptr(begin)),)
+            segment = block.expandable_segment if block is not None else None
+            if segment is None:
+                page_bytes, handles = 0, (registry.ipc_handle(Ptr(begin)),)
             else:
-                reservation = block.row.reservation_of(block)
-                page_bytes = reservation.page_bytes
-                begin, count = reservation.pages_under(ptr, ptr + size_bytes)
-                handles = neighbours.export(begin, page_bytes, count)
-        process, device = neighbours.process, neighbours.device
+                page_bytes = segment.page_bytes
+                begin, count = segment.pages_under(ptr, ptr + size_bytes)
+                handles = registry.export(begin, page_bytes, count)
+        process, device = registry.process, registry.device
         return SharedMemory(size_bytes, ptr - begin, device, process, page_bytes, handles)
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
@@ -54,76 +51,79 @@ class Sharing(Observed):
         For receivers that know nothing of cudakit. Raises as ``share``, and Unsupported in an expandable
         segment: that has no base allocation, and no such handle.
         """
-        neighbours = self._shareable()
-        with self._inside(flushes=False):
+        registry = self._registry()
+        with self._state.inside(flushes=False):
             base, _, block = self._allocation(ptr)
-            if block is not None and isinstance(block.row, Growing):
+            if block is not None and block.expandable_segment is not None:
                 raise Unsupported(
                     f"the memory at {ptr:#x} is in an expandable segment, which was mapped page by page: "
                     "it has no base allocation that cuIpcGetMemHandle takes",
                     hint="use share() and open_shared(), or set expandable_segments:False",
                 )
-            return IpcHandle(neighbours.ipc_handle(Ptr(base)), ptr - base)
+            return IpcHandle(registry.ipc_handle(Ptr(base)), ptr - base)
 
-    def open_shared(self, shared: SharedMemory) -> OpenedMemory:
-        """Open memory that another process shares. Each segment is opened once, whoever asks for it.
+    def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
+        """Open memory of another process for an allocator, ``owner``, which stays open meanwhile."""
+        registry = self._registry()
+        return OpenedMemory(registry.open(shared), shared, registry, owner)
 
-        It is open on this device, which is the one that has the memory, whichever number that has here, or,
-        of pages with fabric handles, any of the fabric. Raises UsageError for memory of this process or of
-        another device, EnvironmentUnusable where that process has ended or its file descriptors cannot be
-        taken, CudaError where the driver refuses.
+    def enable_peer_access(self, device: int) -> None:
+        """Let kernels of another device use all that is allocated here, now and later.
+
+        A second time does nothing. The context of that device reaches plain segments, for good, and whatever
+        else is allocated in this one (cuCtxEnablePeerAccess); pages of expandable segments have access of
+        their own (cuMemSetAccess). Raises CudaError where the machine does not link the two, or there is no
+        such device, and takes back what access pages have got by then; Unsupported for an upstream without a
+        device.
         """
-        neighbours = self._shareable()
-        return OpenedMemory(neighbours.open(shared), shared, neighbours, self)
+        upstream = self._upstream
+        if not isinstance(upstream, Reachable):
+            raise Unsupported("memory of this upstream is that of no device with peers")
+        with self._state.inside(flushes=False):
+            if device not in upstream.peers:
+                expandable = self._state.engine.expandable
+                upstream.enable_peer(device, expandable.mapped if expandable else ())
 
-    def _shareable(self) -> Neighbours:
+    def peers(self) -> tuple[int, ...]:
+        """Return the other devices that can use the memory."""
+        upstream = self._upstream
+        return tuple(sorted(upstream.peers)) if isinstance(upstream, Reachable) else ()
+
+    def _registry(self) -> IpcRegistry:
         if not isinstance(self._upstream, Shareable):
             raise Unsupported("memory of this upstream cannot be shared with other processes")
-        return self._upstream.neighbours
+        return self._upstream.ipc
 
     def _allocation(self, ptr: int) -> tuple[int, int, Block | None]:
-        """Return where the segment of an address begins, the bytes left of what was asked for, and the block.
+        """Return where the segment of an address begins, the requested bytes after it, and the block.
 
-        Of what was not cached there is none. The guard is held. Raises InvalidPointer, and Unsupported for
+        None for memory that is not cached. The guard is held. Raises InvalidPointer, and Unsupported for
         memory of a pool with an allocator of its own.
         """
-        if ptr in self._uncached:
-            return ptr, self._uncached[ptr], None
-        block = self._live.get(ptr) or self._live_around(ptr)
+        state = self._state
+        if ptr in state.uncached:
+            return ptr, state.uncached[ptr], None
+        block = state.live.get(ptr) or self._live_around(ptr)
         left = 0 if block is None else block.ptr + block.requested - ptr
         if block is None or left <= 0:
-            raise self._unknown(ptr)
-        if self._cache.private.source(block.pool.id) is not None:
+            raise InvalidPointer(
+                f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}",
+                hint="share what is allocated, and no address of its own past the bytes that were asked for",
+            )
+        if state.engine.private.source(block.pool.id) is not None:
             raise Unsupported(
                 f"the memory at {ptr:#x} is of a pool with an allocator of its own",
                 hint="share it by what that allocator has for it",
             )
-        return _first(block).ptr, left, block
+        first = block
+        while first.prev is not None:
+            first = first.prev
+        return first.ptr, left, block
 
     def _live_around(self, ptr: int) -> Block | None:
-        """Find the live allocation that an address is inside of."""
-        block = _block_at(self._cache, ptr)
-        return None if block is None or self._live.get(block.ptr) is not block else block
-
-    def _unknown(self, ptr: int) -> CudakitError:
-        return InvalidPointer(
-            f"nothing is allocated at {ptr:#x}: {self._reason_for(ptr)}",
-            hint="share what is allocated, and no address of its own past the bytes that were asked for",
-        )
-
-
-def _block_at(cache: Cache, ptr: int) -> Block | None:
-    for segment in cache.segments.values():
-        if segment.ptr <= ptr < segment.ptr + segment.size:
-            return max(
-                (block for block in segment.blocks() if block.ptr <= ptr),
-                key=lambda block: int(block.ptr),
-            )
-    return None
-
-
-def _first(block: Block) -> Block:
-    """Return the block that the segment of another begins with."""
-    while block.previous is not None:
-        block = block.previous
-    return block
+        """Return the live allocation that an address is inside of."""
+        segment = self._state.engine.segments.at(ptr)
+        if segment is None:
+            return None
+        block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
+        return block if self._state.live.get(block.ptr) is block else None

@@ -1,4 +1,4 @@
-"""A snapshot in PyTorch's format: what torch.cuda.memory._snapshot returns, of plain builtin values only.
+"""Snapshots in PyTorch's format, which torch.cuda.memory._snapshot returns, of plain builtin values only.
 
 Source: torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py; the key
 internal_metadata is that of pull request 193432 of PyTorch.
@@ -6,41 +6,53 @@ internal_metadata is that of pull request 193432 of PyTorch.
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from cudakit.core.allocator.block import Block, Segment
-from cudakit.core.allocator.cache import Cache
-from cudakit.core.allocator.stacks import Stacks
-from cudakit.core.allocator.tracing import OOM, SNAPSHOT, Mark, Recorder, TraceEvent
+from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import (
+    OOM,
+    SNAPSHOT,
+    Annotation,
+    History,
+    Stacks,
+    TraceEvent,
+)
+from cudakit.errors import UsageError
 from cudakit.torch_rules.settings import Recorded
 
 
 def take(
-    cache: Cache, recorder: Recorder, device: int, settings: Mapping[str, Recorded]
+    engine: Engine, history: History, device: int, settings: Mapping[str, Recorded]
 ) -> dict[str, Any]:
-    """Return what the cache holds and what led there; afterwards the trace has an entry of that.
+    """Return all segments and the trace, to which an entry of the snapshot is appended afterwards.
 
-    ``settings`` are those beside PyTorch's.
+    ``settings`` are those that PyTorch does not have.
     """
     stacks = Stacks()
-    entries = [entry_of(recorder, stacks, event) for event in recorder.events]
-    held = sorted(cache.segments.values(), key=lambda segment: segment.ptr)
+    entries = [entry_of(history, stacks, event) for event in history.events]
+    held = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
     segments = [_segment(segment, stacks, device) for segment in held]
-    if cache.recorder is not None:
-        recorder.record(SNAPSHOT, 0, cache.statistics.total("active_bytes"), 0, None)
+    if engine.trace is not None:
+        engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
     others: list[list[Any]] = [[] for _ in range(device)]
     return {
         "segments": segments,
         "device_traces": [*others, entries],
-        "allocator_settings": cache.settings.as_recorded() | dict(settings),
-        "external_annotations": [_mark(recorder, mark, device) for mark in recorder.marks],
-        "trace_alloc_overflowed": [*(False for _ in others), recorder.overflowed],
+        "allocator_settings": engine.settings.as_recorded() | dict(settings),
+        "external_annotations": [
+            _annotation(history, each, device) for each in history.annotations
+        ],
+        "trace_alloc_overflowed": [*(False for _ in others), history.overflowed],
     }
 
 
-def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
-    """Write an event of a trace."""
+def entry_of(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+    """Return an event of a trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
     text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     entry = {
@@ -48,7 +60,7 @@ def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str,
         "device_free" if action == OOM else "addr": address,
         "size": size,
         "stream": stream,
-        "time_us": recorder.unix_us(moment_ns),
+        "time_us": history.unix_us(moment_ns),
         "compile_context": "N/A",
         "user_metadata": text,
         "pool_id": pool,
@@ -60,13 +72,13 @@ def entry_of(recorder: Recorder, stacks: Stacks, event: TraceEvent) -> dict[str,
     return entry
 
 
-def _mark(recorder: Recorder, mark: Mark, device: int) -> dict[str, Any]:
-    name, stage, moment_ns = mark
+def _annotation(history: History, annotation: Annotation, device: int) -> dict[str, Any]:
+    name, stage, moment_ns = annotation
     return {
         "name": name,
         "stage": stage,
         "device": device,
-        "time_us": recorder.unix_us(moment_ns),
+        "time_us": history.unix_us(moment_ns),
     }
 
 
@@ -83,7 +95,7 @@ def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
         "stream": segment.stream,
         "segment_type": "small" if segment.pool.small else "large",
         "segment_pool_id": segment.pool.id,
-        "is_expandable": segment.expandable,
+        "is_expandable": segment.is_expandable,
         "registration_counter": segment.number,
         "frames": stacks.frames(segment.stack),
         "blocks": [_block(block, stacks) for block in blocks],
@@ -104,3 +116,31 @@ def _state(block: Block) -> str:
     if block.free:
         return "inactive"
     return "active_allocated" if block.allocated else "active_pending_free"
+
+
+def checked(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path. Raises UsageError if no file can be written there."""
+    place = Path(path).absolute()  # the program may change its directory
+    if place.is_dir():
+        raise UsageError(f"cannot write {place}: it is a directory", hint="give the name of a file")
+    if not place.parent.is_dir():
+        raise UsageError(
+            f"cannot write {place}: there is no directory {place.parent}", hint="make it first"
+        )
+    return place
+
+
+def save(snapshot: dict[str, Any], path: Path) -> None:
+    """Write a snapshot, or leave the existing file. Raises UsageError if it cannot be written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("wb") as file:
+                pickle.dump(snapshot, file, protocol=4)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="give another place, or make room there"
+        ) from error

@@ -1,29 +1,44 @@
-"""What the allocator needs of a device, and a Gpu that gives it.
+"""What the allocator needs of a device, and the upstream of a Gpu, which provides it.
 
-Streams are the allocator's numbers: 0 is the legacy default stream, a negative one the default stream of a
-thread, all others are the Gpu's own.
+Streams are the allocator's numbers: 0 is the legacy default stream, a negative number is the default stream
+of a thread, and all others are handles of the driver.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from cudakit.core.allocator.neighbours import Neighbours
-from cudakit.core.allocator.pages import PagesOfGpu, VirtualMemory
-from cudakit.core.allocator.reuse import CaptureGraph
-from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Gpu, GraphNode, MemoryInfo, Ptr, Stream
+from cudakit.core.allocator.ipc import IpcRegistry
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import (
+    LEGACY,
+    PER_THREAD,
+    Backing,
+    Event,
+    Exported,
+    Gpu,
+    GraphNode,
+    HandleKind,
+    MemoryInfo,
+    Ptr,
+    Stream,
+)
 
 DEFAULT_STREAM = 0
+# CUresult values (CUDA Driver API): OUT_OF_MEMORY and INVALID_HANDLE, and NOT_PERMITTED and NOT_SUPPORTED,
+# with which cuMemCreate refuses a kind of handle that is not available.
+OUT_OF_MEMORY = 2
+_INVALID_HANDLE = 400
+_NO_SUCH_HANDLE = (800, 801)
 
 
-class Upstream(Protocol):
-    """Where memory comes from. Every call that fails raises a CudaError; no memory: of code 2."""
+class EventSource(Protocol):
+    """Events of a device. Every failure is a CudaError."""
 
-    def malloc(self, size_bytes: int, stream: int) -> int: ...
-    def free(self, ptr: int) -> None: ...
-    def memory_info(self) -> MemoryInfo: ...
     def event(self) -> Event: ...
     def destroy_event(self, event: Event) -> None: ...
     def record(self, event: Event, stream: int) -> None: ...
@@ -32,9 +47,48 @@ class Upstream(Protocol):
     def sync(self) -> None: ...
 
 
+class Upstream(EventSource, Protocol):
+    """Where memory comes from. Every failure is a CudaError; out of memory has code 2."""
+
+    def malloc(self, size_bytes: int, stream: int) -> int: ...
+    def free(self, ptr: int) -> None: ...
+    def memory_info(self) -> MemoryInfo: ...
+
+
+class VirtualMemory(Protocol):
+    """Where expandable segments come from. A failure is a CudaError, and changes nothing.
+
+    ``map`` maps pages end to end, each with physical memory of its own: all of them or none. ``unmap``
+    releases whole pages without waiting for work that uses them.
+    """
+
+    def granularity(self) -> int: ...
+    def reserve(self, size_bytes: int) -> int: ...
+    def unreserve(self, ptr: int, size_bytes: int) -> None: ...
+    def map(self, ptr: int, page_bytes: int, count: int) -> None: ...
+    def unmap(self, ptr: int, size_bytes: int) -> None: ...
+    def sync_stream(self, stream: int) -> None: ...
+
+
+class CaptureGraph(Protocol):
+    """The graphs that captures have built so far. Each node has a number, which no other node gets."""
+
+    def capture(self, stream: int) -> int | None:
+        """Return the id of the capture that a stream is in, or None (cudaStreamGetCaptureInfo)."""
+        ...
+
+    def terminals(self, stream: int) -> Collection[int]:
+        """Return the nodes that the next one on a stream will depend on (cudaStreamGetCaptureInfo)."""
+        ...
+
+    def predecessors(self, node: int) -> Collection[int]:
+        """Return the nodes that a node depends on (cudaGraphNodeGetDependencies)."""
+        ...
+
+
 @runtime_checkable
 class Paged(Protocol):
-    """An upstream that has virtual memory too, which expandable segments need."""
+    """An upstream with virtual memory, which expandable segments need."""
 
     @property
     def pages(self) -> VirtualMemory: ...
@@ -50,7 +104,7 @@ class Captured(Protocol):
 
 @runtime_checkable
 class Reachable(Protocol):
-    """An upstream whose memory other devices may use; ``mapped`` are the ranges of its pages."""
+    """An upstream whose memory other devices can use; ``mapped`` are the ranges of its pages."""
 
     @property
     def peers(self) -> Sequence[int]: ...
@@ -59,29 +113,44 @@ class Reachable(Protocol):
 
 @runtime_checkable
 class Shareable(Protocol):
-    """An upstream whose memory other processes may use."""
+    """An upstream whose memory other processes can use."""
 
     @property
-    def neighbours(self) -> Neighbours: ...
+    def ipc(self) -> IpcRegistry: ...
 
 
-class OfGpu:
-    """Memory of a Gpu, at once (cuMemAlloc), whatever is captured; other processes may open it.
+class GpuEvents:
+    """The events of a Gpu."""
 
-    Pages of expandable segments they may if it ``shares``.
-    """
-
-    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.pages = PagesOfGpu(gpu, shares=shares)
-        self.neighbours = Neighbours(gpu, self.pages)
-        self.peers = self.pages.peers
-        self.graph = GraphOfGpu(gpu)
-        self.memory_info = gpu.memory_info
         self.destroy_event = gpu.destroy_event
         self.query_event = gpu.query_event
         self.sync_event = gpu.sync_event
         self.sync = gpu.sync
+
+    def event(self) -> Event:
+        return self._gpu.event(timing=False)
+
+    def record(self, event: Event, stream: int) -> None:
+        # Only its own thread can name the default stream of a thread. The legacy stream waits for it, as for
+        # every blocking stream (CUDA Driver API, "Stream synchronization behavior").
+        self._gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
+
+
+class GpuUpstream(GpuEvents):
+    """Memory of a Gpu, at once (cuMemAlloc), during captures too; other processes can open it.
+
+    Without ``shares`` they cannot open pages of expandable segments.
+    """
+
+    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
+        super().__init__(gpu)
+        self.pages = GpuPages(gpu, shares=shares)
+        self.ipc = IpcRegistry(gpu, self.pages.export)
+        self.peers = self.pages.peers
+        self.graph = GpuGraph(gpu)
+        self.memory_info = gpu.memory_info
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
         with self._gpu.relaxed():
@@ -95,17 +164,155 @@ class OfGpu:
             self._gpu.enable_peer(device)
             self.pages.enable_peer(device, mapped)
 
-    def event(self) -> Event:
-        return self._gpu.event(timing=False)
 
-    def record(self, event: Event, stream: int) -> None:
-        # The default stream of a thread can be named by that thread alone; the legacy one waits for it, as
-        # for every blocking stream (CUDA Driver API, "Stream synchronization behavior").
-        self._gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
+class GpuPages:
+    """Virtual memory of a Gpu, available during captures too.
+
+    The reference to the physical memory of a page is released as soon as the page is mapped: the memory
+    lives as long as the mapping (cuMemRelease, CUDA Driver API, "Virtual Memory Management"). It is created
+    with the first kind of handle that is available, so that other processes can open it, unless ``shares``
+    is off. ``peers`` are the other devices that can use it.
+    """
+
+    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
+        self._gpu = gpu
+        self.granularity = gpu.granularity
+        self.peers: list[int] = []
+        # The kinds of handle still to be tried, the best first; empty: not determined yet.
+        self._kinds: list[HandleKind | None] = [] if shares else [None]
+        self._exported: dict[int, Exported] = {}  # by the address of the page
+        self._undone: list[Callable[[], None]] = []  # refused by the driver, repeated later
+
+    def reserve(self, size_bytes: int) -> int:
+        with self._gpu.relaxed():
+            return self._gpu.reserve(size_bytes)
+
+    def unreserve(self, ptr: int, size_bytes: int) -> None:
+        self._gpu.unreserve(Ptr(ptr), size_bytes)
+
+    def map(self, ptr: int, page_bytes: int, count: int) -> None:
+        with self._gpu.relaxed():
+            self._map(ptr, page_bytes, count)
+
+    def unmap(self, ptr: int, size_bytes: int) -> None:
+        self._gpu.unmap(Ptr(ptr), size_bytes)
+        self._withdraw([page for page in self._exported if ptr <= page < ptr + size_bytes])
+
+    def sync_stream(self, stream: int) -> None:
+        # As for events, the legacy stream stands for the default stream of a thread.
+        try:
+            self._gpu.sync_stream(Stream(stream) if stream > 0 else LEGACY)
+        except CudaError as error:
+            if error.code != _INVALID_HANDLE:
+                raise
+            self._gpu.sync()  # the stream was destroyed, its work may still run
+
+    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
+        """Let another device use mapped memory, these ranges and later ones.
+
+        On CudaError nothing is enabled.
+        """
+        done: list[tuple[int, int]] = []
+        try:
+            for ptr, size_bytes in mapped:
+                self._gpu.set_access(Ptr(ptr), size_bytes, device)
+                done.append((ptr, size_bytes))
+        except BaseException:
+            for ptr, size_bytes in done:
+                with suppress(CudaError):  # more access than necessary, nothing is lost
+                    self._gpu.set_access(Ptr(ptr), size_bytes, device, allowed=False)
+            raise
+        self.peers.append(device)
+
+    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[Exported, ...]:
+        """Return handles of pages for other processes, the same each time until the pages are unmapped.
+
+        On CudaError, and Unsupported for pages without handles, nothing is exported.
+        """
+        pages = range(ptr, ptr + count * page_bytes, page_bytes)
+        new: list[int] = []
+        try:
+            for page in pages:
+                if page not in self._exported:
+                    self._exported[page] = self._export(page)
+                    new.append(page)
+        except BaseException:
+            self._withdraw(new)
+            raise
+        return tuple(self._exported[page] for page in pages)
+
+    def _export(self, page: int) -> Exported:
+        backing = self._gpu.backing_at(Ptr(page))
+        try:
+            return self._gpu.export(backing)
+        except Unsupported as error:
+            error.hint = (
+                "unset TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC, or set expandable_segments:False, "
+                "before it is allocated"
+            )
+            raise
+        finally:
+            self._release([backing])
+
+    def _withdraw(self, pages: list[int]) -> None:
+        self._finish([partial(self._gpu.withdraw, self._exported.pop(page)) for page in pages])
+
+    def _map(self, ptr: int, page_bytes: int, count: int) -> None:
+        mapped, backings = 0, self._create(page_bytes, count)
+        try:
+            for backing in backings:
+                self._gpu.map(Ptr(ptr + mapped), backing, page_bytes)
+                mapped += page_bytes
+            for device in self.peers:
+                self._gpu.set_access(Ptr(ptr), mapped, device)
+        except BaseException:
+            if mapped:
+                self._gpu.unmap(Ptr(ptr), mapped)
+            raise
+        finally:
+            self._release(backings)
+
+    def _create(self, page_bytes: int, count: int) -> list[Backing]:
+        backings: list[Backing] = []
+        try:
+            for _ in range(count):
+                backings.append(self._create_one(page_bytes))  # noqa: PERF401  # one may fail
+        except BaseException:
+            self._release(backings)
+            raise
+        return backings
+
+    def _create_one(self, page_bytes: int) -> Backing:
+        """Create memory with the first kind of handle that is available.
+
+        A device may report a kind and then refuse it: that of an NVLink fabric without a channel (CUDA
+        Driver API, cuMemCreate).
+        """
+        self._kinds = self._kinds or [*self._gpu.handle_kinds(), None]
+        while True:
+            kind = self._kinds[0]
+            try:
+                return self._gpu.create(page_bytes, kind)
+            except CudaError as error:
+                if kind is None or error.code not in _NO_SUCH_HANDLE:
+                    raise
+                del self._kinds[0]
+
+    def _release(self, backings: list[Backing]) -> None:
+        self._finish([partial(self._gpu.release, backing) for backing in backings])
+
+    def _finish(self, steps: list[Callable[[], None]]) -> None:
+        """Run clean-up steps, and those that were refused before. Refused steps are repeated later."""
+        left, self._undone = [*self._undone, *steps], []
+        for step in left:
+            try:
+                step()
+            except CudaError:
+                self._undone.append(step)
 
 
-class GraphOfGpu:
-    """What a Gpu tells of the captures that its streams are in."""
+class GpuGraph:
+    """The graphs that captures on the streams of a Gpu have built so far."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -123,14 +330,14 @@ class GraphOfGpu:
 
 
 def _captured(stream: int) -> Stream | None:
-    """Return a stream that may be captured: not the legacy one, nor that of a thread to any other."""
+    """Return a stream that may be captured: not the legacy one, nor another thread's default stream."""
     if stream < 0:
         return PER_THREAD if stream == stream_number(PER_THREAD) else None
     return Stream(stream) if stream else None
 
 
 def stream_number(stream: int) -> int:
-    """Return the allocator's number of a stream: by its handle, where 0 and LEGACY are the same."""
+    """Return the allocator's number of a stream, from its handle; 0 and LEGACY are the same."""
     if stream == LEGACY:
         return DEFAULT_STREAM
     if stream == PER_THREAD:

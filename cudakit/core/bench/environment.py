@@ -1,4 +1,4 @@
-"""The machine that a figure is of, and the state that it was in."""
+"""The machine and its state that a benchmark result records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOWED = {
     "slowed_by_hardware_thermal_ns": "heat, by hardware",
     "slowed_by_power_brake_ns": "power brake",
 }
-# What changes how CUDA, its libraries and Python's users of them behave.
+# Prefixes of variables that change how CUDA and its libraries behave.
 _VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
 
 
@@ -66,7 +66,7 @@ class Environment:
 
     @property
     def slowed(self) -> Mapping[str, float]:
-        """Seconds for which the clock was held down between ``before`` and ``after``, by reason."""
+        """Seconds of throttling between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
         earlier = self.before.slowed_ns
@@ -88,7 +88,7 @@ class Environment:
         return last if isinstance(last, Unavailable) else last - first
 
     def unlike(self, other: Environment) -> tuple[str, ...]:
-        """Name what makes two machines different ones: figures of both say nothing of the software."""
+        """Return the differences that make results of two machines incomparable."""
         return (
             *_difference("the GPU is", self.gpu, other.gpu),
             *_difference("simulated is", self.simulated, other.simulated),
@@ -140,7 +140,7 @@ def environment(
 
 
 def moment(telemetry: Telemetry) -> Moment:
-    """Take from a look at the device what figures depend on."""
+    """Return the state of a device that measurements depend on."""
     fields = telemetry.fields
     reasons = fields.get("clock_event_reasons", _NOT_ASKED)
     return Moment(
@@ -159,7 +159,7 @@ def moment(telemetry: Telemetry) -> Moment:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Pick the environment variables that change how CUDA and its users behave, in order of name."""
+    """Return the environment variables that change how CUDA and its libraries behave, sorted by name."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
 
 
@@ -206,7 +206,7 @@ def _difference(what: str, mine: object, others: object) -> tuple[str, ...]:
 
 
 def _versions(mine: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, ...]:
-    # Other versions of cudakit or Python do not make the device do something else.
+    # The versions of cudakit and Python do not change what the device does.
     names = sorted((mine.keys() | others.keys()) - {"cudakit", "python"})
     return tuple(
         line

@@ -1,7 +1,7 @@
-"""What CUDA_VISIBLE_DEVICES leaves, and why: the rules of the driver, to explain what it did.
+"""The devices that CUDA_VISIBLE_DEVICES leaves visible, by the rules of the driver, with reasons.
 
-The CUDA Programming Guide ("Environment variables") gives them in part; the rest is what driver 580 was
-seen to do. Which devices there are, the driver itself is asked: this only says why.
+The rules are from the CUDA Programming Guide ("Environment variables") and from observing driver 580.
+Which devices are visible, only the driver decides: this module explains the outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
-# A number may have a sign and anything behind it: the driver reads it as strtoul does.
+# The driver parses numbers like strtoul: a sign and trailing characters are accepted.
 _NUMBER = re.compile(r"\s*([+-]?)([0-9]+)")
 _PREFIXES = ("GPU-", "MIG-")
 _PREFIX_LENGTH = 4
@@ -22,21 +22,21 @@ _UINT_MAX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """What a value of CUDA_VISIBLE_DEVICES leaves."""
+    """The effect of a value of CUDA_VISIBLE_DEVICES."""
 
-    kept: tuple[int, ...]  # positions among all devices, in the order that CUDA then gives them
-    notes: tuple[str, ...]  # what does not do what it seems to
+    kept: tuple[int, ...]  # positions among all devices, in the resulting order of CUDA
+    notes: tuple[str, ...]  # entries that have another effect than it seems
 
 
 class _Stop(Exception):
-    """The list ends here, for a reason."""
+    """The list ends at an entry; the message is the reason."""
 
 
 def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     """Apply CUDA_VISIBLE_DEVICES to all devices, given by UUID in CUDA's order without it.
 
-    None, for unset, keeps all; "" none. An entry that is no device ends the list, silently; one that
-    comes twice leaves no device at all. Numbers and UUIDs do not mix: the first entry decides.
+    None, for unset, keeps all devices; "" none. An entry that matches no device ends the list silently; a
+    repeated device leaves none visible. Numbers and UUIDs cannot be mixed: the first entry decides.
     """
     if value is None:
         return Visibility(tuple(range(len(uuids))), ())
@@ -46,14 +46,14 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     try:
         for entry, position in _positions(value, uuids):
             if position in kept:
-                return Visibility((), (_twice(value, entry),))
+                return Visibility((), (_repeated(value, entry),))
             kept.append(position)
     except _Stop as stop:
         return Visibility(tuple(kept), (str(stop),))
     return Visibility(tuple(kept), ())
 
 
-def _twice(value: str, entry: str) -> str:
+def _repeated(value: str, entry: str) -> str:
     return f"{VARIABLE}={value}: {entry.strip()!r} names a device for the second time: CUDA refuses to start"
 
 
@@ -82,7 +82,7 @@ def _by_number(entry: str, count: int) -> tuple[int | None, str]:
 
 
 def _as_unsigned(number: int, *, negative: bool) -> int:
-    # What strtoul makes of it, and of that an unsigned int has room for.
+    # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
     large = min(number, _ULONG_MAX)
     return (-large if negative else large) & _UINT_MAX
 
@@ -90,7 +90,7 @@ def _as_unsigned(number: int, *, negative: bool) -> int:
 def _by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     if not entry.startswith(_PREFIXES):
         return None, f"{entry!r} does not begin with GPU- or MIG-"
-    # The driver does not mind which of the two it is, nor the case of the digits.
+    # The driver ignores which of the two prefixes it is, and the case of the digits.
     digits = entry[_PREFIX_LENGTH:].rstrip().lower()
     matches = [
         at for at, uuid in enumerate(uuids) if uuid[_PREFIX_LENGTH:].lower().startswith(digits)

@@ -1,8 +1,8 @@
-"""The accesses to some bytes that a later access may race with: bounded, and still every race is found.
+"""Access states: for some bytes, the earlier accesses that a later access may race with.
 
-The state of some bytes is the last write, and of the reads since (and, apart, of the atomic operations) those
-that no other one of them comes after: at most one for each stream, since one stream's work is ordered.
-States are kept for ranges of bytes, and for the pointers that kernels were given.
+A state is the last write and, of the reads since (and separately of the atomic operations), those that happen
+before no other one of them: at most one per stream, since the work of one stream is ordered. So a state stays
+small, and no race is lost. States are kept for ranges of bytes and for the pointers passed to kernels.
 """
 
 from __future__ import annotations
@@ -12,59 +12,60 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from cudakit.core.sanitize.clocks import ATOMIC, NEVER, WRITE, Clock, Touch, are_alike
+from cudakit.core.sanitize.clocks import ATOMIC, NEVER, WRITE, Clock, MemoryAccess, are_equivalent
 
-Touches: TypeAlias = tuple[Touch, ...]
+Accesses: TypeAlias = tuple[MemoryAccess, ...]
 
-# A touch that was reported against a later one, and that: what comes after the later one is not reported
-# again, as it would come after both if the first report were mended.
-Pardon: TypeAlias = tuple[Touch, Touch]
+# An access and the later access that it was reported against. What is ordered after the later access is not
+# reported again: fixing the first report would order it after both.
+ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
 
 
-class Cell:
-    """The accesses to some bytes. Its lists are tuples, so that a copy can share them."""
+class AccessState:
+    """The accesses to some bytes. Collections are tuples, so copies can share them."""
 
-    __slots__ = ("approximate", "atomics", "pardons", "reads", "write")
+    __slots__ = ("already_reported", "approximate", "atomics", "reads", "write")
 
     def __init__(self) -> None:
-        self.write: Touch | None = None
-        self.reads: Touches = ()
-        self.atomics: Touches = ()
-        self.pardons: tuple[Pardon, ...] = ()
+        self.write: MemoryAccess | None = None
+        self.reads: Accesses = ()
+        self.atomics: Accesses = ()
+        self.already_reported: tuple[ReportedPair, ...] = ()
         self.approximate = False
 
-    def takes(self, touch: Touch, past: Clock) -> bool:
-        """Keep an access that conflicts with nothing; False, and it is not kept, where it may.
+    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
+        """Store an access without conflict. Return False, storing nothing, if the access may conflict.
 
-        Says the same as ``unordered`` and ``store``, at once: nearly every access of a program ends here.
+        Equivalent to ``unordered`` and ``store``, in one call: nearly every access of a program ends here.
         """
         write, reads = self.write, self.reads
-        if self.atomics or touch.mode & ATOMIC:
+        if self.atomics or access.mode & ATOMIC:
             return False
-        if touch.mode & WRITE:
+        if access.mode & WRITE:
             if reads:
                 for read in reads:
                     if read.tick > past[read.slot]:
                         return False
             elif write is not None and write.tick > past[write.slot]:
                 return False
-            self.write = touch
-            self.reads = self.pardons = ()
+            self.write = access
+            self.reads = self.already_reported = ()
             return True
         if write is not None and write.tick > past[write.slot]:
             return False
         if len(reads) > 1:
-            self.reads = without(reads, past, touch)
+            self.reads = without(reads, past, access)
         elif not reads or reads[0].tick <= past[reads[0].slot]:
-            self.reads = (touch,)
+            self.reads = (access,)
         else:
-            self.reads = (reads[0], touch)
+            self.reads = (reads[0], access)
         return True
 
-    def unordered(self, mode: int, past: Clock) -> Sequence[Touch]:
-        """List what an access of a mode conflicts with, and does not come after.
+    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
+        """List the accesses that conflict with an access of a mode and are not ordered before it.
 
-        What shares the bytes comes after the last write, or is reported: so the write needs no look then.
+        Reads and atomic operations are ordered after the last write, or were reported: if any conflict, the
+        write needs no check.
         """
         if mode & ATOMIC:
             others = self.reads
@@ -79,49 +80,49 @@ class Cell:
             return [write]
         return ()
 
-    def store(self, touch: Touch, past: Clock) -> None:
-        """Keep an access, and forget those that it comes after and stands for."""
-        write, mode = self.write, touch.mode
+    def store(self, access: MemoryAccess, past: Clock) -> None:
+        """Store an access, replacing those that it is ordered after."""
+        write, mode = self.write, access.mode
         if write is not None and write.tick == NEVER:
-            return  # of what is done to freed memory nothing else follows
+            return  # an access to freed memory implies no further report
         if mode & ATOMIC:
-            self.atomics = without(self.atomics, past, touch)
+            self.atomics = without(self.atomics, past, access)
         elif mode & WRITE:
-            self.write = touch
-            self.reads = self.atomics = self.pardons = ()
+            self.write = access
+            self.reads = self.atomics = self.already_reported = ()
         else:
-            self.reads = without(self.reads, past, touch)
+            self.reads = without(self.reads, past, access)
 
-    def take_from(self, other: Cell) -> None:
-        """Become a copy of another cell."""
+    def copy_from(self, other: AccessState) -> None:
+        """Become a copy of another state."""
         self.write, self.reads, self.atomics = other.write, other.reads, other.atomics
-        self.pardons, self.approximate = other.pardons, other.approximate
+        self.already_reported, self.approximate = other.already_reported, other.approximate
 
-    def is_like(self, other: Cell) -> bool:
-        """Say whether two cells would answer and be reported alike."""
+    def is_equivalent(self, other: AccessState) -> bool:
+        """Return whether two states give the same conflicts and the same reports."""
         return (
-            are_alike(self.write, other.write)
-            and _are_all_alike(self.reads, other.reads)
-            and _are_all_alike(self.atomics, other.atomics)
-            and not self.pardons
-            and not other.pardons
+            are_equivalent(self.write, other.write)
+            and _are_all_equivalent(self.reads, other.reads)
+            and _are_all_equivalent(self.atomics, other.atomics)
+            and not self.already_reported
+            and not other.already_reported
             and self.approximate == other.approximate
         )
 
 
-def without(touches: Touches, past: Clock, new: Touch) -> Touches:
-    """Replace what comes before a new touch by it."""
-    if not touches or (len(touches) == 1 and touches[0].tick <= past[touches[0].slot]):
+def without(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
+    """Replace the accesses ordered before a new one by the new one."""
+    if not accesses or (len(accesses) == 1 and accesses[0].tick <= past[accesses[0].slot]):
         return (new,)
-    return (*[touch for touch in touches if touch.tick > past[touch.slot]], new)
+    return (*[access for access in accesses if access.tick > past[access.slot]], new)
 
 
-def _are_all_alike(some: Touches, others: Touches) -> bool:
-    return len(some) == len(others) and all(map(are_alike, some, others))
+def _are_all_equivalent(some: Accesses, others: Accesses) -> bool:
+    return len(some) == len(others) and all(map(are_equivalent, some, others))
 
 
-class Segment(Cell):
-    """The accesses to the bytes from ``lo`` up to ``hi``, which are alike for all of them."""
+class Segment(AccessState):
+    """The state that all bytes from ``lo`` up to ``hi`` share."""
 
     __slots__ = ("hi", "lo")
 
@@ -132,13 +133,13 @@ class Segment(Cell):
 
 
 class Segments:
-    """All bytes that were accessed."""
+    """The accessed bytes as disjoint segments, in order of addresses."""
 
     def __init__(self) -> None:
-        # The first one is before all addresses, so that there is always one at or before a place.
+        # The first segment is before all addresses: each address has a segment at or before it.
         self._all = [Segment(-1, -1)]
         self._los = [-1]
-        self.beginning_at: dict[int, Segment] = {}  # for who has many to look up
+        self.by_start: dict[int, Segment] = {}  # for fast lookups
 
     def __len__(self) -> int:
         return len(self._all) - 1
@@ -158,7 +159,7 @@ class Segments:
         return self._all[begin : bisect_left(self._los, hi, lo=begin)]
 
     def cut(self, lo: int, hi: int) -> list[Segment]:
-        """Return segments that are together exactly a range: cut at its ends, and made where none was."""
+        """Return segments that cover exactly a range: cut at its ends, and added where none was."""
         self._cut_at(lo)
         self._cut_at(hi)
         begin, end = bisect_left(self._los, lo), bisect_left(self._los, hi)
@@ -168,13 +169,13 @@ class Segments:
         return tiles
 
     def join(self, lo: int, hi: int) -> None:
-        """Make one segment of those around and in a range that are alike and touch each other."""
+        """Join adjacent equivalent segments in and around a range."""
         begin = max(bisect_left(self._los, lo) - 1, 1)
         end = bisect_right(self._los, hi)
         some = self._all[begin:end]
         joined = some[:1]
         for one, next_ in pairwise(some):
-            if one.hi == next_.lo and joined[-1].is_like(next_):
+            if one.hi == next_.lo and joined[-1].is_equivalent(next_):
                 joined[-1].hi = next_.hi
             else:
                 joined.append(next_)
@@ -182,14 +183,14 @@ class Segments:
             self._replace(begin, end, joined)
 
     def clear(self, lo: int, hi: int) -> None:
-        """Forget all accesses to a range."""
+        """Remove all accesses to a range."""
         if self.within(lo, hi):
             self._cut_at(lo)
             self._cut_at(hi)
             self._replace(bisect_left(self._los, lo), bisect_left(self._los, hi), [])
 
     def rebuild(self, change: Callable[[list[Segment]], list[Segment]]) -> None:
-        """Replace all segments by what is made of them."""
+        """Replace all segments by the result of a function."""
         self._replace(1, len(self._all), change(self._all[1:]))
 
     def _cut_at(self, place: int) -> None:
@@ -197,17 +198,17 @@ class Segments:
         left = self._all[index]
         if left.hi > place:
             right = Segment(place, left.hi)
-            right.take_from(left)
+            right.copy_from(left)
             left.hi = place
             self._replace(index + 1, index + 1, [right])
 
     def _replace(self, begin: int, end: int, segments: list[Segment]) -> None:
         for segment in self._all[begin:end]:
-            del self.beginning_at[segment.lo]
+            del self.by_start[segment.lo]
         self._all[begin:end] = segments
         self._los[begin:end] = [segment.lo for segment in segments]
         for segment in segments:
-            self.beginning_at[segment.lo] = segment
+            self.by_start[segment.lo] = segment
 
 
 def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
@@ -220,74 +221,75 @@ def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
         yield Segment(lo, hi)
 
 
-# So many pointers are remembered; beyond, the half that was used longest ago is forgotten.
+# The most pointers stored; above it, the least recently used half is removed.
 MOST_POINTERS = 1 << 16
 
 
 class Pointer:
-    """The kernels that were given one pointer: those that may write there, and those that only read.
+    """The kernels that were passed one pointer, writers and mere readers; none is ordered before another.
 
-    Of each, only those that no other one of them comes after.
+    The bytes that a kernel accesses through a pointer are unknown, since pools hand out parts of large
+    allocations: each pointer is one address.
     """
 
-    __slots__ = ("address", "pardons", "readers", "writers")
+    __slots__ = ("address", "already_reported", "readers", "writers")
 
     approximate = False
 
     def __init__(self, address: int) -> None:
         self.address = address
-        self.writers: Touches = ()
-        self.readers: Touches = ()
-        self.pardons: tuple[Pardon, ...] = ()
+        self.writers: Accesses = ()
+        self.readers: Accesses = ()
+        self.already_reported: tuple[ReportedPair, ...] = ()
 
-    def takes(self, touch: Touch, past: Clock) -> bool:
-        """Keep a kernel where nothing unordered was given the pointer; else return False."""
+    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
+        """Store a writer that all others are ordered before. Return False, storing nothing, otherwise."""
         writers = self.writers
         if self.readers or len(writers) > 1:
             return False
         if writers and writers[0].tick > past[writers[0].slot]:
             return False
-        if not touch.mode & WRITE:
+        if not access.mode & WRITE:
             return False
-        self.writers = (touch,)
+        self.writers = (access,)
         return True
 
-    def unordered(self, mode: int, past: Clock) -> Sequence[Touch]:
-        """List what an access of a mode may conflict with, and does not come after."""
-        touches = self.writers + self.readers if mode & WRITE else self.writers
-        return [touch for touch in touches if touch.tick > past[touch.slot]]
+    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
+        """List the kernels that may conflict with an access of a mode and are not ordered before it."""
+        accesses = self.writers + self.readers if mode & WRITE else self.writers
+        return [access for access in accesses if access.tick > past[access.slot]]
 
-    def store(self, touch: Touch, past: Clock) -> None:
-        """Keep a kernel, and forget those that it comes after and stands for."""
-        if touch.mode & WRITE:
-            self.writers = without(self.writers, past, touch)
+    def store(self, access: MemoryAccess, past: Clock) -> None:
+        """Store a kernel, replacing those that it is ordered after."""
+        if access.mode & WRITE:
+            self.writers = without(self.writers, past, access)
             self.readers = tuple(read for read in self.readers if read.tick > past[read.slot])
         else:
-            self.readers = without(self.readers, past, touch)
+            self.readers = without(self.readers, past, access)
 
     def clear(self) -> None:
-        """Forget all: what conflicts with any of it conflicts with a later write, which is exact."""
-        self.writers = self.readers = self.pardons = ()
+        """Remove all kernels: what conflicts with one also conflicts with the later, exact write."""
+        self.writers = self.readers = self.already_reported = ()
 
     @property
     def last_seq(self) -> int:
-        """The last call that was given the pointer."""
-        return max((touch.call.seq for touch in self.writers + self.readers), default=0)
+        """The last call that was passed the pointer."""
+        return max((access.call.seq for access in self.writers + self.readers), default=0)
 
 
 class Pointers:
-    """All pointers that kernels were given."""
+    """All pointers that kernels were passed."""
 
     def __init__(self) -> None:
         self.known: dict[int, Pointer] = {}
         self._addresses: list[int] = []
 
     def at(self, address: int) -> Pointer:
-        """Return what is known of one pointer."""
+        """Return the state of one pointer, new if necessary."""
         found = self.known.get(address)
         if found is None:
             if len(self.known) >= MOST_POINTERS:
-                self._forget_half()
+                self._remove_half()
             found = self.known[address] = Pointer(address)
             insort(self._addresses, address)
         return found
@@ -301,17 +303,17 @@ class Pointers:
         return [self.known[address] for address in self._addresses[begin:end]]
 
     def clear(self, lo: int, hi: int) -> None:
-        """Forget the pointers into a range."""
+        """Remove the pointers into a range."""
         if self.within(lo, hi):
             self.keep(lambda pointer: not lo <= pointer.address < hi)
 
     def keep(self, wanted: Callable[[Pointer], bool]) -> None:
-        """Forget all pointers but those."""
+        """Remove all pointers but the wanted ones."""
         for pointer in [one for one in self.known.values() if not wanted(one)]:
             del self.known[pointer.address]
         self._addresses = sorted(self.known)
 
-    def _forget_half(self) -> None:
+    def _remove_half(self) -> None:
         seqs = sorted(pointer.last_seq for pointer in self.known.values())
         middle = seqs[len(seqs) // 2]
         self.keep(lambda pointer: pointer.last_seq > middle)

@@ -1,9 +1,9 @@
 """Vector clocks, and what they order: calls and the accesses of calls.
 
-Each sequence of operations (a stream, the host) is a timeline with a slot of its own, and counts its releases
-in ticks. An operation has the tick of its timeline, and comes before another one exactly if that one's
-timeline has acquired the tick: ``operation.tick <= past[operation.slot]``. Clocks are never changed in place,
-so keeping a clock is keeping a reference.
+Each sequence of ordered operations (a stream, the host) is a timeline with a slot of its own, and counts
+its releases in ticks. An operation has the tick of its timeline. It happens before another operation exactly
+if the other's timeline has acquired the tick: ``operation.tick <= past[operation.slot]``. Clocks are never
+changed in place, so references to them can be stored.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final, TypeAlias
 from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import Known, Mode
 
-Clock: TypeAlias = list[int]  # by slot: the last tick that is known of
-Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronisation by which it is known
+Clock: TypeAlias = list[int]  # by slot: the last tick that is ordered before
+Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronisation that ordered it
 
-ALWAYS: Final = 1 << 62  # what a timeline knows of itself
-NEVER: Final = 1 << 63  # the tick of what nothing may come after
+ALWAYS: Final = 1 << 62  # a timeline's own entry
+NEVER: Final = 1 << 63  # the tick of a free: no access may be ordered after it
 
 
-# Not frozen, as that would make it four times as slow to make; it is never changed.
+# Not frozen: creation would take four times as long. Instances are never changed.
 @dataclass(slots=True, eq=False)
 class Release:
-    """All that a timeline had done and learnt at some moment: who acquires it comes after that."""
+    """The clock of a timeline at one moment: a timeline that acquires it is ordered after that moment."""
 
     slot: int
     tick: int
@@ -35,7 +35,7 @@ class Release:
 
 
 class Timeline:
-    """A sequence of operations, and what each next one of them comes after."""
+    """A sequence of ordered operations, with the clock of the next one."""
 
     __slots__ = ("_last", "past", "reasons", "slot", "tick")
 
@@ -48,7 +48,10 @@ class Timeline:
         self._last: Release | None = None
 
     def acquire(self, release: Release, reason: Sync | None) -> bool:
-        """Come after a release, for a reason, or for those that led to it; False where that is so already."""
+        """Order this timeline after a release. Return False if it already is.
+
+        Without a ``reason``, the release's own reasons are stored.
+        """
         if release.tick <= self.past[release.slot]:
             return False
         width = len(self.past)
@@ -67,17 +70,17 @@ class Timeline:
         return True
 
     def snapshot(self) -> Release:
-        """Return all that is done and known by now, as a release of the current tick."""
+        """Return the present clock as a release of the current tick."""
         return Release(self.slot, self.tick, self.past, self.reasons)
 
     def widen(self, width: int) -> None:
-        """Make room for more timelines."""
+        """Extend the clock to more timelines."""
         more = width - len(self.past)
         self.past = self.past + [0] * more
         self.reasons = self.reasons + [None] * more
 
 
-# Plain numbers: these are compared for every record of a trace.
+# Plain numbers, since they are compared for every record of a trace.
 READ: Final = int(Mode.READ)
 WRITE: Final = int(Mode.WRITE)
 ATOMIC: Final = int(Mode.ATOMIC)
@@ -86,7 +89,7 @@ ASSUMED: Final = int(Known.ASSUMED)
 UNCERTAIN: Final = int(Known.UNCERTAIN)
 
 
-# These two are not frozen: that would make them four times as slow to make, and one is made per launch.
+# These two are not frozen: creation would take four times as long, and each launch creates them.
 @dataclass(slots=True, eq=False)
 class Call:
     """A call that enqueued work. Numbers are the trace's, ``name`` is the number of a string."""
@@ -107,8 +110,8 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class Touch:
-    """What a call does to the bytes from ``lo`` up to ``hi``, and when: at a tick of its timeline."""
+class MemoryAccess:
+    """An access of a call to the bytes from ``lo`` up to ``hi``, at a tick of its timeline."""
 
     slot: int
     tick: int
@@ -119,8 +122,8 @@ class Touch:
     known: int
 
 
-def are_alike(one: Touch | None, other: Touch | None) -> bool:
-    """Say whether two touches are ordered alike and would be reported alike."""
+def are_equivalent(one: MemoryAccess | None, other: MemoryAccess | None) -> bool:
+    """Return whether two accesses have the same order and the same report."""
     if one is other:
         return True
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""Which unordered pairs are conflicts to tell of: each once, and none that follows from another."""
+"""Which pairs of unordered accesses are reported: each pair once, and none that another one implies."""
 
 from __future__ import annotations
 
@@ -6,102 +6,107 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cudakit.core.sanitize.access_state import Pardon
-from cudakit.core.sanitize.clocks import ASSUMED, EXACT, UNCERTAIN, Clock, Touch
+from cudakit.core.sanitize.access_state import ReportedPair
+from cudakit.core.sanitize.clocks import ASSUMED, EXACT, UNCERTAIN, Clock, MemoryAccess
 from cudakit.core.sanitize.races import Confidence
 
 _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
 
 
-class Remembers(Protocol):
-    """What touches are kept in."""
+class ReportedState(Protocol):
+    """A state of bytes that remembers which pairs were reported."""
 
-    pardons: tuple[Pardon, ...]
+    already_reported: tuple[ReportedPair, ...]
 
     @property
     def approximate(self) -> bool:
-        """Whether touches of neighbouring bytes may be kept for these."""
+        """Whether accesses of adjacent bytes may be stored for these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two touches that nothing orders, and the bytes that both of them touch."""
+    """Two unordered accesses, and the bytes that both of them access."""
 
-    previous: Touch
-    current: Touch
+    previous: MemoryAccess
+    current: MemoryAccess
     lo: int
     hi: int
     confidence: Confidence
     approximate: bool
 
 
-class Judge:
-    """Tells of the conflicts of one touch after the other, to ``found``.
+class ConflictChecker:
+    """Reports the conflicts of one access after the other, to ``found``.
 
-    ``ancestors`` says what orders the nodes of the graph whose launch is looked at: for each node, the set
-    of the nodes that come before it, as the bits of a number.
+    ``ancestors`` orders the nodes of the graph whose launch is being checked: for each node, the nodes that
+    happen before it, as bits of a number.
     """
 
     def __init__(self, found: Callable[[Conflict], None]) -> None:
         self._found = found
         self.ancestors: Mapping[int, int] = {}
-        self.open: dict[tuple[int, int], Conflict] = {}  # of this touch, by stream and node
+        self.pending: dict[
+            tuple[int, int], Conflict
+        ] = {}  # conflicts of the current access, by stream and node
 
-    def weigh(
+    def check(
         self,
-        kept: Remembers,
-        previous: Iterable[Touch],
-        current: Touch,
+        kept: ReportedState,
+        previous: Iterable[MemoryAccess],
+        current: MemoryAccess,
         past: Clock,
         shared: tuple[int, int],
         *,
         near: bool = False,
     ) -> None:
-        """Judge touches that are not in a clock; ``near``: it is not known that they share bytes."""
-        for touch in previous:
+        """Check accesses that no clock orders; ``near``: they may share no bytes."""
+        for access in previous:
             if not (
-                self._is_in_order(touch, current) or self._is_pardoned(kept, touch, current, past)
+                self._is_in_order(access, current)
+                or self._is_already_reported(kept, access, current, past)
             ):
-                kept.pardons = (*kept.pardons, (touch, current))
-                confidence = Confidence.POSSIBLE if near else _confidence(kept, touch, current)
-                self._add(Conflict(touch, current, *shared, confidence, kept.approximate))
+                kept.already_reported = (*kept.already_reported, (access, current))
+                confidence = Confidence.POSSIBLE if near else _confidence(kept, access, current)
+                self._add(Conflict(access, current, *shared, confidence, kept.approximate))
 
-    def close(self) -> None:
-        """End with the current touch."""
-        for conflict in self.open.values():
+    def report(self) -> None:
+        """Report the conflicts of the current access."""
+        for conflict in self.pending.values():
             if not self._is_implied(conflict):
                 self._found(conflict)
-        self.open.clear()
+        self.pending.clear()
 
     def _add(self, new: Conflict) -> None:
-        """Keep one conflict with each stream: what comes after its last operation comes after all others.
+        """Store one conflict per stream: work ordered after its last operation is ordered after all others.
 
-        A launch of a graph is one operation, but for its own nodes.
+        A graph launch is one operation, except for conflicts among its own nodes.
         """
         previous = new.previous
         place = previous.slot, previous.call.node if _is_one_launch(new) else 0
-        old = self.open.get(place)
+        old = self.pending.get(place)
         if old is not None and old.previous is previous and old.confidence is new.confidence:
             new = replace(new, lo=min(old.lo, new.lo), hi=max(old.hi, new.hi))
-        if old is None or _weight(old) <= _weight(new):
-            self.open[place] = new
+        if old is None or _rank(old) <= _rank(new):
+            self.pending[place] = new
 
     def _is_implied(self, conflict: Conflict) -> bool:
-        """Say whether to come after a later node of the same launch is enough."""
+        """Return whether order after a later node of the same launch would also fix this conflict."""
         slot, node = conflict.previous.slot, conflict.previous.call.node
         return _is_one_launch(conflict) and any(
             at == slot and later != node and self.ancestors.get(later, 0) >> node & 1
-            for at, later in self.open
+            for at, later in self.pending
         )
 
-    def _is_pardoned(self, kept: Remembers, touch: Touch, current: Touch, past: Clock) -> bool:
+    def _is_already_reported(
+        self, kept: ReportedState, access: MemoryAccess, current: MemoryAccess, past: Clock
+    ) -> bool:
         return any(
-            who is touch and (later.tick <= past[later.slot] or self._is_in_order(later, current))
-            for who, later in kept.pardons
+            who is access and (later.tick <= past[later.slot] or self._is_in_order(later, current))
+            for who, later in kept.already_reported
         )
 
-    def _is_in_order(self, one: Touch, other: Touch) -> bool:
-        """Say whether two touches are of one launch of a graph, whose edges order them."""
+    def _is_in_order(self, one: MemoryAccess, other: MemoryAccess) -> bool:
+        """Return whether two accesses are of one graph launch whose edges order them."""
         if (one.slot, one.tick) != (other.slot, other.tick):
             return False
         before, after = one.call.node, other.call.node
@@ -112,8 +117,8 @@ class Judge:
         )
 
 
-def _confidence(kept: Remembers, one: Touch, other: Touch) -> Confidence:
-    """Say how sure it is that two touches share bytes."""
+def _confidence(kept: ReportedState, one: MemoryAccess, other: MemoryAccess) -> Confidence:
+    """Return how certain it is that two accesses share bytes."""
     known = {one.known, other.known}
     if known == {ASSUMED} or UNCERTAIN in known:
         return Confidence.POSSIBLE
@@ -125,6 +130,6 @@ def _is_one_launch(conflict: Conflict) -> bool:
     return (previous.slot, previous.tick) == (current.slot, current.tick)
 
 
-def _weight(conflict: Conflict) -> tuple[int, int, int]:
+def _rank(conflict: Conflict) -> tuple[int, int, int]:
     call = conflict.previous.call
     return _RANK[conflict.confidence], call.seq, call.node

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, Touch
-from cudakit.core.sanitize.conflicts import Conflict, Judge
-from cudakit.core.sanitize.graphs import Replays
-from cudakit.core.sanitize.operations import Allocations, Memory, Work
-from cudakit.core.sanitize.ordering import Order, Waits
+from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.core.sanitize.graphs import GraphTracker
+from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
+from cudakit.core.sanitize.ordering import StreamOrder, Synchronization
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -27,22 +27,22 @@ from cudakit.core.sanitize.races import (
     Race,
     RaceKind,
 )
-from cudakit.core.sanitize.record_batch import AccessRow, Batch, in_order
+from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by_call
 from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS, Shadow, coarsen, prune
 from cudakit.trace.kinds import Kind, Known, Mode
 from cudakit.trace.layout import Records
 
 
-class Verdicts:
-    """Makes races of conflicts."""
+class RaceDescriber:
+    """Describes conflicts as races."""
 
-    def __init__(self, order: Order, memory: Allocations, pools: Allocations) -> None:
+    def __init__(self, order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
         self._order = order
         self._memory = memory
         self._pools = pools
 
     def race(self, conflict: Conflict, strings: Sequence[str]) -> Race:
-        """Describe a conflict, as things are when its later side has just been enqueued."""
+        """Return the race of a conflict whose later side was just enqueued."""
         previous, current = conflict.previous, conflict.current
         pooled = self._pools.at(conflict.lo)
         return Race(
@@ -60,7 +60,7 @@ class Verdicts:
         )
 
 
-def _kind(previous: Touch, current: Touch, pooled: Allocation | None) -> RaceKind:
+def _kind(previous: MemoryAccess, current: MemoryAccess, pooled: Allocation | None) -> RaceKind:
     if Kind.FREE in (previous.call.kind, current.call.kind):
         return RaceKind.USE_AFTER_FREE
     if previous.call.kind == Kind.ALLOC:
@@ -74,15 +74,15 @@ def _kind(previous: Touch, current: Touch, pooled: Allocation | None) -> RaceKin
     return RaceKind.WRITE_AFTER_WRITE if _writes(current, previous) else RaceKind.READ_AFTER_WRITE
 
 
-def _writes(one: Touch, other: Touch) -> bool:
-    """Say whether a side counts as a write; of what is only assumed, what the other side does not do."""
+def _writes(one: MemoryAccess, other: MemoryAccess) -> bool:
+    """Return whether a side counts as a write; an assumed one is the opposite of the exact other side."""
     if one.known >= ASSUMED > other.known:
         return not other.mode & WRITE
     return bool(one.mode & ~Mode.READ)
 
 
-def _operation(touch: Touch, strings: Sequence[str]) -> Operation:
-    call = touch.call
+def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
+    call = access.call
     return Operation(
         seq=call.seq,
         kind=Kind(call.kind),
@@ -92,10 +92,10 @@ def _operation(touch: Touch, strings: Sequence[str]) -> Operation:
         device=call.device,
         thread=call.thread,
         site=call.site,
-        mode=Mode(touch.mode),
-        known=Known(touch.known),
-        lo=touch.lo,
-        hi=touch.hi,
+        mode=Mode(access.mode),
+        known=Known(access.known),
+        lo=access.lo,
+        hi=access.hi,
         graph=call.graph,
         node=call.node,
     )
@@ -103,9 +103,9 @@ def _operation(touch: Touch, strings: Sequence[str]) -> Operation:
 
 _LAUNCH: Final = int(Kind.LAUNCH)
 _ACCESSED: Final = int(Kind.ACCESSED)
-_Taker: TypeAlias = Callable[[Iterable[AccessRow]], None]
+_AccessHandler: TypeAlias = Callable[[Iterable[AccessRow]], None]
 
-# So many records are taken at once: what is made of them is gone before the next ones.
+# The most records decoded at once, which bounds memory.
 _RECORDS_AT_ONCE: Final = 1 << 14
 STRAY_ACCESS: Final = "access without its launch"
 UNKNOWN_STREAM: Final = "stream that was not seen to be made"
@@ -114,10 +114,10 @@ UNKNOWN_STREAM: Final = "stream that was not seen to be made"
 class Engine:
     """Finds the races in the trace of one process.
 
-    The host is one timeline, in the order of its calls, unless ``strict_threads`` makes it one for each
-    thread: locks between threads are not seen. Pairs of which neither side is known exactly are counted,
-    and returned only with ``report_possible``. Where there are more than ``forgets_above`` things to
-    remember, those that no race can come of any more are looked for.
+    The host is one timeline, in the order of its calls, since locks between threads are not recorded;
+    ``strict_threads`` makes each thread a timeline. Conflicts in which neither side is exact are counted, and
+    returned only with ``report_possible``. With more than ``forgets_above`` stored states, those that no race
+    can involve any more are removed.
     """
 
     def __init__(
@@ -133,75 +133,79 @@ class Engine:
         self._report_possible = report_possible
         self._races: list[Race] = []
         self._strings: Sequence[str] = ()
-        self._order = order = Order()
-        self._shadow = shadow = Shadow(Judge(self._found), shows_near=report_possible)
-        self._memory = Memory(order, shadow)
-        self._verdicts = Verdicts(order, self._memory.driver, self._memory.pools)
-        self._waits = Waits(order, self.gaps)
-        self._replays = Replays(order, shadow, self.coverage, self.gaps)
-        self._work = Work(order, shadow, self._memory.driver, self.coverage, strict=strict_threads)
+        self._order = order = StreamOrder()
+        self._shadow = shadow = Shadow(ConflictChecker(self._found), shows_near=report_possible)
+        self._memory = AllocationEvents(order, shadow)
+        self._describer = RaceDescriber(order, self._memory.driver, self._memory.pools)
+        self._syncs = Synchronization(order, self.gaps)
+        self._graphs = GraphTracker(order, shadow, self.coverage, self.gaps)
+        self._work = StreamWork(
+            order, shadow, self._memory.driver, self.coverage, strict=strict_threads
+        )
         self._handlers = self._all_handlers()
-        self._takers: dict[int, _Taker] = {
-            Kind.GRAPH_NODE: self._replays.node_accesses,
-            Kind.GRAPH_LAUNCH: self._replays.launch_accesses,
+        self._access_handlers: dict[int, _AccessHandler] = {
+            Kind.GRAPH_NODE: self._graphs.node_accesses,
+            Kind.GRAPH_LAUNCH: self._graphs.launch_accesses,
         }
-        self._take: _Taker = self._work.accesses  # accesses of the last call that has any
+        # Adds accesses of the last call that has any.
+        self._add_accesses: _AccessHandler = self._work.accesses
         self._last_seq = 0
-        self._last_grade: int | None = None  # of the last call, where that was a launch
+        self._last_grade: int | None = None  # of the last call, if it was a launch
         self._arenas: dict[int, int] = {}  # bytes by device
-        self._forgets_above = self._enough = forgets_above
+        self._forgets_above = self._forget_at = forgets_above
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
-        """Take the next records of the trace, and return the races that they complete.
+        """Analyse the next records of the trace, and return the races that they complete.
 
         ``strings`` is the table of the trace as far as the records need it: it only grows.
         """
         self._strings = strings
-        records = in_order(records)
+        records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
-            for some in self._of_one_thread(records[begin : begin + _RECORDS_AT_ONCE]):
-                self._feed(Batch(some, self._last_seq))
+            for some in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+                self._feed(RecordBatch(some, self._last_seq))
                 self._last_seq = int(some["seq"][-1])
             self._forget()
-        self._replays.finish()
+        self._graphs.finish()
         found, self._races = self._races, []
         return found
 
-    def _of_one_thread(self, records: Records) -> Iterator[Records]:
-        """Yield runs of records of one thread, whose clock is the host's meanwhile; else all at once."""
+    def _by_thread(self, records: Records) -> Iterator[Records]:
+        """Yield runs of records of one thread, with its clock as the host's; all at once unless strict."""
         if not self._strict:
             yield records
             return
         threads = records["thread"]
         for run in np.split(records, np.flatnonzero(threads[1:] != threads[:-1]) + 1):
             if len(run):
-                self._order.act_as(int(run["thread"][0]))
+                self._order.use_thread(int(run["thread"][0]))
             yield run
 
-    def _feed(self, batch: Batch) -> None:
-        handlers, takers, rows, accesses = self._handlers, self._takers, batch.rows, batch.accesses
-        replays, launch = self._replays, self._work.launch
+    def _feed(self, batch: RecordBatch) -> None:
+        handlers, access_handlers = self._handlers, self._access_handlers
+        rows, accesses = batch.rows, batch.accesses
+        graphs, launch = self._graphs, self._work.launch
         self._count(batch)
         if batch.leading:
-            self._take(islice(accesses, batch.leading))
+            self._add_accesses(islice(accesses, batch.leading))
         for kind, following in zip(batch.kinds, batch.following, strict=True):
-            if replays.launched is not None and kind != _ACCESSED:
-                replays.finish()
-            if kind == _LAUNCH:  # as nearly all are: the short way
-                self._take = launch(next(rows[_LAUNCH])[0], islice(accesses, following))
+            if graphs.launched is not None and kind != _ACCESSED:
+                graphs.finish()
+            if kind == _LAUNCH:  # the most frequent kind, without a lookup
+                self._add_accesses = launch(next(rows[_LAUNCH])[0], islice(accesses, following))
                 continue
             handlers[kind](*next(rows[kind]))
-            if kind in takers:
-                self._take = takers[kind]
+            if kind in access_handlers:
+                self._add_accesses = access_handlers[kind]
             if following:
-                self._take(islice(accesses, following))
+                self._add_accesses(islice(accesses, following))
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: RecordBatch) -> None:
         coverage, known = self.coverage, batch.known
         if batch.strays:
             self.gaps[STRAY_ACCESS] += batch.strays
         if self._last_grade is not None and batch.leading_grade > self._last_grade:
-            coverage.count(self._last_grade, -1)  # there is more of the last launch
+            coverage.count(self._last_grade, -1)  # it also has accesses in this batch
             coverage.count(batch.leading_grade)
             self._last_grade = batch.leading_grade
         if batch.kinds:
@@ -218,26 +222,26 @@ class Engine:
         if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
-            self._races.append(self._verdicts.race(conflict, self._strings))
+            self._races.append(self._describer.race(conflict, self._strings))
 
     def _forget(self) -> None:
-        """Forget what no race can come of, when there is much to remember."""
-        self._order.forget_gone()
-        if self._order.made_up:
-            self.gaps[UNKNOWN_STREAM] = self._order.made_up
-        if self._remembered < self._enough:
+        """Remove states that no race can involve any more, once there are many."""
+        self._order.reuse_slots()
+        if self._order.unseen_streams:
+            self.gaps[UNKNOWN_STREAM] = self._order.unseen_streams
+        if self._remembered < self._forget_at:
             return
         prune(self._shadow, self._order.is_known)
-        self._waits.prune()
-        self._replays.prune()
+        self._syncs.prune()
+        self._graphs.prune()
         if len(self._shadow.segments) > MOST_SEGMENTS:
             coarsen(self._shadow, self._memory.driver.at)
-        self._enough = self._forgets_above + 2 * self._remembered
+        self._forget_at = self._forgets_above + 2 * self._remembered
 
     @property
     def _remembered(self) -> int:
         shadow = self._shadow
-        return len(shadow.segments) + len(shadow.pointers.known) + len(self._waits)
+        return len(shadow.segments) + len(shadow.pointers.known) + len(self._syncs)
 
     def _gap(self, _: Call, what: int, count: int) -> None:
         self.gaps[self._strings[what]] += count
@@ -247,7 +251,7 @@ class Engine:
         self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, sum(self._arenas.values()))
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
-        work, memory, waits, replays = self._work, self._memory, self._waits, self._replays
+        work, memory, waits, graphs = self._work, self._memory, self._syncs, self._graphs
         return {
             Kind.ALLOC: memory.alloc,
             Kind.FREE: memory.free,
@@ -257,19 +261,19 @@ class Engine:
             Kind.STREAM_DESTROY: waits.destroy_stream,
             Kind.EVENT_RECORD: waits.record,
             Kind.STREAM_WAIT: waits.wait,
-            Kind.EVENT_SYNC: waits.host_waits_for_event,
-            Kind.EVENT_QUERY_OK: waits.host_waits_for_event,
-            Kind.STREAM_SYNC: waits.host_waits_for_stream,
-            Kind.STREAM_QUERY_OK: waits.host_waits_for_stream,
-            Kind.CONTEXT_SYNC: waits.host_waits_for_context,
+            Kind.EVENT_SYNC: waits.sync_event,
+            Kind.EVENT_QUERY_OK: waits.sync_event,
+            Kind.STREAM_SYNC: waits.sync_stream,
+            Kind.STREAM_QUERY_OK: waits.sync_stream,
+            Kind.CONTEXT_SYNC: waits.sync_context,
             Kind.HOST_CALL: waits.host_call,
             Kind.CAPTURE_BEGIN: waits.capture_begin,
             Kind.CAPTURE_END: waits.capture_end,
-            Kind.GRAPH_NODE: replays.add_node,
-            Kind.GRAPH_EDGE: replays.add_edge,
-            Kind.GRAPH_LAUNCH: replays.launch,
+            Kind.GRAPH_NODE: graphs.add_node,
+            Kind.GRAPH_EDGE: graphs.add_edge,
+            Kind.GRAPH_LAUNCH: graphs.launch,
             Kind.MEMOP: waits.memop,
             Kind.GAP: self._gap,
-            Kind.ACCESSED: replays.accessed,
+            Kind.ACCESSED: graphs.accessed,
             Kind.ARENAS: self._holds,
         }

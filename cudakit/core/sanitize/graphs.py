@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
 from cudakit.core.sanitize.clocks import ASSUMED, Call, Clock, Release
-from cudakit.core.sanitize.ordering import Order
+from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import Coverage, Grade, Sync, SyncKind
 from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Node:
-    """A node, as it was added to its graph."""
+    """A node as it was added to its graph, and its accesses in each launch."""
 
     call: Call
     accesses: list[AccessRow] = field(default_factory=list)
@@ -47,19 +47,19 @@ class Graph:
         self._ancestors: dict[int, int] | None = None
 
     def add(self, call: Call, node: int, work: int) -> None:
-        """Append a node; a number that was there is replaced."""
+        """Add a node; it replaces one of the same number."""
         call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
         call.node = node
         self._nodes[node] = Node(call)
         self._ancestors = None
 
     def order(self, before: int, after: int) -> None:
-        """Let a node wait for another one."""
+        """Order a node after another one."""
         self._before.setdefault(after, []).append(before)
         self._ancestors = None
 
-    def touches(self, row: AccessRow) -> None:
-        """Say what a node does in each launch."""
+    def add_access(self, row: AccessRow) -> None:
+        """Add an access that a node makes in each launch."""
         if row[-1] in self._nodes:
             self._nodes[row[-1]].accesses.append(row)
 
@@ -68,7 +68,7 @@ class Graph:
 
     @property
     def ancestors(self) -> Mapping[int, int]:
-        """For each node, the nodes before it as bits of a number; the mapping's order is one to work in."""
+        """For each node, in topological order, the nodes that happen before it as bits of a number."""
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._in_order():
@@ -83,11 +83,11 @@ class Graph:
 
     @property
     def kernels(self) -> Iterator[int]:
-        """The nodes that are kernels."""
+        """The numbers of the nodes that are kernels."""
         return (number for number, node in self._nodes.items() if node.call.kind == Kind.LAUNCH)
 
     def _in_order(self) -> list[int]:
-        """List the nodes so that each stands behind those it waits for: as they were made, if they can."""
+        """List the nodes in topological order: in order of their creation where that is one."""
         if all(before < node for node, some in self._before.items() for before in some):
             return sorted(self._nodes)
         try:
@@ -100,7 +100,7 @@ class Graph:
 
 @dataclass(slots=True)
 class GraphLaunch:
-    """A launch whose accesses are still coming in."""
+    """A launch whose accesses are still being recorded."""
 
     call: Call
     graph: Graph
@@ -108,11 +108,11 @@ class GraphLaunch:
     tick: int
     past: Clock
     accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
-    exact: set[int] = field(default_factory=set)  # the nodes of which all is told
-    lost: set[int] = field(default_factory=set)  # the nodes of which something was lost
+    exact: set[int] = field(default_factory=set)  # nodes whose accesses are all recorded
+    lost: set[int] = field(default_factory=set)  # nodes with lost accesses
 
     def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
-        """Yield what each node does, in an order that keeps to the edges."""
+        """Yield the accesses of each node, in topological order."""
         own = self.call
         for number in self.graph.ancestors:
             added = self.graph.node(number)
@@ -122,14 +122,14 @@ class GraphLaunch:
                 yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
 
     def grade(self, number: int) -> Grade:
-        """Say how well it is known what a node did; of nothing told, that it was assumed to do nothing."""
+        """Return how well the accesses of a node are known; no access at all is an assumption."""
         if number in self.exact:
             return Grade.EXACT
         worst = max((row[_KNOWN] for row in self._accesses(number)), default=ASSUMED)
         return Grade.ASSUMED if number in self.lost or worst >= ASSUMED else Grade.EXACT
 
     def _accesses(self, number: int) -> list[AccessRow]:
-        """List what a node did: what its description says, unless all is told of this launch."""
+        """List the accesses of a node, described ones included unless this launch is recorded completely."""
         told = self.accesses.get(number, [])
         return told if number in self.exact else self.graph.node(number).accesses + told
 
@@ -137,11 +137,11 @@ class GraphLaunch:
 UNKNOWN_GRAPH = "launch of a graph whose nodes were not seen"
 
 
-class Replays:
-    """All graphs, and how far the last launch of each executable is: it never overlaps itself."""
+class GraphTracker:
+    """All graphs, and the last launch of each executable, whose launches never overlap."""
 
     def __init__(
-        self, order: Order, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
+        self, order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
     ) -> None:
         self._order = order
         self._shadow = shadow
@@ -149,8 +149,10 @@ class Replays:
         self._gaps = gaps
         self._graphs: dict[int, Graph] = {}
         self._last: dict[int, tuple[Release, Call]] = {}  # by executable
-        self._node_graph = Graph()  # that a node was last added to
-        self.launched: GraphLaunch | None = None  # whose accesses are still coming in
+        self._node_graph = Graph()  # the last graph that a node was added to
+        self.launched: GraphLaunch | None = (
+            None  # the launch whose accesses are still being recorded
+        )
 
     def add_node(self, call: Call, graph: int, node: int, work: int) -> None:
         call.graph = graph
@@ -161,12 +163,12 @@ class Replays:
         self._graph(graph).order(before, after)
 
     def node_accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Take accesses of the last nodes: they happen in every launch."""
+        """Add accesses of the last nodes, which happen in each launch."""
         for row in rows:
-            self._node_graph.touches(row)
+            self._node_graph.add_access(row)
 
     def launch(self, call: Call, graph: int, executable: int) -> None:
-        """Enqueue a graph as one operation: it has a tick of its own, in which its nodes are ordered."""
+        """Enqueue a graph as one operation, with a tick of its own for all its nodes."""
         self._coverage.graph_launches += 1
         stream = self._order.enqueue(call)
         if stream is None:
@@ -186,29 +188,29 @@ class Replays:
         self._last[executable] = stream.release(), call
 
     def launch_accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Take accesses of the nodes in the last launch."""
+        """Add accesses of nodes in the last launch."""
         for row in rows:
             if self.launched is not None:
                 self.launched.accesses.setdefault(row[-1], []).append(row)
 
     def accessed(self, call: Call, node: int, exact: bool) -> None:
-        """Take that all is told of a node in the last launch, or that something of it was lost."""
+        """Mark a node of the last launch as completely recorded, or as one with lost accesses."""
         if self.launched is not None and self.launched.call.seq == call.seq:
             (self.launched.exact if exact else self.launched.lost).add(node)
 
     def finish(self) -> None:
-        """Look at all that the last launch does, now that it is known."""
+        """Check the accesses of the last launch, now that they are recorded."""
         launched, self.launched = self.launched, None
         if launched is None:
             return
         for kernel in launched.graph.kernels:
             self._coverage.count(launched.grade(kernel))
-        self._shadow.judge.ancestors = launched.graph.ancestors
+        self._shadow.checker.ancestors = launched.graph.ancestors
         for call, accesses in launched.work():
             self._shadow.add_all(accesses, call, launched)
 
     def prune(self) -> None:
-        """Forget the launches that everything from now on comes after."""
+        """Remove the launches that all future work is ordered after."""
         known = self._order.is_known
         self._last = {
             executable: (release, call)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudakit.core.sanitize.clocks import EXACT, NEVER, READ, WRITE, Call, Touch
-from cudakit.core.sanitize.ordering import Order, Stream
+from cudakit.core.sanitize.clocks import EXACT, NEVER, READ, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.ordering import Stream, StreamOrder
 from cudakit.core.sanitize.races import Allocation, Coverage
 from cudakit.core.sanitize.record_batch import AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
@@ -20,21 +20,21 @@ from cudakit.trace.kinds import Direction, HostMemory, How, Layer
 
 
 class Allocations:
-    """Allocations of one layer, which share no bytes."""
+    """The allocations of one layer, which are disjoint."""
 
     def __init__(self) -> None:
         self._addresses: list[int] = []
         self._allocations: list[Allocation] = []
 
     def add(self, allocation: Allocation) -> None:
-        """Add an allocation; it replaces what was in its bytes."""
+        """Add an allocation; it replaces those that overlap it."""
         begin = self._first_in(allocation.address)
         end = bisect_left(self._addresses, allocation.address + allocation.size_bytes, lo=begin)
         self._addresses[begin:end] = [allocation.address]
         self._allocations[begin:end] = [allocation]
 
     def remove(self, address: int) -> Allocation | None:
-        """Forget and return the allocation that begins at an address."""
+        """Remove and return the allocation that starts at an address, or return None."""
         index = bisect_left(self._addresses, address)
         if index == len(self._addresses) or self._addresses[index] != address:
             return None
@@ -42,7 +42,7 @@ class Allocations:
         return self._allocations.pop(index)
 
     def at(self, address: int) -> Allocation | None:
-        """Return the allocation that an address is in."""
+        """Return the allocation that contains an address, or None."""
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None
@@ -50,20 +50,20 @@ class Allocations:
         return found if address < found.address + found.size_bytes else None
 
     def _first_in(self, address: int) -> int:
-        """Return the place of the first allocation that ends behind an address."""
+        """Return the index of the first allocation that ends after an address."""
         index = bisect_right(self._addresses, address)
         return index - 1 if self.at(address) is not None else index
 
 
-class Memory:
-    """The allocations of the driver, and those that pools make of them.
+class AllocationEvents:
+    """Allocations and frees, of the driver and of pools in its memory.
 
-    A pool orders nothing, and what it hands out again keeps its past. With a stream, getting and giving
-    memory count as writes: all that uses it must come after the one and before the other (CUDA Driver
-    API, "Stream Ordered Memory Allocator").
+    A pool orders nothing, so memory that it reuses keeps its earlier accesses. A stream-ordered allocation or
+    free counts as a write: each use must be ordered after the one and before the other (CUDA Driver API,
+    "Stream Ordered Memory Allocator").
     """
 
-    def __init__(self, order: Order, shadow: Shadow) -> None:
+    def __init__(self, order: StreamOrder, shadow: Shadow) -> None:
         self.driver = Allocations()
         self.pools = Allocations()
         self._order = order
@@ -90,50 +90,50 @@ class Memory:
             self._end(call, address, hi)
             return
         if how in (How.SYNC, How.PINNED, How.MANAGED):
-            self._order.host_waits_for_context(call)
+            self._order.sync_context(call)
         self.driver.remove(address)
         self._shadow.clear(address, hi)
 
     def _begin(self, call: Call, lo: int, hi: int) -> None:
-        """Let a stream have memory; the driver has ordered it after the free of whoever had it before."""
+        """Allocate in a stream; the driver has ordered that after the free of the same memory."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
         for release in self._shadow.freed_before(lo, hi):
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
-        touch = Touch(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.touch(touch, stream.past)
+        access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
+        self._shadow.add_range(access, stream.past)
 
     def _end(self, call: Call, lo: int, hi: int) -> None:
-        """Let a stream give memory back: nothing may use it after, in whatever order."""
+        """Free in a stream: no access may follow, in whatever order."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
-        touch = Touch(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.touch(touch, stream.past)
-        touch.tick = NEVER
+        access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
+        self._shadow.add_range(access, stream.past)
+        access.tick = NEVER
         call.release = stream.release()
 
 
-class HostSide(NamedTuple):
+class HostPart(NamedTuple):
     """What the host does in a copy."""
 
-    waits_before: bool = False  # for all that is in the stream
+    waits_before: bool = False  # for all work in the stream
     reads_source: bool = False  # before the call returns, instead of the stream
     writes_destination: bool = False
     waits_after: bool = False
 
 
-_NOTHING: Final = HostSide()
-_ALL: Final = HostSide(True, True, True, False)
-_WAITS: Final = HostSide(waits_after=True)
+_NOTHING: Final = HostPart()
+_ALL: Final = HostPart(True, True, True, False)
+_WAITS: Final = HostPart(waits_after=True)
 
 
-def host_side(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostSide:
-    """Say what the host does in a copy.
+def host_part(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostPart:
+    """Return what the host does in a copy.
 
-    An asynchronous copy to pageable memory "might be synchronous", and in fact is staged by the host: only
+    An asynchronous copy to pageable memory "might be synchronous", and is in fact staged by the host: only
     when ``strict`` nothing is made of that.
     """
     if direction == Direction.DEVICE_TO_DEVICE:
@@ -143,23 +143,23 @@ def host_side(direction: int, memory: int, *, asynchronous: bool, strict: bool) 
     pageable = memory == HostMemory.PAGEABLE
     if direction == Direction.HOST_TO_DEVICE and pageable:
         # What reaches the device is on its way when the call returns: it was read, and staged.
-        return HostSide(waits_before=not asynchronous, reads_source=True)
+        return HostPart(waits_before=not asynchronous, reads_source=True)
     if not asynchronous or (pageable and not strict):
         return _WAITS
     return _NOTHING
 
 
 def fill_is_waited_for(how: How | None, *, asynchronous: bool) -> bool:
-    """Say whether the host waits for a fill: for one of the host's or of managed memory."""
+    """Return whether the host waits for a fill: of pinned or managed memory, unless asynchronous."""
     return not asynchronous and how in (How.PINNED, How.MANAGED)
 
 
-class Work:
-    """The work of streams outside of graphs."""
+class StreamWork:
+    """Launches, copies and fills outside of graphs."""
 
     def __init__(
         self,
-        order: Order,
+        order: StreamOrder,
         shadow: Shadow,
         memory: Allocations,
         coverage: Coverage,
@@ -177,7 +177,7 @@ class Work:
     def launch(
         self, call: Call, rows: Iterable[AccessRow]
     ) -> Callable[[Iterable[AccessRow]], None]:
-        """Take a launch and its accesses; return what takes more of them, if there are."""
+        """Add a launch and its accesses; return the function that adds more of them."""
         self._call = call
         self._stream = stream = self._order.enqueue(call)
         if stream is None:  # it is captured
@@ -187,7 +187,7 @@ class Work:
         return self.accesses
 
     def accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Take more accesses of the last launch."""
+        """Add more accesses of the last launch."""
         if self._call is None or self._stream is None:
             deque(rows, maxlen=0)
         else:
@@ -209,17 +209,17 @@ class Work:
         self._coverage.copies += 1
         if self._order.stream(call).graph:
             return
-        side = host_side(direction, host, asynchronous=asynchronous, strict=self._strict)
+        side = host_part(direction, host, asynchronous=asynchronous, strict=self._strict)
         if side.waits_before:
-            self._order.host_waits_for(self._order.stream(call), call)
+            self._order.sync_stream(self._order.stream(call), call)
         read, written = (
             (source, size_bytes, rows, source_pitch_bytes, READ),
             (destination, size_bytes, rows, destination_pitch_bytes, WRITE),
         )
-        self._touch(call, *read, by_host=side.reads_source)
-        self._touch(call, *written, by_host=side.writes_destination)
+        self._access(call, *read, by_host=side.reads_source)
+        self._access(call, *written, by_host=side.writes_destination)
         if side.waits_after:
-            self._order.host_waits_for(self._order.stream(call), call)
+            self._order.sync_stream(self._order.stream(call), call)
 
     def fill(
         self,
@@ -231,23 +231,23 @@ class Work:
         asynchronous: bool,
     ) -> None:
         self._coverage.fills += 1
-        self._touch(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
+        self._access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
         owner = self._memory.at(address)
         if fill_is_waited_for(owner.how if owner else None, asynchronous=asynchronous):
-            self._order.host_waits_for(self._order.stream(call), call)
+            self._order.sync_stream(self._order.stream(call), call)
 
-    def _touch(
+    def _access(
         self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, by_host: bool
     ) -> None:
-        """Touch rows of memory in the stream of a call, or at once."""
-        actor = self._order.host if by_host else self._order.enqueue(call)
-        if actor is None or width * rows <= 0:
+        """Access rows of memory in the stream of a call, or by the host at once."""
+        position = self._order.host if by_host else self._order.enqueue(call)
+        if position is None or width * rows <= 0:
             return
         if by_host:
-            self._order.host_moves_on()
+            self._order.advance_host()
             call = replace(call, stream=0)
         hi = lo + (rows - 1) * pitch + width
         if rows == 1 or pitch in (0, width):
             hi, rows = lo + width * rows, 1
-        touch = Touch(actor.slot, actor.tick, call, lo, hi, mode, EXACT)
-        self._shadow.add(touch, actor.past, pitch, rows)
+        access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
+        self._shadow.add(access, position.past, pitch, rows)

@@ -44,7 +44,7 @@ class Context:
 
 
 class Stream(Timeline):
-    """A stream. ``seen`` is the version of the order in which its next operation need not wait for more."""
+    """A stream. ``seen`` is the version of the order up to which its clock is complete."""
 
     __slots__ = ("context", "first_tick", "flag", "graph", "number", "seen")
 
@@ -60,7 +60,7 @@ class Stream(Timeline):
         self.graph = 0  # that the stream is being captured into
 
     def release(self) -> Release:
-        """Return all that is in the stream by now; the next operation has another tick."""
+        """Return a release of all enqueued work; the next operation gets another tick."""
         if self.seen != _RELEASED or self._last is None:
             self._last = self.snapshot()
             self.tick += 1
@@ -68,21 +68,21 @@ class Stream(Timeline):
         return self._last
 
 
-class Order:
-    """What orders streams and the host, call by call.
+class StreamOrder:
+    """The order of streams and the host, call by call.
 
-    ``version`` changes when some stream may have more to wait for: one that has ``seen`` it has not.
+    ``version`` changes when a stream's clock may have to grow; a stream that has ``seen`` it is up to date.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self.made_up = 0  # streams that were not seen to be made
+        self.unseen_streams = 0  # streams whose creation was not recorded
         self._width = 8
         self._slots = 1
         self._free: list[tuple[int, int]] = []  # slots whose stream is gone, and their next tick
         self._streams: dict[int, Stream] = {}
         self._contexts: dict[int, Context] = {}
-        self._gone: list[Stream] = []
+        self._destroyed: list[Stream] = []
         self.host = Timeline(0, self._width)
         self._hosts = [self.host]
         self._threads: dict[int, Timeline] = {}
@@ -94,15 +94,15 @@ class Order:
         return number in self._streams
 
     def stream(self, call: Call) -> Stream:
-        """Return the stream of a call; one that was not seen to be made counts as a blocking one."""
+        """Return the stream of a call; one whose creation was not recorded counts as blocking."""
         found = self._streams.get(call.stream)
         if found is None:
-            self.made_up += 1
+            self.unseen_streams += 1
             found = self.create(call.stream, StreamFlag.BLOCKING, call.context)
         return found
 
     def enqueue(self, call: Call) -> Stream | None:
-        """Return the stream of a call, ready for what the call enqueues; None where that is captured."""
+        """Return the stream of a call, its clock up to date; None if the work is captured."""
         stream = self._streams.get(call.stream) or self.stream(call)
         if stream.seen != self.version:
             if stream.graph:
@@ -111,7 +111,7 @@ class Order:
         return stream
 
     def create(self, number: int, flag: StreamFlag, context: int) -> Stream:
-        """Add a stream, which comes after all that the host knows of."""
+        """Add a stream, ordered after all that the host is ordered after."""
         slot, tick = self._free.pop() if self._free else (self._new_slot(), 1)
         owner = self._contexts.setdefault(context, Context())
         stream = Stream(number, flag, owner, slot=slot, width=self._width, tick=tick)
@@ -120,18 +120,18 @@ class Order:
         return stream
 
     def capture(self, stream: Stream, graph: int) -> None:
-        """Let what comes next in a stream be captured."""
+        """Capture what is enqueued next in a stream."""
         stream.release()
         stream.graph = graph
 
     def destroy(self, stream: Stream) -> None:
-        """Take no more work; what the stream has goes on, and others may still come after it."""
-        if stream not in self._gone:
+        """Mark a stream as destroyed; its work continues, and others may still be ordered after it."""
+        if stream not in self._destroyed:
             stream.release()
-            self._gone.append(stream)
+            self._destroyed.append(stream)
 
-    def act_as(self, thread: int) -> None:
-        """Let the calls that follow be those of one host thread, with a clock of its own."""
+    def use_thread(self, thread: int) -> None:
+        """Attribute the following calls to one host thread, with a clock of its own."""
         if not self._threads:
             self._threads[thread] = self.host
         if thread not in self._threads:
@@ -143,52 +143,52 @@ class Order:
         self.version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
-        """Let the host wait, by a call, for something to be done."""
+        """Order the host after a release, by a call that waits."""
         if release.tick > self.host.past[release.slot]:
             self.host.acquire(release, _at_once(SyncKind.HOST, call))
-            self.host_moves_on()
+            self.advance_host()
 
-    def host_moves_on(self) -> None:
-        """Begin another tick of the host: it knows of more, or does something itself."""
+    def advance_host(self) -> None:
+        """Begin another tick of the host: its clock grew, or it accesses memory itself."""
         self.host.tick += 1
         self.version += 1
 
-    def host_waits_for(self, stream: Stream, call: Call) -> None:
-        """Let the host wait for a stream; the legacy default stream waits for the blocking ones first."""
+    def sync_stream(self, stream: Stream, call: Call) -> None:
+        """Order the host after a stream; the legacy default stream includes the blocking ones."""
         if stream.flag is StreamFlag.LEGACY:
             for other in stream.context.blocking:
                 self.host_acquires(other.release(), call)
         self.host_acquires(stream.release(), call)
 
-    def host_waits_for_context(self, call: Call) -> None:
-        """Let the host wait for all streams of the context of a call."""
+    def sync_context(self, call: Call) -> None:
+        """Order the host after all streams of the context of a call."""
         context = self._contexts.get(call.context)
         for stream in context.streams if context else ():
             self.host_acquires(stream.release(), call)
 
-    def forget_gone(self) -> None:
-        """Give away the slots of destroyed streams whose work all hosts know to be done."""
-        for stream in [gone for gone in self._gone if self.is_known(gone.slot, gone.tick - 1)]:
-            self._gone.remove(stream)
+    def reuse_slots(self) -> None:
+        """Free the slots of destroyed streams whose work happens before all host threads."""
+        for stream in [gone for gone in self._destroyed if self.is_known(gone.slot, gone.tick - 1)]:
+            self._destroyed.remove(stream)
             self._streams.pop(stream.number, None)
             stream.context.remove(stream)
             self._free.append((stream.slot, stream.tick))
 
     def is_known(self, slot: int, tick: int) -> bool:
-        """Say whether everything that is enqueued from now on comes after a tick."""
+        """Return whether all work enqueued from now on is ordered after a tick."""
         return all(tick <= host.past[slot] for host in self._hosts)
 
     def last_sync(self, later: int, earlier: int, slot: int) -> Sync | None:
-        """Return what last ordered a stream after part of another, given by its number and its slot."""
+        """Return the last synchronisation that ordered one stream after part of another, or None."""
         timeline = self._streams.get(later, self.host)
         other = self._streams.get(earlier)
         known = other is not None and timeline.past[slot] >= other.first_tick
         return timeline.reasons[slot] if known else None
 
     def _enter(self, stream: Stream, call: Call) -> None:
-        """Let what comes next in a stream wait for all that CUDA makes it wait for.
+        """Order the next work of a stream after the host and, by the rules of CUDA, the default streams.
 
-        What it waits for is released by that, and has to enter anew when it goes on.
+        The streams it waits for are released, so their next work must enter again.
         """
         host, context = self.host, stream.context
         if host.tick > stream.past[host.slot]:
@@ -222,25 +222,25 @@ UNKNOWN_WORD = "wait for a word in memory that nothing in the trace wrote"
 
 
 class Signal(NamedTuple):
-    """Something that can be waited for, and the call that set it."""
+    """A release that can be waited for, and the call that made it."""
 
     release: Release
     seq: int
     site: int
 
     def reason(self, call: Call) -> Sync:
-        """Say how the call that waited came after it."""
+        """Return the synchronisation by a call that waits for the release."""
         return Sync(SyncKind.EVENT, self.seq, self.site, call.seq, call.site)
 
 
-class Waits:
-    """All that is waited for. Waiting for an event that was never recorded is nothing."""
+class Synchronization:
+    """Events, waits, callbacks and memory words. A wait for an event that was never recorded does nothing."""
 
-    def __init__(self, order: Order, gaps: Counter[str]) -> None:
+    def __init__(self, order: StreamOrder, gaps: Counter[str]) -> None:
         self._order = order
         self._gaps = gaps
         self._events: dict[int, Signal] = {}
-        self._captured: dict[int, int] = {}  # the graph that an event was last recorded in
+        self._captured: dict[int, int] = {}  # by event: the graph that it was last recorded in
         self._words: dict[int, dict[int, Signal]] = {}  # by address, then by slot
 
     def __len__(self) -> int:
@@ -269,21 +269,21 @@ class Waits:
         elif stream := self._order.enqueue(call):
             _wait_for(stream, self._events.get(event), call)
 
-    def host_waits_for_event(self, call: Call, event: int) -> None:
+    def sync_event(self, call: Call, event: int) -> None:
         signal = self._events.get(event)
         if signal is not None:
             self._order.host_acquires(signal.release, call)
 
-    def host_waits_for_stream(self, call: Call) -> None:
-        self._order.host_waits_for(self._order.stream(call), call)
+    def sync_stream(self, call: Call) -> None:
+        self._order.sync_stream(self._order.stream(call), call)
 
-    def host_waits_for_context(self, call: Call) -> None:
-        self._order.host_waits_for_context(call)
+    def sync_context(self, call: Call) -> None:
+        self._order.sync_context(call)
 
     def host_call(self, call: Call, phase: int) -> None:
-        """Begin a function of the host after what is in the stream; what comes later waits for its end."""
+        """Order a host function after the stream's work, and the stream's next work after its end."""
         if phase == Phase.BEGIN:
-            self.host_waits_for_stream(call)
+            self.sync_stream(call)
         else:
             self._order.enqueue(call)
 
@@ -297,7 +297,7 @@ class Waits:
         self._captured = {event: g for event, g in self._captured.items() if g != graph}
 
     def memop(self, call: Call, address: int, flag: int) -> None:
-        """Write a word, and release what came before; or wait for it, and acquire that."""
+        """Release the stream's work by writing a word, or acquire what wrote it by waiting for it."""
         stream = self._order.enqueue(call)
         if stream is None:
             return
@@ -311,14 +311,14 @@ class Waits:
             self._wait_for_anything(stream, call)
 
     def prune(self) -> None:
-        """Forget what everything from now on comes after: waiting for it is nothing."""
+        """Remove releases that all future work is ordered after: waiting for them does nothing."""
         known = self._order.is_known
         self._events = {
             event: signal
             for event, signal in self._events.items()
             if not known(signal.release.slot, signal.release.tick)
         }
-        # A word stays known, with nobody left to wait for.
+        # The word stays known as written, without a release to wait for.
         for address, signals in self._words.items():
             self._words[address] = {
                 slot: signal
@@ -327,7 +327,7 @@ class Waits:
             }
 
     def _wait_for_anything(self, stream: Stream, call: Call) -> None:
-        """Wait for whoever may write a word: to be told of a race that is none is worse than to miss one."""
+        """Order a stream after all others: any may write the word, and a miss beats a false positive."""
         self._gaps[UNKNOWN_WORD] += 1
         for other in self._order:
             if other is not stream:

@@ -1,4 +1,4 @@
-"""Batches of records, read column by column: an iterator of calls for each kind, and one of accesses."""
+"""Batches of records, decoded by column: an iterator of calls for each kind, and one of accesses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view
 
-# The kinds that the engine knows, and which of their own fields it takes, in its order.
+# The kinds that the engine handles, and the fields of each that its handlers take, in order.
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.ALLOC: ("address", "size_bytes", "how", "layer"),
     Kind.FREE: ("address", "size_bytes", "how", "layer"),
@@ -58,13 +58,12 @@ _WHERE: Final = ("stream", "context", "device", "thread", "site")
 _IS_KNOWN: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
 
 
-class Batch:
-    """Some records, which are in order; ``last_seq`` is the call before the first of them.
+class RecordBatch:
+    """Some records, in order; ``last_seq`` is the call before the first of them.
 
-    ``kinds`` are those of the records that tell no more of the call before them, ``following`` how many
-    accesses come behind each of them, ``leading`` how many before the first. ``strays`` is how many belong
-    to no call before them. ``grades`` says how well each launch is known, ``leading_grade`` what is told
-    before the first call.
+    ``kinds`` are the kinds of the calls, ``following`` the number of accesses after each call, ``leading``
+    the number before the first one. ``strays`` counts accesses without a call. ``grades`` says how well each
+    launch is known, ``leading_grade`` the same of the records before the first call.
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
@@ -96,8 +95,8 @@ class Batch:
         self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, ACCESS_FIELDS), strict=False)
 
 
-def in_order(records: Records) -> Records:
-    """Sort what several threads wrote: an access stands behind its call, and before later ones."""
+def sorted_by_call(records: Records) -> Records:
+    """Sort the records of several threads: each access follows its call and precedes later calls."""
     seqs = records["seq"]
     if np.all(seqs[1:] >= seqs[:-1]):
         return records
@@ -105,7 +104,7 @@ def in_order(records: Records) -> Records:
 
 
 def _is_more(records: Records) -> _Mask:
-    """Mark what tells more of the call before it: accesses, and that they are all there."""
+    """Mark the records that belong to the call before: accesses, and the note that they are complete."""
     kinds = records["kind"]
     is_more: _Mask = kinds == Kind.ACCESS
     if len(told := np.flatnonzero(kinds == Kind.ACCESSED)):
@@ -114,7 +113,7 @@ def _is_more(records: Records) -> _Mask:
 
 
 def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
-    """Mark the accesses that are not of the same call as what is before them."""
+    """Mark the accesses whose call is not the one before them."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
     before = np.maximum.accumulate(np.where(is_more, -1, np.arange(len(records))))
     strays: _Mask = is_more & (seqs[:-1] != seqs[before])
@@ -122,7 +121,7 @@ def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
 
 
 def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
-    """Say of each record how well it says its launch is known."""
+    """Return for each record how well it makes its launch known."""
     grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
     grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
     if len(told := np.flatnonzero(is_more & ~is_access)):
@@ -134,14 +133,14 @@ def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[n
 def _by_call(
     together: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
-    """Reduce what stands behind each call, and at it."""
+    """Reduce the values at and after each call."""
     if not len(calls):
         return values[:0]
     return together.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:
-    """Yield the call of each record, and its own fields behind."""
+    """Yield the call of each record, followed by its own fields."""
     named = kind in (Kind.LAUNCH, Kind.GRAPH_NODE)
     names = records["name"].tolist() if named else repeat(0)
     calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _WHERE))
@@ -149,6 +148,6 @@ def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:
 
 
 def _lists(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:
-    """Return columns as plain numbers; one of nothing but zeros without an end, as that costs nothing."""
+    """Return columns as plain numbers; a column of zeros becomes an endless iterator, which is faster."""
     columns = [records[name] for name in names]
     return [column.tolist() if column.any() else repeat(0) for column in columns]

@@ -1,4 +1,4 @@
-"""Accesses of launches that arrive late: later records are held back, and handed on in order of their calls.
+"""Reorders records by their calls: those after a launch are held back until its accesses are recorded.
 
 The recorder reads what a kernel accessed once the host has waited for the kernel. Until then the launch is
 *pending*, and nothing that was enqueued after it can be analysed.
@@ -12,11 +12,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.sanitize.record_batch import in_order
+from cudakit.core.sanitize.record_batch import sorted_by_call
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import RECORD, Records, view
 
-# 200 MB. A program that launches for so long without waiting once is looked at all the same.
+# 200 MB. Bounds memory for programs that launch for long without waiting once.
 MOST_HELD: Final = 1 << 21
 NEVER_READ: Final = "launch whose accesses were never read"
 
@@ -27,8 +27,8 @@ _PENDING: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Records in order, and apart their numbers, side by side to be searched."""
+class _SortedRecords:
+    """Records in order of their calls, and the numbers of the calls, contiguous for binary search."""
 
     records: Records
     seqs: _Seqs
@@ -36,12 +36,12 @@ class _Run:
     def count_before(self, seq: int) -> int:
         return int(np.searchsorted(self.seqs, np.uint64(seq)))
 
-    def part(self, begin: int, end: int) -> _Run:
-        return _Run(self.records[begin:end], self.seqs[begin:end])
+    def part(self, begin: int, end: int) -> _SortedRecords:
+        return _SortedRecords(self.records[begin:end], self.seqs[begin:end])
 
 
-class _Awaited:
-    """The calls that are pending, in order, and how many Accessed are to come for each."""
+class PendingLaunches:
+    """The pending launches, in order, each with the number of ``Accessed`` records still to come."""
 
     def __init__(self) -> None:
         self._seqs: _Seqs = np.zeros(0, np.uint64)
@@ -49,12 +49,12 @@ class _Awaited:
 
     @property
     def first(self) -> int | None:
-        """The oldest of them."""
+        """The oldest call, or None."""
         return int(self._seqs[0]) if len(self._seqs) else None
 
     @property
     def last(self) -> int | None:
-        """The youngest of them, or one that was pending."""
+        """The youngest call, which may be complete already, or None."""
         return int(self._seqs[-1]) if len(self._seqs) else None
 
     def add(self, seqs: _Seqs, counts: _Counts) -> None:
@@ -64,71 +64,71 @@ class _Awaited:
             seqs, counts = seqs[order], counts[order]
         self._seqs, self._left = seqs, counts
 
-    def settle(self, told: _Seqs) -> None:
-        """Take what is told: each time that a call is named, one Accessed of it."""
-        seqs, counts = np.unique(told, return_counts=True)
+    def settle(self, accessed: _Seqs) -> None:
+        """Count one ``Accessed`` for each time that a call is named."""
+        seqs, counts = np.unique(accessed, return_counts=True)
         at = np.searchsorted(self._seqs, seqs)
         is_ours = np.append(self._seqs, _NO_CALL)[at] == seqs
         self._left[at[is_ours]] -= counts[is_ours]
         self._forget(0)
 
     def give_up(self, last: int) -> int:
-        """Forget the calls up to one; return how many of them were pending."""
+        """Remove the calls up to one; return how many of them were pending."""
         end = int(np.searchsorted(self._seqs, np.uint64(last), side="right"))
         count = int(np.count_nonzero(self._left[:end] > 0))
         self._forget(end)
         return count
 
     def _forget(self, count: int) -> None:
-        """Forget so many, and those behind them that are settled."""
+        """Remove ``count`` calls, and the complete ones that follow them."""
         pending = self._left[count:] > 0
         begin = count + int(np.argmax(pending)) if pending.any() else len(self._left)
         self._seqs, self._left = self._seqs[begin:], self._left[begin:]
 
 
-class LateAccesses:
-    """Hands on the records of one trace in the order of their calls, each launch with what it did.
+class ReorderBuffer:
+    """Returns the records of one trace in the order of their calls, each launch with its accesses.
 
-    What was assumed of a launch is left out where it is told exactly. Of graph launches all is handed on,
-    with the ``Accessed`` of their nodes. Where more than ``most_held`` records would be held, the oldest
-    pending launches are given up: what is assumed of them stands, and what is told later is left out.
+    Assumed accesses of a launch are dropped if its exact ones are recorded. Of graph launches everything is
+    returned, with the ``Accessed`` of their nodes. If more than ``most_held`` records would be held, the
+    oldest pending launches are given up: their assumed accesses stay, and their late exact ones are dropped.
     """
 
     def __init__(self, *, most_held: int = MOST_HELD) -> None:
         self.never_read = 0  # launches that were given up
         self._most_held = most_held
-        self._awaited = _Awaited()
-        self._given_up_before = 0  # all calls that were pending before this one are over
-        self._runs: list[_Run] = []  # what is held, in the order in which it came
+        self._pending = PendingLaunches()
+        self._given_up_before = 0  # no call before this one is pending any more
+        self._runs: list[_SortedRecords] = []  # held back, in order of arrival
 
     @property
     def held(self) -> int:
-        """How many records are held back."""
+        """The number of records held back."""
         return sum(len(run.seqs) for run in self._runs)
 
     def feed(self, records: Records) -> Records:
-        """Take the next records of the trace; return those whose turn has come."""
+        """Add the next records of the trace; return those that no pending launch precedes."""
         kinds = records["kind"]
         pending = [found for kind in _PENDING if len((found := _pending(records, kinds, kind))[0])]
         is_told = kinds == Kind.ACCESSED
         if not (self._runs or pending or is_told.any()):
             return self._timely(records)
         for seqs, counts in pending:
-            self._awaited.add(seqs, counts)
-        self._awaited.settle(records["seq"][is_told])
+            self._pending.add(seqs, counts)
+        self._pending.settle(records["seq"][is_told])
         self._hold(self._timely(records))
-        if (first := self._awaited.first) is not None and self._left_from(first) > self._most_held:
+        if (first := self._pending.first) is not None and self._left_from(first) > self._most_held:
             self._make_room()
         return self._due()
 
-    def rest(self) -> Records:
-        """Give up what is pending, and return all that is held: no more is told."""
-        if (last := self._awaited.last) is not None:
+    def flush(self) -> Records:
+        """Give up the pending launches, and return all records: no more will come."""
+        if (last := self._pending.last) is not None:
             self._give_up(last)
         return self._due()
 
     def _timely(self, records: Records) -> Records:
-        """Leave out what is told of launches that were given up."""
+        """Drop late accesses of launches that were given up."""
         if not self._given_up_before or not len(records):
             return records
         if (seqs := records["seq"]).min() >= self._given_up_before:
@@ -137,17 +137,17 @@ class LateAccesses:
         return records[~(is_late & (seqs < np.uint64(self._given_up_before)))]
 
     def _make_room(self) -> None:
-        """Give up the oldest pending launches, so that a quarter of what may be held is free again."""
+        """Give up the oldest pending launches, until a quarter of the limit is free again."""
         seqs = np.concatenate([run.seqs for run in self._runs])
         too_many = len(seqs) - self._most_held * 3 // 4
         self._give_up(int(np.partition(seqs, too_many - 1)[too_many - 1]))
 
     def _give_up(self, last: int) -> None:
-        self.never_read += self._awaited.give_up(last)
+        self.never_read += self._pending.give_up(last)
         self._given_up_before = last + 1
 
     def _hold(self, records: Records) -> None:
-        """Keep records; runs are joined so that there are few, and each record is moved few times."""
+        """Hold records; runs are joined by size, so that there are few and each record moves few times."""
         runs = self._runs
         runs.append(_run(records))
         while len(runs) > 1 and len(runs[-2].seqs) < 2 * len(runs[-1].seqs):
@@ -155,42 +155,42 @@ class LateAccesses:
             runs.append(_run(np.concatenate([runs.pop().records, last.records])))
 
     def _due(self) -> Records:
-        """Return what comes before the first pending call, and hold it no more."""
-        first = self._awaited.first
+        """Return and release the records before the first pending call."""
+        first = self._pending.first
         ends = [len(run.seqs) if first is None else run.count_before(first) for run in self._runs]
         due = [run.records[:end] for run, end in zip(self._runs, ends, strict=True) if end]
         rest = (run.part(end, len(run.seqs)) for run, end in zip(self._runs, ends, strict=True))
         self._runs = [run for run in rest if len(run.seqs)]
         if not due:
             return np.zeros(0, RECORD)
-        return _without_replaced(in_order(np.concatenate(due)))
+        return _without_replaced(sorted_by_call(np.concatenate(due)))
 
     def _left_from(self, seq: int) -> int:
-        """Count what would be held if all before a call were handed on."""
+        """Count the records that would stay if all before a call were released."""
         return sum(len(run.seqs) - run.count_before(seq) for run in self._runs)
 
 
-def in_turn(records: Records) -> tuple[Records, int]:
-    """Return a whole trace as it would be if all had been told at once, and what was never read of it."""
-    late = LateAccesses(most_held=len(records))
-    whole = np.concatenate([late.feed(records), late.rest()])
-    return whole, late.never_read
+def reordered(records: Records) -> tuple[Records, int]:
+    """Return a whole trace in order of its calls, and the number of launches never read."""
+    buffer = ReorderBuffer(most_held=len(records))
+    whole = np.concatenate([buffer.feed(records), buffer.flush()])
+    return whole, buffer.never_read
 
 
-def _run(records: Records) -> _Run:
-    ordered = in_order(records)
-    return _Run(ordered, np.ascontiguousarray(ordered["seq"]))
+def _run(records: Records) -> _SortedRecords:
+    ordered = sorted_by_call(records)
+    return _SortedRecords(ordered, np.ascontiguousarray(ordered["seq"]))
 
 
 def _pending(records: Records, kinds: npt.NDArray[np.uint16], kind: Kind) -> tuple[_Seqs, _Counts]:
-    """Return the pending calls of a kind, and how many Accessed come for each."""
+    """Return the pending calls of a kind, and the number of ``Accessed`` records to come for each."""
     counts = view(records, kind)["pending"]
     some = np.flatnonzero((kinds == kind) & (counts != 0))
     return records["seq"][some], counts[some].astype(np.int64)
 
 
 def _without_replaced(records: Records) -> Records:
-    """Leave out what was assumed of launches that are told exactly."""
+    """Drop the assumed accesses of launches whose exact ones are recorded."""
     kinds = records["kind"]
     told = view(records[kinds == Kind.ACCESSED], Kind.ACCESSED)
     exact = told["seq"][told["exact"] & (told["node"] == 0)]

@@ -1,6 +1,6 @@
-"""Accesses to rows of bytes at equal distances, and which bytes two of them share.
+"""Strided accesses: rows of bytes at equal distances, and which bytes two of them share.
 
-A bounding box would make interleaved columns race; a range for each row would be too many.
+A bounding box would make interleaved columns race; one range per row would be too many.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cudakit.core.sanitize.access_state import Cell
+from cudakit.core.sanitize.access_state import AccessState
 
 Range: TypeAlias = tuple[int, int]  # from, up to
 
-# More rows than this are not compared one by one with rows at another distance.
+# Above this count, rows are not compared one by one with rows at another distance.
 _MOST_ROWS = 1 << 20
 
 
@@ -35,12 +35,12 @@ class Rows:
         return self.lo + (self.count - 1) * self.stride + self.width
 
     def ranges(self) -> Iterator[Range]:
-        """Yield each row."""
+        """Yield the range of each row."""
         for lo in range(self.lo, self.lo + self.count * self.stride, self.stride):
             yield lo, lo + self.width
 
     def shared_with_range(self, lo: int, hi: int) -> Range | None:
-        """Return the first bytes that a row shares with a range."""
+        """Return the first bytes that a row shares with a range, or None."""
         index = max(0, (lo - self.lo - self.width) // self.stride + 1)
         row = self.lo + index * self.stride
         if index >= self.count or row >= hi:
@@ -48,7 +48,7 @@ class Rows:
         return max(row, lo), min(row + self.width, hi)
 
     def shared_with(self, other: Rows) -> Range | None:
-        """Return the first bytes that a row shares with one of other rows."""
+        """Return the first bytes that a row shares with one of other rows, or None."""
         if self.hi <= other.lo or other.hi <= self.lo or self._never_meet(other):
             return None
         few, many = sorted((self, other), key=lambda rows: rows.count)
@@ -56,13 +56,13 @@ class Rows:
         return None if row is None else many.shared_with_range(row, row + few.width)
 
     def _never_meet(self, other: Rows) -> bool:
-        """Say whether the distances alone keep the rows apart."""
+        """Return whether the distances alone keep the rows apart."""
         step = gcd(self.stride, other.stride)
         ahead = (other.lo - self.lo) % step
         return self.width <= ahead and other.width <= step - ahead
 
     def _first_row_in(self, other: Rows) -> int | None:
-        """Return where the first row begins that shares bytes with other rows."""
+        """Return the start of the first row that shares bytes with other rows, or None."""
         if self.count > _MOST_ROWS:
             return None
         rows = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
@@ -72,7 +72,7 @@ class Rows:
 
 
 def rows_of(lo: int, hi: int, stride: int, count: int) -> Rows:
-    """Make rows of an access: ``count`` elements, of which the last one ends at ``hi``."""
+    """Return the rows of an access of ``count`` elements, the last of which ends at ``hi``."""
     stride = abs(stride)
     width = hi - lo - (count - 1) * stride
     if count <= 1 or width >= stride or width <= 0:
@@ -80,42 +80,42 @@ def rows_of(lo: int, hi: int, stride: int, count: int) -> Rows:
     return Rows(lo, width, stride, count)
 
 
-# So many sets of rows are remembered; the oldest one makes room, and races with it are missed.
+# The most sets of rows stored; above it the oldest set is removed, and races with it are missed.
 MOST_SETS = 256
 
 
 class Strided:
-    """The accesses in rows."""
+    """The states of rows."""
 
     def __init__(self) -> None:
-        self.cells: dict[Rows, Cell] = {}
+        self.states: dict[Rows, AccessState] = {}
 
-    def cell(self, rows: Rows) -> Cell:
-        """Return the cell of some rows."""
-        found = self.cells.get(rows)
+    def state(self, rows: Rows) -> AccessState:
+        """Return the state of some rows, new if necessary."""
+        found = self.states.get(rows)
         if found is None:
-            if len(self.cells) >= MOST_SETS:
-                del self.cells[next(iter(self.cells))]
-            found = self.cells[rows] = Cell()
+            if len(self.states) >= MOST_SETS:
+                del self.states[next(iter(self.states))]
+            found = self.states[rows] = AccessState()
         return found
 
-    def sharing_range(self, lo: int, hi: int) -> Iterator[tuple[Cell, Range]]:
-        """Yield the cells that have bytes in a range, and those bytes."""
-        for rows, cell in self.cells.items():
+    def sharing_range(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
+        """Yield the states that have bytes in a range, and those bytes."""
+        for rows, state in self.states.items():
             if rows.lo < hi and lo < rows.hi and (shared := rows.shared_with_range(lo, hi)):
-                yield cell, shared
+                yield state, shared
 
-    def sharing_rows(self, rows: Rows) -> Iterator[tuple[Cell, Range]]:
-        """Yield the cells of other rows that share bytes with these."""
-        for others, cell in self.cells.items():
+    def sharing_rows(self, rows: Rows) -> Iterator[tuple[AccessState, Range]]:
+        """Yield the states of other rows that share bytes with these."""
+        for others, state in self.states.items():
             if others != rows and (shared := rows.shared_with(others)):
-                yield cell, shared
+                yield state, shared
 
     def clear(self, lo: int, hi: int) -> None:
-        """Forget the rows that are wholly in a range."""
+        """Remove the rows that lie wholly in a range."""
         self.keep(lambda rows, _: rows.lo < lo or hi < rows.hi)
 
-    def keep(self, wanted: Callable[[Rows, Cell], bool]) -> None:
-        """Forget all rows but those."""
-        for rows in [rows for rows, cell in self.cells.items() if not wanted(rows, cell)]:
-            del self.cells[rows]
+    def keep(self, wanted: Callable[[Rows, AccessState], bool]) -> None:
+        """Remove all rows but the wanted ones."""
+        for rows in [rows for rows, state in self.states.items() if not wanted(rows, state)]:
+            del self.states[rows]

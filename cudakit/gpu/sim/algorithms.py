@@ -1,7 +1,7 @@
-"""The algorithms of the simulated library: what each needs, and what it takes in virtual time.
+"""The algorithms of the simulated library: their workspace, and their duration in virtual time.
 
-A product is cut into tiles, and each SM computes one at a time: the last wave may leave SMs idle. Split-k
-makes more tiles of the same product, whose parts of each sum are then added up.
+A GEMM is divided into tiles, one per SM at a time: the last wave may leave SMs idle. Split-k makes more
+tiles of the same GEMM, whose partial sums are then reduced.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim.costs import Rates
 from cudakit.units import format_bytes
 
-# cublasLtReductionScheme_t: parts are added in D itself as they come, or all of them in the workspace.
+# cublasLtReductionScheme_t: partial sums are added in D in order of arrival, or in the workspace.
 _IN_PLACE, _IN_WORKSPACE = 1, 2
 _COUNTER_BYTES = 4
-_COST_OF_A_PART = 0.02  # what a heuristic takes adding it to be, of the whole
+_COST_OF_A_PART = 0.02  # of a partial sum in the heuristic, relative to the whole
 _SLOWER_THAN_A_COPY = 1 / 8
-# What an SM takes of k at a time.
+# Elements of k per step of an SM.
 _STEP = 32
 
 
 class Tile(NamedTuple):
-    """What an SM computes at a time: larger ones get more out of what they load."""
+    """The part of D that an SM computes at a time; larger tiles reuse more of what they load."""
 
     rows: int
     columns: int
-    efficiency: float  # the part of the SM's rate that it reaches
+    efficiency: float  # relative to the peak rate of the SM
 
 
 # By cublasLtMatmulTile_t.
@@ -59,13 +59,13 @@ _ALGORITHMS = (
 
 
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
-    """Return all that can compute a product, each with the workspace that it needs."""
+    """Return the algorithms that can compute a GEMM, with their workspace."""
     fitting = (each for each in _ALGORITHMS if each.split_k == 1 or gemm.k >= each.split_k * _STEP)
     return tuple(replace(each, workspace_bytes=_workspace_bytes(gemm, each)) for each in fitting)
 
 
 def objection(algorithm: Algorithm, settings: GemmSettings) -> str:
-    """Say why settings do not allow an algorithm; nothing where they do."""
+    """Return why settings do not allow an algorithm, or ""."""
     if algorithm.workspace_bytes > settings.workspace_bytes:
         needed, most = algorithm.workspace_bytes, settings.workspace_bytes
         return f"needs {format_bytes(needed)} of workspace, and {format_bytes(most)} are allowed"
@@ -75,21 +75,21 @@ def objection(algorithm: Algorithm, settings: GemmSettings) -> str:
 
 
 def recommended(gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates) -> tuple[Algorithm, ...]:
-    """Sort as a heuristic does that takes SMs to be never idle: good, and not always right."""
+    """Sort by a heuristic that ignores idle SMs: good, and not always right."""
     return tuple(sorted(candidates, key=lambda each: _estimate(gemm, each, rates)))
 
 
 def blocks(gemm: Gemm, algorithm: Algorithm) -> int:
-    """Return how many tiles there are to compute."""
+    """Return the number of tiles."""
     tile = TILES[algorithm.tile]
     of_one = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
     return of_one * gemm.batch * algorithm.split_k
 
 
 def busy_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int) -> int:
-    """Say what a product takes beyond the time of its reads and writes, during which it computes.
+    """Return the time of a GEMM beyond that of its reads and writes, which overlap with arithmetic.
 
-    Where memory takes longer than arithmetic, it is still somewhat slower than a copy.
+    A GEMM bound by memory is still somewhat slower than a copy.
     """
     waves = ceil(blocks(gemm, algorithm) / rates.multiprocessors)
     arithmetic_s = waves * _tile_s(gemm, algorithm, rates)

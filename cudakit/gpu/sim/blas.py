@@ -76,7 +76,7 @@ class SimBlas:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> SimMultiplication:
-        """Get ready. Raises Unsupported for an algorithm that is not of those that ``algorithms`` yields."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm that ``algorithms`` does not yield."""
         self._check(gemm)
         if algorithm is not None:
             chosen = self._known(gemm, settings, algorithm)
@@ -89,7 +89,7 @@ class SimBlas:
         )
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """List the ``most`` best by an estimate, which the first is not always the best by."""
+        """Return the ``most`` best algorithms by an estimate; the first is not always the fastest."""
         self._check(gemm)
         self._check_choice()
         return self._recommended(gemm, settings)[:most]
@@ -103,7 +103,7 @@ class SimBlas:
         return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
 
     def close(self) -> None:
-        """Refuse every call from then on. A second time does nothing."""
+        """Refuse every later call. A second time has no effect."""
         self._closed = True
 
     def _allowed(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
@@ -114,7 +114,7 @@ class SimBlas:
         return recommended(gemm, self._allowed(gemm, settings), rates)
 
     def _known(self, gemm: Gemm, settings: GemmSettings, asked: Algorithm) -> Algorithm:
-        """Return the algorithm that has these numbers; what it needs of workspace is for us to say."""
+        """Return the known algorithm with these numbers, whatever workspace they name."""
         self._check_choice()
         for each in algorithms(gemm):
             if replace(each, workspace_bytes=asked.workspace_bytes) == asked:
@@ -139,10 +139,10 @@ class SimBlas:
 
 
 class SimMultiplication:
-    """One kernel a product, which reads its operands and writes D, and nothing between their columns.
+    """One kernel per GEMM, which reads its operands and writes D, and nothing between their columns.
 
-    The workspace that the algorithm needs is taken from the device and written by every product, as on a
-    real one: two streams that use it at once race.
+    The workspace of the algorithm is device memory that every GEMM writes, as on a real device: two streams
+    that use it at once race.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class SimMultiplication:
         )
 
     def close(self) -> None:
-        """Give back the workspace. A second time does nothing, nor does it where the device was closed."""
+        """Free the workspace. A second time, or after the device was closed, has no effect."""
         if not self._closed and self._workspace and not self._memory.context.closed:
             self._memory.free(self._workspace)
         self._closed = True
@@ -231,7 +231,7 @@ def _refuse_library(library: Library) -> None:
 
 
 def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
-    """Raise Unsupported for a product that the library does not compute on a device, with the reason."""
+    """Raise Unsupported, with the reason, for a GEMM that the library does not compute on a device."""
     _check_device(gemm, facts)
     if library == "cublas":
         refuse_for_cublas(gemm)

@@ -35,8 +35,8 @@ _REGISTERED: dict[str, HostKernel] = {}
 def host_kernel(name: str) -> Callable[[_F], _F]:
     """Run a function in place of the kernels of that name, on every simulated device.
 
-    It is called with a Launch and the arguments of the kernel: pointers as addresses, numbers as scalars
-    of numpy.
+    The function is called with a Launch and the kernel's arguments: pointers as addresses, numbers as numpy
+    scalars.
     """
 
     def register(function: _F) -> _F:
@@ -53,11 +53,10 @@ def registered() -> Mapping[str, HostKernel]:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch while it runs: its shape, and its way to memory.
+    """A running launch: its shape, and its access to memory.
 
-    Arrays are views of the device's memory from an address on, of ``count`` elements that are
-    ``step_bytes`` apart, by default side by side. A range that is not allocated makes the launch fail as on
-    a device.
+    Arrays are views of device memory from an address on: ``count`` elements, ``step_bytes`` apart or by
+    default adjacent. Access to unallocated memory fails the launch as on a device.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Launch:
     block: Dim3
     shared_bytes: int
     span: Callable[[int, int, str], Span]
-    begin_ns: int = 0  # of virtual time
+    begin_ns: int = 0  # in virtual time
     clock_khz: int = 1_000_000  # of the SMs
     busy_ns: int = 0
     held: Hold | None = None
@@ -74,13 +73,13 @@ class Launch:
 
     @property
     def threads(self) -> int:
-        """How many threads there are in all blocks."""
+        """The number of threads of all blocks."""
         return prod(self.grid) * prod(self.block)
 
     def read(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to be read only."""
+        """Return elements to read."""
         array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ)
         array.flags.writeable = False
         return array
@@ -88,40 +87,40 @@ class Launch:
     def write(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to be written, all of them, and not read."""
+        """Return elements to write, all of them, and not read."""
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.WRITE)
 
     def update(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to be read and written."""
+        """Return elements to read and write."""
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ | Mode.WRITE)
 
     def atomic(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to be read and written by atomic operations only."""
+        """Return elements to read and write by atomic operations only."""
         mode = Mode.READ | Mode.WRITE | Mode.ATOMIC
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
 
     def busy(self, nanoseconds: int) -> None:
-        """Say how long the kernel takes, beyond what its accesses do."""
+        """Add to the duration of the kernel, beyond that of its accesses."""
         self.busy_ns += int(nanoseconds)
 
     def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
-        """Say that the kernel goes on until the host has done something: a kernel that polls memory.
+        """Keep the kernel running until a condition is met: a kernel that polls memory.
 
-        Where that has not come within a time, ``give_up`` is called, and the kernel ends.
+        After ``limit_ns``, ``give_up`` is called, and the kernel ends.
         """
         self.held = Hold(is_over, limit_ns, give_up)
 
     @property
     def begin_cycles(self) -> int:
-        """What the cycle counters of the SMs said at the beginning."""
+        """The cycle counters of the SMs when the kernel began."""
         return self.begin_ns * self.clock_khz // 1_000_000
 
     def finish(self) -> None:
-        """Put back what was not written to memory itself."""
+        """Write back ranges that span several regions."""
         for span, copy in self._copies:
             span.scatter(copy)
 

@@ -35,7 +35,7 @@ _FIRST_PID = 1000
 
 @dataclass(slots=True, eq=False)
 class _Handle:
-    """An allocation that has a handle, and where other processes have opened it."""
+    """An allocation with a handle, and its mirrors in other processes."""
 
     process: ProcessId
     ordinal: int
@@ -44,7 +44,7 @@ class _Handle:
 
 
 class Machine:
-    """What the processes of one simulated machine have let each other open."""
+    """What the processes of one simulated machine share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -55,7 +55,7 @@ class Machine:
         self.numbers = count(1)
 
     def start(self) -> ProcessId:
-        """Begin one more process."""
+        """Start a process, and return its id."""
         with self.lock:
             number = next(self.numbers)
             process = ProcessId(_FIRST_PID + number, number)
@@ -64,7 +64,7 @@ class Machine:
 
 
 class SimIpc:
-    """What one simulated process lets others open, and what it has opened of theirs."""
+    """The memory that one simulated process shares, and what it has opened of others."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class SimIpc:
         self._streams, self._heap, self._memory, self._virtual = streams, heap, memory, virtual
         self._process = machine.start()
         self._handle_kinds = handle_kinds
-        self._handles: dict[int, bytes] = {}  # the handles of own allocations
-        self._times: Counter[int] = Counter()  # how often each is open
+        self._handles: dict[int, bytes] = {}  # of own allocations
+        self._times: Counter[int] = Counter()  # the number of times that each is open
         memory.on_free = self._disown
 
     @property
     def process(self) -> ProcessId:
-        """Return who the simulated process is."""
+        """The simulated process."""
         return self._process
 
     @driver_call
@@ -187,7 +187,7 @@ class SimIpc:
         self.opened.clear()
 
     def _disown(self, ptr: int) -> None:
-        """Let nobody use an allocation that is no more, also not where it is open."""
+        """Invalidate the handle of a freed allocation, and its mirrors."""
         handle = self._handles.pop(ptr, None)
         if handle is not None:
             known = self.machine.handles.pop(handle)
@@ -211,7 +211,7 @@ class SimIpc:
     def _withdraw(self, exported: Descriptor) -> None:
         physical = self.machine.descriptors.pop(exported, None)
         if physical is not None:
-            physical.let_go()
+            physical.release()
 
 
 def _sixty_four_bytes(kind: str, number: int) -> bytes:

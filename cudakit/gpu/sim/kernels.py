@@ -20,8 +20,8 @@ from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
-# Of every device since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for
-# models that do not say.
+# Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models that
+# do not say.
 _LIMITS = {
     "max_threads_per_block": 1024,
     "max_block_dim_x": 1024,
@@ -108,7 +108,7 @@ class SimKernels:
         shared_bytes: int = 0,
     ) -> None:
         loaded = self._kernels[kernel]
-        self._modules[Module(loaded.module)]  # whose kernels go with it
+        self._modules[Module(loaded.module)]  # raises if the module was unloaded
         lane = self._streams.lane(stream)
         _check_arguments(loaded, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)

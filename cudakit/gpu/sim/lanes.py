@@ -15,7 +15,7 @@ from cudakit.trace.kinds import StreamFlag
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A job of a graph, and the nodes that it waits for. Nodes count from 1 in each graph."""
+    """A node of a graph, and the nodes that it depends on. Numbers begin at 1 in each graph."""
 
     number: int
     job: Job
@@ -23,7 +23,7 @@ class Node:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The numbers of the nodes that it waits for."""
+        """The numbers of the nodes that it depends on."""
         return tuple(node.number for node in self.before)
 
 
@@ -31,7 +31,7 @@ Nodes: TypeAlias = tuple[Node, ...]
 
 
 def difference(these: Nodes, others: Nodes) -> str:
-    """Name what keeps an executable of one graph from becoming the other: a CUgraphExecUpdateResult, or "".
+    """Return why an executable of one graph cannot become the other: a CUgraphExecUpdateResult, or "".
 
     Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
     """
@@ -44,9 +44,9 @@ def difference(these: Nodes, others: Nodes) -> str:
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """A capture that is under way, and the graph that it makes."""
+    """A capture in progress, and the graph that it makes."""
 
-    graph: int  # the number that the graph has, or will have
+    graph: int  # the number of the graph
     thread: int
     origin: int  # the stream where it began
     nodes: list[Node] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Capture:
         return node
 
     def is_joined(self, end: Nodes) -> bool:
-        """Say whether every node is waited for by what comes at the end."""
+        """Return whether the end depends on every node."""
         seen: set[Node] = set()
         left = list(end)
         while left:
@@ -73,18 +73,18 @@ class Capture:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A stream."""
+    """A stream: its order, and the end of its work."""
 
     number: int
     flag: StreamFlag
     priority: int = 0
-    tail: tuple[Task, ...] = ()  # what the next task waits for
+    tail: tuple[Task, ...] = ()  # the tasks that the next one waits for
     capture: Capture | None = None
-    nodes: Nodes = ()  # likewise, of a capture
+    nodes: Nodes = ()  # likewise, in a capture
 
     @property
     def blocks(self) -> bool:
-        """Whether it and the legacy stream wait for each other."""
+        """Whether the stream and the legacy stream wait for each other."""
         return self.flag in (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 
 
@@ -92,16 +92,16 @@ class Lane:
 class Lanes:
     """The streams of a device, and the rules of order among them.
 
-    CUDA C++ Programming Guide, "Default Stream": what is enqueued in the legacy stream waits for all that
-    is in blocking streams, and what is enqueued there later waits for it.
+    CUDA C++ Programming Guide, "Default Stream": work in the legacy stream waits for all earlier work in
+    blocking streams, and later work in blocking streams waits for it.
     """
 
     legacy: Lane
     others: list[Lane] = field(default_factory=list)
-    _left: tuple[Task, ...] = ()  # the ends of blocking streams that were destroyed
+    _left: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
     def before(self, lane: Lane) -> tuple[Task, ...]:
-        """Return what a new task of a stream has to wait for."""
+        """Return the tasks that a new task of a stream waits for."""
         if lane is self.legacy:
             return _without_past([*lane.tail, *self._blocking_tails()])
         if lane.blocks:
@@ -109,11 +109,11 @@ class Lanes:
         return _without_past(lane.tail)
 
     def work_of(self, lane: Lane) -> tuple[Task, ...]:
-        """Return what to wait for to have all that is in a stream done."""
+        """Return the tasks to wait for until a stream is complete."""
         return self.before(lane) if lane is self.legacy else lane.tail
 
     def destroy(self, lane: Lane) -> None:
-        """Take a stream out; its work goes on."""
+        """Remove a stream; its work completes."""
         self.others.remove(lane)
         if lane.blocks:
             self._left = _without_past([*self._left, *lane.tail])
@@ -131,7 +131,7 @@ class Lanes:
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """An event: the place of its last record, in a stream or in a capture."""
+    """An event: where it was last recorded, in a stream or in a capture."""
 
     number: int
     timing: bool
@@ -141,7 +141,7 @@ class Mark:
 
 
 def _without_past(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Leave out what is over anyway: of all that is done, keep what ended last."""
+    """Keep unfinished tasks and, of the finished ones, the last to end."""
     left = dict.fromkeys(tasks)
     done = [task for task in left if task.done]
     last = max(done, key=lambda task: task.end_ns, default=None)

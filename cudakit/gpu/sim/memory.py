@@ -18,7 +18,7 @@ from cudakit.trace.events import Access
 from cudakit.trace.kinds import Direction, HostMemory, How, Mode, Work
 from cudakit.units import format_bytes
 
-# By whether the source, and the target, is memory of the host.
+# By (source is host memory, target is host memory).
 _DIRECTIONS = {
     (True, True): Direction.HOST_TO_HOST,
     (True, False): Direction.HOST_TO_DEVICE,
@@ -31,13 +31,13 @@ _ENGINES = {
 }
 
 
-# Of pageable memory so much is staged at once, and the call returns (CUDA Runtime API, "API synchronization
+# A copy of no more pageable memory is staged and returns at once (CUDA Runtime API, "API synchronization
 # behavior", of cudaMemcpy).
 _STAGED_BYTES = 64 << 10
 
 
 class _Route(NamedTuple):
-    """Between which memories a copy goes, what moves it, and how long that takes."""
+    """The kinds of memory that a copy goes between, its engine and its duration."""
 
     direction: Direction
     host: HostMemory
@@ -45,25 +45,22 @@ class _Route(NamedTuple):
     cost_ns: int
 
     def is_staged(self, size_bytes: int) -> bool:
-        """Say whether its source is read before the call returns, which waits for nothing."""
+        """Return whether the source is read before the call returns, without waiting for the copy."""
         to_device = self.direction is Direction.HOST_TO_DEVICE
         return to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
 
     def waits(self, size_bytes: int) -> bool:
-        """Say whether the call returns only when the copy is done."""
+        """Return whether the call waits for the copy."""
         return self.host is HostMemory.PAGEABLE and not self.is_staged(size_bytes)
 
 
 class SimMemory:
-    """The allocations of one device and of the host, and what is copied and filled there.
-
-    Of pageable memory of the host neither the driver nor the trace know.
-    """
+    """Allocations of one device and of its host, copies and fills. The trace has no pageable allocations."""
 
     def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.allocated: dict[int, Region] = {}
-        self.on_free: Callable[[int], None] = _ignore  # is called with what begins to be free
+        self.on_free: Callable[[int], None] = _ignore  # is called when memory becomes free
         self._streams, self._heap, self._peers = streams, heap, peers
         self._of_host: dict[int, Region] = {}
         self._registered: set[int] = set()
@@ -231,7 +228,7 @@ class SimMemory:
         return Outcome()
 
     def _of_kind(self, ptr: Ptr, kind: HostMemory, what: str) -> Region:
-        """Return the memory that begins at an address. Raises CUDA_ERROR_INVALID_VALUE for another kind."""
+        """Return host memory of a kind that begins at an address. Raises CUDA_ERROR_INVALID_VALUE."""
         region = self._of_host.get(ptr)
         if region is None or region.host is not kind:
             raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")

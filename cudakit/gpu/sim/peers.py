@@ -16,18 +16,18 @@ from cudakit.units import Unavailable, format_bytes
 
 
 class SimPeers:
-    """What is allocated on other devices. They do nothing by themselves: only copies from here go there."""
+    """Memory of other devices, which only copies in the streams of this one use."""
 
     def __init__(self, context: Context, streams: SimStreams, heap: Heap) -> None:
         self.context = context
         self._streams, self._heap = streams, heap
         self._of_peers: dict[int, Region] = {}
         self._used_of_peers: Counter[int] = Counter()
-        self.enabled: set[int] = set()  # whose kernels may use what is allocated here
+        self.enabled: set[int] = set()  # devices whose kernels may use memory of this one
 
     @driver_call
     def can_access_peer(self, ordinal: int) -> bool:
-        """Say whether kernels here could use the memory of another device of the machine."""
+        """Return whether kernels of this device can use the memory of another one of the machine."""
         self.context.device(ordinal)
         return (self.context.ordinal, ordinal) in self.context.view.peer_access
 
@@ -39,7 +39,7 @@ class SimPeers:
         self.enabled.add(ordinal)
 
     def check_reached_by(self, ordinal: int) -> None:
-        """Refuse a device whose kernels cannot use memory of this one."""
+        """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED if a device's kernels cannot use memory of this one."""
         self.context.device(ordinal)
         if (
             ordinal != self.context.ordinal
@@ -72,7 +72,7 @@ class SimPeers:
         self.context.emit(Free(ptr, len(region.data)), device=ordinal)
 
     def nvlinks(self, ordinal: int) -> int:
-        """Count the NVLinks to another device; 0 where they meet over PCIe, or by way of the host."""
+        """Return the number of NVLinks to another device; 0 over PCIe or through the host."""
         if (self.context.ordinal, ordinal) not in self.context.view.peer_access:
             return 0
         view = model_record(self.context.model).nvml

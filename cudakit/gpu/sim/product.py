@@ -36,7 +36,7 @@ _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
 # In both formats of 8 bits ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
 _FP8_NAN = 0x7F
-# Of the host; the last product is kept however large it is.
+# Of host memory; the last product is kept whatever its size.
 _REMEMBERED_BYTES = 256 << 20
 
 
@@ -46,7 +46,7 @@ def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
     The columns of all matrices of a batch are the rows of one array, one matrix behind the other and
     without what is between columns. ``bias`` has m elements.
     """
-    with np.errstate(all="ignore"):  # what overflows, or is no number, is so on a device as well
+    with np.errstate(all="ignore"):  # overflow and NaN are results, as on a device
         sums = _sums(_factors(gemm, a, gemm.a), _factors(gemm, b, gemm.b), gemm.layout)
         values = decode(round_to(sums, ELEMENTS[gemm.accumulate]), ELEMENTS[gemm.accumulate])
         if bias is not None:
@@ -58,8 +58,7 @@ def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
 def round_to(values: Floats, element: Element) -> Bits:
     """Return the nearest values of a type, ties to even, as bits.
 
-    What is too great becomes infinite, but in fp8, which takes the greatest value that it has; int32 wraps
-    around.
+    Overflow gives infinity, in fp8 the largest finite value; int32 wraps around.
     """
     if element is FP64:
         return values
@@ -104,14 +103,14 @@ def _shortened(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.
 
 
 class Products:
-    """Products that were computed, by the bits of their operands: a bench asks hundreds of times for one."""
+    """Computed products by the bits of their operands: a benchmark repeats one hundreds of times."""
 
     def __init__(self, most_bytes: int = _REMEMBERED_BYTES) -> None:
         self._most_bytes = most_bytes
         self._known: dict[tuple[Gemm, bytes], Bits] = {}
 
     def multiply(self, gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
-        """Return what the function ``multiply`` does, computed once; not to be written to."""
+        """Return the result of the function ``multiply``, computed once; do not write to it."""
         operands = (a, b) if bias is None else (a, b, bias)
         key = (gemm, _digest(*operands))
         if key not in self._known:
@@ -119,7 +118,7 @@ class Products:
         return self._known[key]
 
     def _remember(self, key: tuple[Gemm, bytes], product: Bits) -> None:
-        """Keep a product, for which the oldest give way."""
+        """Keep a product, and drop the oldest ones."""
         self._known[key] = product
         left_bytes = sum(known.nbytes for known in self._known.values())
         for oldest in [*self._known][:-1]:

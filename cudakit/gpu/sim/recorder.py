@@ -23,10 +23,9 @@ Sources: TypeAlias = Mapping[int, Task]
 
 
 class Recorder:
-    """Hands events to a sink, each followed by its accesses.
+    """Passes events to a sink in order, each followed by its accesses.
 
-    What a kernel accesses is known when it has run: until then its launch waits here, and with it all
-    that came after it, so that the sink sees everything in order.
+    The accesses of a kernel are known once it has run; until then its launch and all later events wait here.
     """
 
     def __init__(self, sink: Sink | None) -> None:
@@ -38,7 +37,7 @@ class Recorder:
             self._waiting.append((event, sources))
 
     def flush(self, *, all_of_it: bool = False) -> None:
-        """Hand over what is known by now; at the end, also what will never be."""
+        """Pass on the events whose accesses are known; at the end, all events."""
         while self._waiting and (all_of_it or _are_known(self._waiting[0][1])):
             self._hand_over(*self._waiting.popleft())
 
@@ -56,7 +55,7 @@ def _are_known(sources: Sources) -> bool:
 
 
 VARIABLE = "CUDAKIT_SPOOL"
-# Set where processes that this one starts are not to be watched: the one that is.
+# Set if child processes are not traced: the number of the process that is.
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
 _OURS = str(Path(__file__).parent.parent)
@@ -65,7 +64,7 @@ _MOST_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Where the events of a device go, and who says where in the program they come from."""
+    """Where events go, and which function numbers the call stack that they come from."""
 
     sink: Sink
     site: Callable[[], int]
@@ -73,7 +72,7 @@ class Attachment:
 
 
 def attachment(environment: Mapping[str, str]) -> Attachment | None:
-    """Return what the environment names; None in a program that is not watched."""
+    """Return the spool that the environment names; None in a program that is not traced."""
     directory = environment.get(VARIABLE)
     if not directory or environment.get(ONLY) not in (None, str(os.getpid())):
         return None
@@ -82,15 +81,15 @@ def attachment(environment: Mapping[str, str]) -> Attachment | None:
 
 
 class Sites:
-    """Numbers for the Python stacks that call this package; each is looked at closely only once."""
+    """Numbers of the Python stacks that call this package; each stack is formatted once."""
 
     def __init__(self, number: Callable[[Stack], int]) -> None:
         self._number = number
         self._known: dict[tuple[int, ...], int] = {}
-        self._kept: list[CodeType] = []  # that no other code gets the id of one that is known
+        self._kept: list[CodeType] = []  # alive, so that no other code object gets a known id
 
     def __call__(self) -> int:
-        """Return the number of the caller's stack, without the frames of this package."""
+        """Return the number of the caller's stack, without frames of this package."""
         frames = _frames()
         key = tuple(part for frame in frames for part in (id(frame.f_code), frame.f_lasti))
         if key not in self._known:
@@ -100,7 +99,7 @@ class Sites:
 
 
 def _frames() -> list[FrameType]:
-    """List the frames outside of this package, innermost first."""
+    """Return the frames outside this package, innermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_code.co_filename.startswith(_OURS):

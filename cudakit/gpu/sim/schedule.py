@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ _PACES = (0.02, 0.2, 0.5, 0.9)
 
 
 class Clock:
-    """Integer nanoseconds since the device was opened. They only move on, and never by themselves."""
+    """Integer nanoseconds since the device was opened; only calls advance them."""
 
     __slots__ = ("_now_ns",)
 
@@ -35,16 +35,16 @@ class Clock:
         return self._now_ns
 
     def advance(self, nanoseconds: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._now_ns += max(nanoseconds, 0)
 
     def reach(self, time_ns: int) -> None:
-        """Wait for a time; one that is past takes none."""
+        """Advance to a time, unless it is past."""
         self._now_ns = max(self._now_ns, time_ns)
 
 
 class Engine(Enum):
-    """What does one thing at a time. Kernels, and copies within the device, run side by side."""
+    """A copy engine, which runs one task at a time. Kernels and copies within the device run concurrently."""
 
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
@@ -53,7 +53,7 @@ class Engine(Enum):
 
 
 class Hold(NamedTuple):
-    """What a job that runs waits for, something that the host does; and how it ends where that comes late."""
+    """A condition that a running job waits for, and what ends the job after a time limit."""
 
     is_over: Callable[[], bool]
     limit_ns: int
@@ -61,57 +61,45 @@ class Hold(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How long a job took, and what of memory it turned out to touch."""
+    """The duration of a job, and the memory that it accessed."""
 
     cost_ns: int = 0
     accesses: tuple[Access, ...] = ()
-    hold: Hold | None = None  # it goes on until then, and took no less than its cost
+    hold: Hold | None = None  # the job runs until it is over, and no less than its cost
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something for the device to do, now or each time that a graph is launched."""
+    """Work of the device, done once or at each launch of a graph."""
 
     work: Work
     run: Callable[[], Outcome] = Outcome
     name: str = ""
     engine: Engine | None = None
-    accesses: tuple[Access, ...] = ()  # that are known beforehand
+    accesses: tuple[Access, ...] = ()  # those known before it runs
 
 
+@dataclass(slots=True, eq=False)
 class Task:
-    """A job that was enqueued."""
+    """An enqueued job."""
 
-    __slots__ = (
-        "accesses",
-        "begin_ns",
-        "done",
-        "earliest_ns",
-        "end_ns",
-        "followers",
-        "job",
-        "number",
-        "priority",
-        "waiting",
-    )
-
-    def __init__(self, number: int, job: Job, earliest_ns: int, priority: int) -> None:
-        self.number = number
-        self.job = job
-        self.earliest_ns = earliest_ns
-        self.priority = priority
-        self.waiting = 0
-        self.followers: list[Task] = []
-        self.accesses: tuple[Access, ...] = ()
-        self.begin_ns = self.end_ns = 0
-        self.done = False
+    number: int
+    job: Job
+    earliest_ns: int
+    priority: int
+    waiting: int = 0  # the number of tasks that it waits for
+    followers: list[Task] = field(default_factory=list)
+    accesses: tuple[Access, ...] = ()
+    begin_ns: int = 0
+    end_ns: int = 0
+    done: bool = False
 
 
 class Schedule:
-    """The work of one device. After the first failure nothing runs any more; ``fault`` is that failure.
+    """The work of one device. Nothing runs after the first failure, which is ``fault``.
 
-    Without a seed, what can begin first runs first. With one, the seed picks among all that can run, and
-    how far the device gets between two calls: a program that is ordered as it must be does not notice.
+    Without a seed, the task that can begin first runs first. With one, the seed picks among all tasks that
+    can run, and how many run between two calls: correctly ordered programs give the same results.
     """
 
     def __init__(self, clock: Clock, *, seed: int | None) -> None:
@@ -119,19 +107,19 @@ class Schedule:
         self._clock = clock
         self._ready: Policy = InTime() if seed is None else Shuffled(seed)
         self._count = 0
-        self._front_ns = 0  # nothing begins before what ran last
-        self._end_ns = 0  # of all that ran
+        self._front_ns = 0  # no task begins before the one that ran last
+        self._end_ns = 0  # the latest end of all tasks that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
-        self._held: dict[Task, tuple[Hold, Outcome]] = {}  # that run, and wait for the host
+        self._held: dict[Task, tuple[Hold, Outcome]] = {}  # running tasks that wait for the host
 
     @property
     def begin_ns(self) -> int:
-        """When the task that runs began."""
+        """The begin of the running task."""
         return self._front_ns
 
     def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
-        """Enqueue a job that waits for other tasks, and begins no earlier than after a delay."""
+        """Enqueue a job that begins after other tasks and after a delay."""
         self._count += 1
         task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
         for other in after:
@@ -145,29 +133,29 @@ class Schedule:
         return task
 
     def reached(self, tasks: Iterable[Task]) -> bool:
-        """Say whether tasks are finished at the time of the host."""
+        """Return whether tasks are complete at the time of the host."""
         return all(task.done and task.end_ns <= self._clock.now_ns for task in tasks)
 
     def catch_up(self) -> None:
-        """Let the device do what it may have done by now."""
+        """Run the tasks that are due by now."""
         self._end_holds()
         while self.fault is None and self._ready.is_due(self._clock.now_ns):
             self._run_next()
 
     def wait(self, tasks: Iterable[Task]) -> None:
-        """Run until tasks are finished, and let the host's time reach their end."""
+        """Run until tasks are complete, and advance the host's time to their end."""
         for task in tasks:
             while not task.done and self.fault is None:
                 self._run_next()
             self._clock.reach(task.end_ns)
 
     def wait_for_all(self) -> None:
-        """Run until nothing is left."""
+        """Run until no task is left."""
         self.wait(list(self._unfinished.values()))
         self._clock.reach(self._end_ns)
 
     def _run_next(self) -> None:
-        if self._held and self._went_on():
+        if self._held and self._ended_a_hold():
             return
         task = self._next()
         task.begin_ns = self._front_ns = max(task.earliest_ns, self._front_ns)
@@ -182,7 +170,7 @@ class Schedule:
             self._finish(task, outcome)
 
     def _end_holds(self) -> None:
-        """End what has waited for something that is there by now, or too long."""
+        """End the held tasks whose condition is met, or whose limit has passed."""
         now_ns = max(self._clock.now_ns, self._front_ns)
         for task, (hold, outcome) in [*self._held.items()]:
             if hold.is_over():
@@ -192,8 +180,8 @@ class Schedule:
             elif now_ns >= task.begin_ns + hold.limit_ns:
                 self._give_up(task)
 
-    def _went_on(self) -> bool:
-        """End what is held, where that is due or nothing else is left that could run."""
+    def _ended_a_hold(self) -> bool:
+        """End held tasks that are due, or the next one if nothing else can run. Return whether one ended."""
         left = len(self._held)
         self._end_holds()
         if self._held and not self._ready:
@@ -208,7 +196,7 @@ class Schedule:
         self._finish(task, outcome._replace(cost_ns=hold.limit_ns))
 
     def _next(self) -> Task:
-        """Pick one that can run, and whose engine is free."""
+        """Return a task that can run and whose engine is free."""
         while True:
             task = self._ready.pop()
             free_ns = self._engines.get(task.job.engine, 0) if task.job.engine else 0
@@ -234,7 +222,7 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """The tasks that wait for nothing, and which of them is next."""
+    """The tasks that are ready to run, and the choice of the next one."""
 
     def __len__(self) -> int: ...
     def push(self, task: Task) -> None: ...
@@ -243,7 +231,7 @@ class Policy(Protocol):
 
 
 class InTime:
-    """The one that can begin first; of several, the one of the highest priority."""
+    """Runs the task that can begin first; of several, the one of the highest priority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Task]] = []
@@ -262,10 +250,10 @@ class InTime:
 
 
 class Shuffled:
-    """Any one, at any time, on a device that is as quick or as slow as the seed wants it."""
+    """Runs any task at any time; the seed picks the tasks and how fast the device is."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 chance that can be repeated, not a secret
+        self._random = random.Random(seed)  # noqa: S311 reproducible, not a secret
         self._pace = self._random.choice(_PACES)
         self._tasks: list[Task] = []
 
@@ -280,5 +268,5 @@ class Shuffled:
         self._tasks[at], self._tasks[-1] = self._tasks[-1], self._tasks[at]
         return self._tasks.pop()
 
-    def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 a device may lag, or be quick
+    def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 tasks run at any time
         return bool(self._tasks) and self._random.random() < self._pace

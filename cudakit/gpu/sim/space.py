@@ -18,13 +18,13 @@ from cudakit.units import format_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# Addresses look like a device's, and the first ones, where null pointers with offsets lead, are not given.
+# Addresses look like a device's; low ones, where null pointers with offsets lead, are never allocated.
 _FIRST = 0x7F00_0000_0000
 _GAP_BYTES = 512
-# Larger memory comes from the operating system page by page, when it is touched.
+# Larger memory is mapped by the operating system, page by page as it is touched.
 _LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; a device has more memory than the host may have
-_FRESH = 0xC5  # what small memory holds before anything is written there
+_FRESH = 0xC5  # the initial bytes of small memory
 # What sizes are rounded up to, and addresses are multiples of.
 _ALIGNMENT_BYTES = 512
 # Of a device whose model does not say.
@@ -37,18 +37,18 @@ class Region:
 
     begin: int
     data: Bytes
-    live: bool = True  # whether its turn has come, and not passed, in the order of its stream
-    host: HostMemory = HostMemory.NONE  # which kind of memory of the host it is
-    peer: int | None = None  # the number of the other device whose memory it is
+    live: bool = True  # between allocation and free in stream order
+    host: HostMemory = HostMemory.NONE  # the kind of host memory
+    peer: int | None = None  # the ordinal of the other device that owns it
 
     @property
     def end(self) -> int:
-        """The first address beyond it."""
+        """The first address behind the region."""
         return self.begin + len(self.data)
 
 
 class Space:
-    """All regions, by address. No address is given out twice, so what was freed stays recognisable."""
+    """All regions by address. No address is used twice, so that freed memory stays recognisable."""
 
     def __init__(self) -> None:
         self._next = _FIRST
@@ -56,7 +56,7 @@ class Space:
         self._regions: dict[int, Region] = {}
 
     def take(self, size_bytes: int, alignment_bytes: int) -> int:
-        """Give out addresses that nobody had."""
+        """Return new addresses."""
         begin = round_up(self._next, alignment_bytes)
         self._next = begin + size_bytes + _GAP_BYTES
         return begin
@@ -78,7 +78,7 @@ class Space:
         return region if address < region.end else None
 
     def within(self, begin: int, size_bytes: int) -> list[Region] | None:
-        """Return the regions that a range lies in, end to end; None where there is a hole."""
+        """Return the adjacent regions that a range lies in; None if there is a gap."""
         found: list[Region] = []
         place = begin
         while place < begin + size_bytes:
@@ -90,7 +90,7 @@ class Space:
         return found
 
     def is_empty(self, begin: int, size_bytes: int) -> bool:
-        """Say whether no region overlaps a range."""
+        """Return whether no region overlaps a range."""
         index = bisect_right(self._begins, begin + size_bytes - 1) - 1
         return index < 0 or self._regions[self._begins[index]].end <= begin
 
@@ -102,11 +102,11 @@ class Span:
     pieces: tuple[Bytes, ...]
 
     def gather(self) -> Bytes:
-        """Return the bytes: the memory itself where it is in one piece, else a copy."""
+        """Return the bytes: the memory itself if it is in one piece, else a copy."""
         return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
 
     def scatter(self, content: Bytes) -> None:
-        """Put bytes back."""
+        """Write bytes back."""
         at = 0
         for piece in self.pieces:
             piece[:] = content[at : at + len(piece)]
@@ -114,7 +114,7 @@ class Span:
 
 
 def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
-    """Cut a range out of the regions that it lies in."""
+    """Return a range of the regions that it lies in."""
     end = begin + size_bytes
     return Span(
         tuple(
@@ -125,7 +125,7 @@ def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
 
 
 def memory(size_bytes: int) -> Bytes:
-    """Make memory; where it is large, none of it is used before it is touched."""
+    """Create memory; large memory takes up pages of the host only as it is touched."""
     if size_bytes < _LAZY_BYTES:
         return np.full(size_bytes, _FRESH, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -138,7 +138,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class Heap:
-    """All memory that a device knows, of any kind, and how much of its own is in use."""
+    """All memory that a device can address, and how much of its own is in use."""
 
     def __init__(self, context: Context, capacity_bytes: int | None) -> None:
         self.space = Space()
@@ -243,7 +243,7 @@ def rounded(size_bytes: int) -> int:
 
 
 def check_size(size_bytes: int) -> None:
-    """Refuse an allocation of nothing."""
+    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
     if size_bytes <= 0:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
 

@@ -19,26 +19,28 @@ from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import How
 
-# What cuMemGetAllocationGranularity says on every device that we know of.
+# cuMemGetAllocationGranularity on every device tried.
 _GRANULARITY_BYTES = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """Physical memory, which lives as long as anybody has a reference to it, or it is mapped anywhere."""
+    """Physical memory, which lives while it has references or mappings."""
 
     data: Bytes
     ordinal: int  # of the device that has it
     handle: HandleKind | None
     released: deque[int]  # of the device that has it: see Heap
     references: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)  # other processes have it, too
+    lock: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # devices of other threads share it
 
     def hold(self) -> None:
         with self.lock:
             self.references += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self.lock:
             self.references -= 1
             if not self.references:
@@ -90,7 +92,7 @@ class SimVirtualMemory:
     @driver_call
     def release(self, backing: Backing) -> None:
         _, physical = self.backings.remove(backing)
-        physical.let_go()
+        physical.release()
 
     @driver_call
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
@@ -114,7 +116,7 @@ class SimVirtualMemory:
         for region, physical in mapped:
             self._heap.space.remove(region)
             del self.mapped[region.begin], self.access[region.begin]
-            physical.let_go()
+            physical.release()
             self.context.emit(Free(region.begin, len(region.data), How.VIRTUAL))
 
     @driver_call
@@ -136,15 +138,15 @@ class SimVirtualMemory:
     def close(self) -> None:
         """Release all mappings and references."""
         for _, physical in [*self.mapped.values(), *self.backings.clear()]:
-            physical.let_go()
+            physical.release()
         self.mapped.clear()
 
     def physical(self, backing: Backing) -> Physical:
-        """Return the memory that a backing refers to."""
+        """Return the physical memory of a backing."""
         return self.backings[backing][1]
 
     def backing_of(self, physical: Physical) -> Backing:
-        """Make one more reference to physical memory."""
+        """Return a new reference to physical memory."""
         number, _ = self.backings.add(lambda number: (number, physical))
         physical.hold()
         return Backing(number)
@@ -156,7 +158,7 @@ class SimVirtualMemory:
         )
 
     def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
-        """Find the mappings that make up a range, each of them whole."""
+        """Yield the mappings that make up a range. Raises CUDA_ERROR_INVALID_VALUE for a part of one."""
         place, end = ptr, ptr + size_bytes
         while place < end:
             if place not in self.mapped or self.mapped[place][0].end > end:

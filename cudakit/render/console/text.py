@@ -10,14 +10,14 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from cudakit.document import Change, Value
-from cudakit.render import amounts
+from cudakit.render import values
 from cudakit.render.console import theme
 from cudakit.units import Unavailable
 
-# Long enough for any sentence of ours; a name that is longer was made to flood the terminal.
+# Longer than any sentence of a report; a longer name would flood the terminal.
 LIMIT = 600
 
-# Printable to Python, yet they change the width or the look of the character before them.
+# Printable to Python, but they change the width or the look of the character before them.
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -42,7 +42,7 @@ def _visible(character: str) -> str:
 def wrapped(text: str, width: int, *, most: int | None = None) -> list[str]:
     """Break text at spaces into lines of at most ``width`` cells; an over-long word is folded.
 
-    With ``most``, the last line allowed ends in an ellipsis where words were left out.
+    With ``most``, the last line allowed ends in an ellipsis if words were left out.
     """
     lines = list(_broken(text, max(width, 2)))
     if most is None or len(lines) <= most:
@@ -68,24 +68,24 @@ def _broken(text: str, width: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        # Of a word that takes no room at all, as marks over nothing, no pieces are made.
+        # chop_cells returns nothing for a word of zero width, such as combining marks.
         *whole, line = chop_cells(word, width) or [word]
         yield from whole
     yield line
 
 
-def words(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Write a value on one line; a stack is the frame that a reader should see first."""
-    return escaped(amounts.words(value))
+    return escaped(values.format_value(value))
 
 
 def styled(value: Value) -> Text:
     """Write a value as a Text of rich, in its style."""
-    return Text(words(value), style_of(value))
+    return Text(format_value(value), style_of(value))
 
 
 def style_of(value: Value) -> str:
-    """Choose the style of a value: growth, shrinking and absence can be told from the rest."""
+    """Return the style of a value: growth, shrinking and absence are coloured."""
     match value:
         case Unavailable():
             return theme.FAINT
@@ -98,7 +98,7 @@ def style_of(value: Value) -> str:
 
 
 def padded(line: Text, width: int, *, right: bool = False) -> Text:
-    """Fill a line with spaces to ``width`` cells, behind the words or (``right``) before them."""
+    """Pad a line with spaces to ``width`` cells, on the right or (``right`` alignment) on the left."""
     missing = max(width - line.cell_len, 0)
     if right:
         line.pad_left(missing)
@@ -108,7 +108,7 @@ def padded(line: Text, width: int, *, right: bool = False) -> Text:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
-    """Put two blocks of lines side by side, the second beginning in column ``at``."""
+    """Place two blocks of lines side by side; the second begins in column ``at``."""
     pairs = zip_longest(left, right, fillvalue=None)
     return [
         padded(first.copy() if first else Text(), at).append_text(second or Text())

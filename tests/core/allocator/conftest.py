@@ -9,7 +9,7 @@ from core.allocator import law
 from core.allocator.device import Device
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 from core.allocator.device import MIB, Device
 from core.allocator.virtual_device import VirtualDevice
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.torch_rules.settings import Settings
 
 LIVE, FREE = "active_allocated", "inactive"

@@ -9,8 +9,8 @@ from core.allocator.virtual_device import VirtualDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.allocator.address_space import AddressSpace
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.limits import AddressSpace
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY

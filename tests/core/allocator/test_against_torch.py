@@ -47,11 +47,11 @@ def test_a_snapshot_of_ours_is_drawn_by_torch() -> None:
 
 def recorded() -> dict[str, Any]:
     """Return a snapshot with everything in it that a small program leaves."""
-    from cudakit.core.allocator.caching import CachingAllocator
-    from cudakit.core.allocator.upstream import OfGpu
+    from cudakit.core.allocator.allocator import CachingAllocator
+    from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
-    allocator = CachingAllocator(OfGpu(Cuda(0)))
+    allocator = CachingAllocator(GpuUpstream(Cuda(0)))
     allocator.record_history()
     held = [allocator.alloc(size) for size in (1, 700, 3 << 20, 30 << 20)]
     for ptr in held[::2]:

@@ -10,9 +10,9 @@ from core.allocator.device import MIB, Device
 from core.allocator.pinned.host import Host
 from core.allocator.watching import actions
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, BlockState, Snapshot
 from cudakit.torch_rules.actions import Action

@@ -10,8 +10,8 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 from core.allocator.watching import blocks, changes, current, segments
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 

@@ -10,10 +10,10 @@ from core.allocator.captured import Graph
 from core.allocator.device import MIB, Device
 from core.allocator.watching import changes, current
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.mempool import GraphMemory, MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.private import PoolError
+from cudakit.core.allocator.private_pools import PoolError
 from cudakit.errors import CudaError, UsageError
 from cudakit.torch_rules.settings import Settings
 

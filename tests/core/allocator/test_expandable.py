@@ -10,7 +10,7 @@ from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import blocks, changes, current, segments
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 

@@ -9,7 +9,7 @@ from core.allocator import law
 from core.allocator.device import MIB
 from core.allocator.virtual_device import VirtualDevice
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 

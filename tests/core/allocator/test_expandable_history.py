@@ -13,7 +13,7 @@ from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import actions
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay

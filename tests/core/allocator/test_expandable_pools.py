@@ -9,8 +9,8 @@ from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
 from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import blocks, changes, current, segments
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
 
 ELSEWHERE = 0x6F00_0000_0000

@@ -9,7 +9,7 @@ from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
 from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import blocks, changes, current, segments
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.torch_rules.setting_rules import Reserve
 from cudakit.torch_rules.settings import Settings

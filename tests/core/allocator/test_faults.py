@@ -8,7 +8,7 @@ import pytest
 from core.allocator import law
 from core.allocator.device import MIB, Device
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 

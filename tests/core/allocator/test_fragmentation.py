@@ -6,7 +6,7 @@ import pytest
 from core.allocator.device import MIB, Device
 from core.allocator.expanding import PAGE, expanding, switch
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.fragmentation import StreamMemory
 
 

@@ -13,9 +13,9 @@ from core.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.invalid import InvalidPointer
-from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.errors import InputError
 from cudakit.torch_rules.settings import Settings
 

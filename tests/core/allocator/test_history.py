@@ -12,8 +12,8 @@ from core.allocator.device import MIB, Device
 from core.allocator.watching import actions
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay

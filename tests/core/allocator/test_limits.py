@@ -11,7 +11,7 @@ from core.allocator.device import GIB, MIB, Device
 from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import blocks, changes, segments
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.settings import Settings

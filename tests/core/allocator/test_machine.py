@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.torch_rules.settings import Settings
 

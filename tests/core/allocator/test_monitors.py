@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from core.allocator.device import GIB, MIB, Device
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.monitors import Crossing, Held
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.limits import Crossing, Held
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 
@@ -100,7 +100,7 @@ def test_a_monitor_that_was_ended_is_silent_and_costs_nothing(allocator: Caching
     allocator.alloc(MIB)
 
     assert seen == []
-    assert allocator._watchers == []
+    assert allocator._state.guard.watchers == []
 
 
 def test_a_callback_may_allocate_free_and_look(allocator: CachingAllocator) -> None:

@@ -10,9 +10,8 @@ from core.allocator import law
 from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.pages import PagesOfGpu
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.upstream import GpuPages, GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -27,7 +26,7 @@ def gpu() -> Iterator[FailingGpu]:
 
 
 def test_pages_are_mapped_end_to_end_and_give_their_memory_back(gpu: FailingGpu) -> None:
-    pages = PagesOfGpu(gpu)
+    pages = GpuPages(gpu)
     ptr = pages.reserve(8 * PAGE)
     pages.map(ptr, PAGE, 3)
     gpu.fill(ptr, 1, 3 * PAGE, gpu.stream())
@@ -44,7 +43,7 @@ def test_pages_are_mapped_end_to_end_and_give_their_memory_back(gpu: FailingGpu)
 
 
 def test_more_than_there_is_maps_nothing(gpu: FailingGpu) -> None:
-    pages = PagesOfGpu(gpu)
+    pages = GpuPages(gpu)
     ptr = pages.reserve(128 * MIB)
     with pytest.raises(CudaError) as caught:
         pages.map(ptr, PAGE, 33)
@@ -59,7 +58,7 @@ def test_more_than_there_is_maps_nothing(gpu: FailingGpu) -> None:
 def test_a_failure_in_the_middle_leaves_nothing_mapped_or_all(
     gpu: FailingGpu, name: str, nth: int
 ) -> None:
-    pages = PagesOfGpu(gpu)
+    pages = GpuPages(gpu)
     ptr = pages.reserve(8 * PAGE)
     gpu.fail(name, nth)
     with suppress(CudaError):
@@ -76,7 +75,7 @@ def test_a_failure_in_the_middle_leaves_nothing_mapped_or_all(
 
 
 def test_of_a_stream_that_is_gone_the_whole_device_is_waited_for(gpu: FailingGpu) -> None:
-    pages, stream = PagesOfGpu(gpu), gpu.stream()
+    pages, stream = GpuPages(gpu), gpu.stream()
     pages.sync_stream(stream)
     gpu.destroy_stream(stream)
     pages.sync_stream(stream)
@@ -87,7 +86,7 @@ def test_of_a_stream_that_is_gone_the_whole_device_is_waited_for(gpu: FailingGpu
 def test_other_failures_of_waiting_are_raised(gpu: FailingGpu) -> None:
     gpu.fail("sync_stream", 1)
     with pytest.raises(CudaError, match="as the test wants it"):
-        PagesOfGpu(gpu).sync_stream(0)
+        GpuPages(gpu).sync_stream(0)
 
 
 def program(allocator: CachingAllocator, streams: list[int]) -> None:
@@ -125,12 +124,12 @@ EXPANDING = Settings(expandable_segments=True)
 
 def test_whatever_fails_no_memory_and_no_addresses_are_lost() -> None:
     counted = FailingGpu(64 * MIB)
-    program(CachingAllocator(OfGpu(counted), EXPANDING), [0, counted.stream()])
+    program(CachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
     counted.close()
     seen: set[str] = set()
     for fail_at in range(1, len(counted.calls) + 1):
         gpu = FailingGpu(64 * MIB)
-        allocator = CachingAllocator(OfGpu(gpu), EXPANDING)
+        allocator = CachingAllocator(GpuUpstream(gpu), EXPANDING)
         gpu.fail_at = fail_at
         program(allocator, [0, gpu.stream()])
         allocator.close()

@@ -9,8 +9,8 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 from core.allocator.failing_gpu import FailingGpu
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
@@ -23,7 +23,7 @@ EXPANDING = Settings(expandable_segments=True)
 
 def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
     gpu = FailingGpu(CAPACITY, "h200x2")
-    return gpu, CachingAllocator(OfGpu(gpu), settings)
+    return gpu, CachingAllocator(GpuUpstream(gpu), settings)
 
 
 def reached(gpu: Sim) -> set[int]:
@@ -139,7 +139,7 @@ def test_devices_that_are_not_linked_say_so() -> None:
     gpu.context.view = replace(gpu.context.view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
-        CachingAllocator(OfGpu(gpu)).enable_peer_access(1)
+        CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)
     assert "copy between them" in caught.value.hint
 
 

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.core.allocator.mempool import GraphMemory, MemPool
-from cudakit.core.allocator.private import PoolError
+from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
+from cudakit.core.allocator.private_pools import PoolError
 
 
 class PoolPair(Pair):

@@ -8,8 +8,8 @@ import pytest
 from core.allocator.device import MIB, Device
 from core.allocator.watching import changes, current
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.private import PoolError
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.private_pools import PoolError
 
 
 def everything(stream: int) -> bool:  # noqa: ARG001

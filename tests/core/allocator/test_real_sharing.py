@@ -11,8 +11,8 @@ from contextlib import closing
 import pytest
 
 import cudakit
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, EnvironmentUnusable, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
@@ -166,7 +166,7 @@ def test_the_environment_forbids_handles_of_pages(
 
 
 def test_what_is_shared_says_of_which_device_and_process_it_is(gpu: Gpu) -> None:
-    allocator = CachingAllocator(OfGpu(gpu), Settings(expandable_segments=True))
+    allocator = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
     shared = allocator.share(allocator.alloc(SIZE))
 
     assert shared.size_bytes == SIZE

@@ -11,10 +11,10 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 from core.allocator.watching import actions, current
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.guard import Reentered
-from cudakit.core.allocator.invalid import InvalidPointer
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.torch_rules.settings import Settings
 
 CALLS = ("malloc", "free", "event", "record", "query_event", "sync_event", "memory_info")

@@ -12,10 +12,10 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 from core.allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.invalid import InvalidPointer
-from cudakit.core.allocator.mempool import MemPool
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.state import InvalidPointer
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, Descriptor, Fabric
 from cudakit.gpu.sim import Sim
@@ -65,7 +65,7 @@ def test_what_is_written_there_is_seen_here(pair: Pair) -> None:
     pair.second.fill(memory.ptr, 9, MIB, LEGACY)
     pair.second.sync()
     again = Sim(beside=pair.first)
-    other = CachingAllocator(OfGpu(again)).open_shared(pair.giver.share(block))
+    other = CachingAllocator(GpuUpstream(again)).open_shared(pair.giver.share(block))
     pair.second = again
 
     assert pair.read(other) == b"\t" * 4
@@ -268,9 +268,9 @@ def test_pages_without_handles_are_not_shared_and_say_why() -> None:
 
 def test_a_device_with_a_fabric_gives_handles_of_it() -> None:
     gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
-    giver = CachingAllocator(OfGpu(gpu), EXPANDING)
+    giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
     shared = giver.share(giver.alloc(PAGE))
-    other = CachingAllocator(OfGpu(Sim(capacity_bytes=CAPACITY, beside=gpu)))
+    other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, beside=gpu)))
 
     assert [type(handle) for handle in shared.handles] == [Fabric]
     # It may be opened on any device of the fabric.
@@ -288,7 +288,7 @@ class WithoutChannel(Sim):
 
 def test_a_fabric_that_is_refused_is_done_without() -> None:
     gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
-    giver = CachingAllocator(OfGpu(gpu), EXPANDING)
+    giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
 
     assert isinstance(giver.share(giver.alloc(PAGE)).handles[0], Descriptor)
 
@@ -316,7 +316,7 @@ def test_a_child_that_was_forked_has_nothing_open(pair: Pair) -> None:
         pair.second.fail_next("sync", told)
 
     memory.close()
-    assert not pair.taker._upstream.neighbours._unused  # type: ignore[attr-defined]
+    assert not pair.taker._state.upstream.ipc._unused  # type: ignore[attr-defined]
 
 
 def test_with_the_device_all_is_closed(pair: Pair) -> None:
@@ -325,7 +325,7 @@ def test_with_the_device_all_is_closed(pair: Pair) -> None:
 
     memory.close()
     del memory
-    assert not pair.taker._upstream.neighbours._unused  # type: ignore[attr-defined]
+    assert not pair.taker._state.upstream.ipc._unused  # type: ignore[attr-defined]
 
 
 def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
@@ -345,7 +345,7 @@ def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    pair.taker._upstream.neighbours.close_unused()  # type: ignore[attr-defined]
+    pair.taker._state.upstream.ipc.close_unused()  # type: ignore[attr-defined]
 
     assert failures == []
     assert pair.second.ipc.opened == {}

@@ -11,10 +11,10 @@ from core.allocator import law
 from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.opened_memory import OpenedMemory
-from cudakit.core.allocator.shared import SharedMemory
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.ipc import OpenedMemory
+from cudakit.core.allocator.shared_memory import SharedMemory
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -29,8 +29,8 @@ class Two:
     def __init__(self, settings: Settings) -> None:
         self.giving = FailingGpu(CAPACITY)
         self.taking = FailingGpu(CAPACITY, beside=self.giving)
-        self.giver = CachingAllocator(OfGpu(self.giving), settings)
-        self.taker = CachingAllocator(OfGpu(self.taking), settings)
+        self.giver = CachingAllocator(GpuUpstream(self.giving), settings)
+        self.taker = CachingAllocator(GpuUpstream(self.taking), settings)
         self.told: list[CudaError] = []
 
     def run(self) -> None:
@@ -161,7 +161,7 @@ def test_what_could_not_be_closed_is_told_and_closed_at_the_next_call(settings: 
     two = Two(settings)
     shared = two.giver.share(two.giver.alloc(30 * MIB))
     gpu = Sim(capacity_bytes=CAPACITY, beside=two.giving)
-    taker = CachingAllocator(OfGpu(gpu))
+    taker = CachingAllocator(GpuUpstream(gpu))
     memory = taker.open_shared(shared)
     for _ in range(2):  # as the last goes, and as it is asked about
         gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it"))

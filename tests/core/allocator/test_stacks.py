@@ -4,8 +4,7 @@ import dis
 
 from core.allocator import test_history
 
-from cudakit.core.allocator.stacks import Stacks
-from cudakit.core.allocator.tracing import gather
+from cudakit.core.allocator.history import Stacks, gather
 
 
 def outer() -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from core.allocator.device import MIB, Device
 from core.allocator.watching import blocks, changes, current
 from core.allocator.work import Work
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.errors import CudaError
 from cudakit.gpu.api import PER_THREAD, Stream

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from core.allocator.device import GIB, MIB, Device
 
-from cudakit.core.allocator.caching import CachingAllocator
+from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import Process

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.opened_memory import OpenedMemory
-from cudakit.core.allocator.upstream import OfGpu
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.ipc import OpenedMemory
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -23,9 +23,9 @@ class Pair:
     ) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)
         self.second = Sim(capacity_bytes=CAPACITY, beside=self.first)
-        upstream = OfGpu(self.first, shares=shares)
+        upstream = GpuUpstream(self.first, shares=shares)
         self.giver = CachingAllocator(upstream, settings, front_cache=front_cache)
-        self.taker = CachingAllocator(OfGpu(self.second))
+        self.taker = CachingAllocator(GpuUpstream(self.second))
 
     def write(self, ptr: int, value: int, size_bytes: int) -> None:
         self.first.fill(Ptr(ptr), value, size_bytes, LEGACY)

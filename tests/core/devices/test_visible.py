@@ -69,21 +69,19 @@ SEEN: list[tuple[str, tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("value", "kept"), SEEN)
-def test_the_rules_leave_what_the_driver_was_seen_to_leave(
-    value: str, kept: tuple[int, ...]
-) -> None:
+def test_rules_agree_with_observed_driver(value: str, kept: tuple[int, ...]) -> None:
     named = value.replace("<0>", FIRST).replace("<1>", SECOND)
 
     assert visibility(named, [FIRST, SECOND]).kept == kept
 
 
-def test_without_the_variable_all_are_left() -> None:
+def test_unset_variable_leaves_all_devices() -> None:
     found = visibility(None, [FIRST, SECOND])
 
     assert (found.kept, found.notes) == ((0, 1), ())
 
 
-def test_the_guides_own_example_ends_at_the_negative_number() -> None:
+def test_negative_number_ends_list_as_in_programming_guide() -> None:
     # CUDA Programming Guide, "Environment variables": 0,2,-1,1 leaves 0 and 2.
     found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
 
@@ -105,13 +103,13 @@ def test_the_guides_own_example_ends_at_the_negative_number() -> None:
         ("GPU-abc", "no device has a UUID that begins with 'GPU-abc'"),
     ],
 )
-def test_what_does_not_do_what_it_seems_to_is_explained(value: str, reason: str) -> None:
+def test_ineffective_entry_has_note(value: str, reason: str) -> None:
     (note,) = visibility(value, [FIRST, SECOND]).notes
 
     assert note.endswith(reason)
 
 
-def test_a_beginning_that_fits_several_names_none() -> None:
+def test_ambiguous_uuid_prefix_matches_none() -> None:
     found = visibility("GPU-1", ["GPU-11", "GPU-12"])
 
     assert found.kept == ()
@@ -119,7 +117,7 @@ def test_a_beginning_that_fits_several_names_none() -> None:
 
 
 @given(st.text(), st.integers(0, 4))
-def test_any_text_leaves_devices_that_are_there_and_each_once(value: str, count: int) -> None:
+def test_any_value_leaves_distinct_existing_devices(value: str, count: int) -> None:
     kept = visibility(value, [f"GPU-{at}" for at in range(count)]).kept
 
     assert set(kept) <= set(range(count))
@@ -127,7 +125,7 @@ def test_any_text_leaves_devices_that_are_there_and_each_once(value: str, count:
 
 
 @given(st.lists(st.integers(0, 7), unique=True, min_size=1))
-def test_good_numbers_are_kept_in_their_order_and_need_no_word(numbers: list[int]) -> None:
+def test_valid_numbers_keep_their_order_without_note(numbers: list[int]) -> None:
     found = visibility(",".join(map(str, numbers)), [f"GPU-{at}" for at in range(8)])
 
     assert (found.kept, found.notes) == (tuple(numbers), ())

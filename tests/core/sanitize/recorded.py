@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu.happens_before import Operation, Order
 
-from cudakit.core.sanitize.operations import fill_is_waited_for, host_side
+from cudakit.core.sanitize.operations import fill_is_waited_for, host_part
 from cudakit.core.sanitize.strided import rows_of
 from cudakit.trace.events import (
     Access,
@@ -72,7 +72,7 @@ class Found:
 
 
 def unordered(trace: Iterable[Event]) -> Found:
-    """Find the pairs of a trace of one process, in which all is told in turn (``late.in_turn``)."""
+    """Find the pairs of a trace of one process, in which all is told in turn (``late.reordered``)."""
     order, told = Order(), _Told()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
     touching: set[tuple[int, int]] = set()  # the calls, and nodes, that accesses may be of
@@ -211,7 +211,7 @@ class _Told:
             yield access
 
     def _copy(self, copy: Copy) -> Iterator[Fact]:
-        side = host_side(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
+        side = host_part(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
         if side.waits_before:
             yield StreamSync(copy.stream)
         yield Launch(copy.stream, "copy")

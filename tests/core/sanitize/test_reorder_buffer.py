@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.reorder_buffer import LateAccesses, in_turn
+from cudakit.core.sanitize.reorder_buffer import ReorderBuffer, reordered
 from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, GraphLaunch, Launch
 from cudakit.trace.kinds import Known, Mode
 from cudakit.trace.layout import Records, pack, unpack
@@ -29,7 +29,7 @@ class Call:
     def is_replaced(self) -> bool:
         return Accessed(exact=True) in self.late
 
-    def in_turn(self) -> Iterator[Fact]:
+    def reordered(self) -> Iterator[Fact]:
         """Yield what stands, as if it were told at once."""
         for fact in (*self.facts, *self.late):
             if not (isinstance(fact, Access) and fact.known >= Known.ASSUMED and self.is_replaced):
@@ -96,7 +96,7 @@ def traces(draw: st.DrawFn) -> Told:
     trace, late = Told(), list[tuple[int, Sequence[Fact]]]()
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
         trace.events += [Event(fact, seq) for fact in call.facts]
-        trace.expected += [Event(fact, seq) for fact in call.in_turn()]
+        trace.expected += [Event(fact, seq) for fact in call.reordered()]
         trace.never_told += not call.all_told
         if call.late:
             late.append((seq, call.late))
@@ -125,9 +125,9 @@ def batches(data: st.DataObject, found: Records) -> list[Records]:
 def test_what_is_told_late_is_handed_on_as_if_it_had_come_at_once(
     data: st.DataObject, trace: Told
 ) -> None:
-    late = LateAccesses()
+    late = ReorderBuffer()
     found = [late.feed(batch) for batch in batches(data, trace.records)]
-    found.append(late.rest())
+    found.append(late.flush())
 
     assert told(np.concatenate(found)) == trace.expected
     assert late.never_read == trace.never_told
@@ -136,7 +136,7 @@ def test_what_is_told_late_is_handed_on_as_if_it_had_come_at_once(
 
 @given(traces())
 def test_a_whole_trace_is_put_in_turn_at_once(trace: Told) -> None:
-    found, never_read = in_turn(trace.records)
+    found, never_read = reordered(trace.records)
 
     assert (told(found), never_read) == (trace.expected, trace.never_told)
 
@@ -145,11 +145,11 @@ def test_a_whole_trace_is_put_in_turn_at_once(trace: Told) -> None:
 def test_no_more_is_held_than_allowed_and_nothing_that_is_not_late_is_lost(
     data: st.DataObject, trace: Told, most_held: int
 ) -> None:
-    late, found = LateAccesses(most_held=most_held), list[Event]()
+    late, found = ReorderBuffer(most_held=most_held), list[Event]()
     for batch in batches(data, trace.records):
         found += told(late.feed(batch))
         assert late.held <= most_held
-    found += told(late.rest())
+    found += told(late.flush())
 
     assert [event.seq for event in found] == sorted(event.seq for event in found)
     # What was given up stands as it was assumed; of the others all is there.
@@ -160,7 +160,7 @@ def test_no_more_is_held_than_allowed_and_nothing_that_is_not_late_is_lost(
 
 
 def test_nothing_is_touched_or_copied_where_nothing_is_pending() -> None:
-    late = LateAccesses()
+    late = ReorderBuffer()
     some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Known.ASSUMED), 1))
 
     assert late.feed(some) is some
@@ -168,7 +168,7 @@ def test_nothing_is_touched_or_copied_where_nothing_is_pending() -> None:
 
 
 def test_all_that_follows_a_pending_launch_waits_for_it() -> None:
-    late = LateAccesses()
+    late = ReorderBuffer()
 
     before = late.feed(records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3)))
     assert [event.seq for event in told(before)] == [1]
@@ -178,7 +178,7 @@ def test_all_that_follows_a_pending_launch_waits_for_it() -> None:
 
 
 def test_what_is_told_of_a_launch_that_was_given_up_comes_too_late() -> None:
-    late = LateAccesses(most_held=2)
+    late = ReorderBuffer(most_held=2)
     assumed = Event(Access(0, 64, WRITE, Known.ASSUMED), 2)
     late.feed(records(Event(LAUNCH, 2), assumed))
     given_up = late.feed(records(Event(Fill(1, 0, 8), 3), Event(LAUNCH, 4)))

@@ -13,8 +13,8 @@ from core.allocator.test_machine import SIZES, STREAMS
 from core.allocator.virtual_device import VirtualDevice
 from hypothesis import strategies as st
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import pickled, schema
 from cudakit.core.memory.snapshot import Snapshot

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from cudakit.core.allocator.block import Trail
+    from cudakit.core.allocator.blocks import RawStack
     from cudakit.core.allocator.pinned.pools import HostPool
 
 # Whose requests it serves: those of at most 1 MiB, larger ones, or any.
@@ -53,7 +53,7 @@ class HostBlock:
         self.next: HostBlock | None = None
         self.streams: dict[int, None] = {}  # that use it, no event recorded yet
         self.waits = 0  # events recorded that it waits for
-        self.stack: Trail | None = None
+        self.stack: RawStack | None = None
 
     @property
     def whole(self) -> bool:

@@ -6,8 +6,8 @@ import weakref
 from contextlib import suppress
 from operator import index
 
-from cudakit.core.allocator.block import Trail
-from cudakit.core.allocator.invalid import InvalidPointer
+from cudakit.core.allocator.blocks import RawStack
+from cudakit.core.allocator.history import ALLOC, History, Level, gather
 from cudakit.core.allocator.pinned.background import Background
 from cudakit.core.allocator.pinned.blocks import HostBlock
 from cudakit.core.allocator.pinned.buckets import bucket_of
@@ -15,7 +15,7 @@ from cudakit.core.allocator.pinned.observed import HostObserved
 from cudakit.core.allocator.pinned.pools import Holders, HostPool, NoHolders
 from cudakit.core.allocator.pinned.refused import out_of_pinned_memory
 from cudakit.core.allocator.pinned.upstream import HostUpstream
-from cudakit.core.allocator.tracing import ALLOC, Level, Recorder, gather
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
@@ -93,8 +93,7 @@ class CachingHostAllocator(HostObserved):
             return
         stack = gather() if self._level >= Level.ALL else None
         if not self._guard.try_enter():
-            self._late.append((block, stack))
-            self._drain()  # whoever was inside may have left before he could see it
+            self._guard.queue((block, stack))
             return
         try:
             self._give_up(block, stack)
@@ -102,8 +101,7 @@ class CachingHostAllocator(HostObserved):
             if not self._catches_all:
                 raise
         finally:
-            self._guard.leave()
-            self._drain()
+            self._guard.exit()
             self._wake()
 
     def record_use(self, ptr: int, stream: int) -> None:
@@ -185,10 +183,10 @@ class CachingHostAllocator(HostObserved):
     # Inside: the guard is held.
 
     @property
-    def _tracer(self) -> Recorder | None:
+    def _tracer(self) -> History | None:
         return self._recorder if self._records else None
 
-    def _obtain(self, pool: HostPool, size: int, stack: Trail | None) -> HostBlock:
+    def _obtain(self, pool: HostPool, size: int, stack: RawStack | None) -> HostBlock:
         """Get a block that no free one is large enough for."""
         if self._in_background and not self._captures and pool.waiting:
             pool.waiting.process()  # what the thread has not come to
@@ -210,7 +208,7 @@ class CachingHostAllocator(HostObserved):
             raise out_of_pinned_memory(size_bytes, self._counters(), self._held)
         return block
 
-    def _rescue(self, pool: HostPool, size: int, stack: Trail | None) -> HostBlock | None:
+    def _rescue(self, pool: HostPool, size: int, stack: RawStack | None) -> HostBlock | None:
         """Wait for what is in use, then give back what is cached."""
         for each in dict.fromkeys((pool, self._default)):
             each.waiting.synchronize()
@@ -223,7 +221,7 @@ class CachingHostAllocator(HostObserved):
         self._statistics.num_rescues += block is not None
         return block
 
-    def _let_go(self, pool: HostPool, stack: Trail | None, *, waits: bool = False) -> int:
+    def _let_go(self, pool: HostPool, stack: RawStack | None, *, waits: bool = False) -> int:
         """Give back what a private pool has that nobody holds, and forget it with its last block.
 
         Returns how many bytes. Raises CudaError where the driver refuses.
@@ -239,12 +237,12 @@ class CachingHostAllocator(HostObserved):
         for block in [block for block in pool.store if block.segment.kind == "reserve"]:
             pool.store.discard(block)
             self._default.store.put(block)
-        used = [*self._live.values(), *(block for block, _ in list(self._late))]
+        used = [*self._live.values(), *(block for block, _ in list(self._guard.late))]
         if not pool.waiting and all(block.pool is not pool for block in used):
             self._pools.forget(pool)
         return given
 
-    def _hand_out(self, block: HostBlock, requested: int, stack: Trail | None) -> None:
+    def _hand_out(self, block: HostBlock, requested: int, stack: RawStack | None) -> None:
         block.allocated = True
         block.requested = requested
         block.stack = stack

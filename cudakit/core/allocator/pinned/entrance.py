@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 
-from cudakit.core.allocator.block import Trail
+from cudakit.core.allocator.blocks import RawStack
 from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import FREE_COMPLETED, FREE_REQUESTED, History, Level
 from cudakit.core.allocator.pinned.blocks import HostBlock
 from cudakit.core.allocator.pinned.buckets import Buckets, bucket_of
 from cudakit.core.allocator.pinned.holes import Holes
@@ -16,8 +15,7 @@ from cudakit.core.allocator.pinned.statistics import HostStatistics
 from cudakit.core.allocator.pinned.supply import Supply
 from cudakit.core.allocator.pinned.upstream import HostUpstream
 from cudakit.core.allocator.pinned.waiting import Waiting
-from cudakit.core.allocator.pools import PoolId
-from cudakit.core.allocator.tracing import FREE_COMPLETED, FREE_REQUESTED, Level, Recorder
+from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
 from cudakit.torch_rules.settings import Settings
@@ -32,8 +30,10 @@ class HostEntrance:
         self._splits = splits
         self._idle: list[Event] = []
         self.settings = Settings()
-        self._guard = Guard()
-        self._recorder = Recorder()
+        self._guard: Guard[tuple[HostBlock, RawStack | None]] = Guard(
+            lambda late: self._give_up(*late)
+        )
+        self._recorder = History()
         self._level = Level.NONE
         self._records = False
         self._statistics = HostStatistics()
@@ -44,7 +44,6 @@ class HostEntrance:
         self._captures = 0  # under way
         self._most_cached = UNLIMITED
         self._catches_all = False
-        self._late: deque[tuple[HostBlock, Trail | None]] = deque()
 
     def _make_pool(self, pool_id: PoolId) -> HostPool:
         store = Holes() if self._splits else Buckets()
@@ -55,17 +54,10 @@ class HostEntrance:
         """Return the pool that a block was handed out from."""
         return block.pool or self._default
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._guard.enter()
-        try:
-            self._take_late()
-            yield
-        finally:
-            self._guard.leave()
-            self._drain()
+    def _inside(self) -> AbstractContextManager[None]:
+        return self._guard.inside()
 
-    def _give_up(self, block: HostBlock, stack: Trail | None) -> None:
+    def _give_up(self, block: HostBlock, stack: RawStack | None) -> None:
         block.allocated = False
         self._record(FREE_REQUESTED, block, stack)
         pool = self._pool(block)
@@ -87,21 +79,7 @@ class HostEntrance:
             with suppress(CudaError):  # it stays cached, and empty_cache tries again
                 self._supply.give_back(hole, pool, self._recorder if self._records else None)
 
-    def _record(self, action: str, block: HostBlock, stack: Trail | None) -> None:
+    def _record(self, action: str, block: HostBlock, stack: RawStack | None) -> None:
         if self._records:
             seen, pool = stack or block.stack, self._pool(block).id
             self._recorder.record(action, block.ptr, block.requested, 0, seen, pool)
-
-    def _take_late(self) -> None:
-        while self._late:
-            block, stack = self._late.popleft()
-            with suppress(CudaError):  # of streams that use it: it waits, and they are tried again
-                self._give_up(block, stack)
-
-    def _drain(self) -> None:
-        """Free what came late, unless somebody is inside, who does it when he leaves."""
-        while self._late and self._guard.try_enter():
-            try:
-                self._take_late()
-            finally:
-                self._guard.leave()

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from cudakit.core.allocator.history import Context, Level, Recorded
 from cudakit.core.allocator.pinned import snapshot
 from cudakit.core.allocator.pinned.blocks import HostBlock
 from cudakit.core.allocator.pinned.entrance import HostEntrance
-from cudakit.core.allocator.tracing import Context, History, Level
 
 
 class HostObserved(HostEntrance):
@@ -45,7 +45,7 @@ class HostObserved(HostEntrance):
 
     def record_history(
         self,
-        history: History | None = "all",
+        history: Recorded | None = "all",
         *,
         context: Context | None = "all",
         max_entries: int = sys.maxsize,
@@ -57,23 +57,20 @@ class HostObserved(HostEntrance):
         Raises UsageError for what cannot be.
         """
         with self._inside():
-            if history is None:
-                self._recorder.end()
-            else:
-                self._recorder.begin(
-                    history,
-                    context=context,
-                    max_entries=max_entries,
-                    skip_actions=skip_actions,
-                    clear=clear,
-                )
+            self._recorder.configure(
+                history,
+                context=context,
+                max_entries=max_entries,
+                skip_actions=skip_actions,
+                clear=clear,
+            )
             self._records = history is not None
             self._level = self._recorder.level if self._records else Level.NONE
 
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` of PyTorch's format: plain builtin values."""
         with self._inside():
-            used = [*self._live.values(), *(block for block, _ in list(self._late))]
+            used = [*self._live.values(), *(block for block, _ in list(self._guard.late))]
             owners = {block: self._pool(block).id for block in used}
             owners |= {block: pool.id for pool in self._pools for block in pool}
             return snapshot.take(owners, self._recorder)

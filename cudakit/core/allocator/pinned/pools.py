@@ -14,7 +14,8 @@ from typing import Protocol
 from cudakit.core.allocator.pinned.blocks import HostBlock
 from cudakit.core.allocator.pinned.stores import Store
 from cudakit.core.allocator.pinned.waiting import Waiting
-from cudakit.core.allocator.pools import DEFAULT_POOL, PoolId
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import DEFAULT_POOL
 
 
 class Holders(Protocol):

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cudakit.core.allocator.history import History, Stacks
 from cudakit.core.allocator.pinned.blocks import HostBlock
-from cudakit.core.allocator.pools import PoolId
+from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.snapshot import entry_of
-from cudakit.core.allocator.stacks import Stacks
-from cudakit.core.allocator.tracing import Recorder
 
 
-def take(owners: Mapping[HostBlock, PoolId], recorder: Recorder) -> dict[str, Any]:
+def take(owners: Mapping[HostBlock, PoolId], recorder: History) -> dict[str, Any]:
     """Return what there is by address, each with its pool, and what led there."""
     stacks = Stacks()
     held = sorted(owners.items(), key=lambda owned: owned[0].ptr)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from cudakit.core.allocator.block import Trail
+from cudakit.core.allocator.blocks import RawStack
+from cudakit.core.allocator.history import SEGMENT_ALLOC, SEGMENT_FREE, History
 from cudakit.core.allocator.pinned.blocks import HostBlock, HostSegment
 from cudakit.core.allocator.pinned.pools import HostPool
 from cudakit.core.allocator.pinned.statistics import HostStatistics
 from cudakit.core.allocator.pinned.upstream import HostUpstream, Registering
-from cudakit.core.allocator.tracing import SEGMENT_ALLOC, SEGMENT_FREE, Recorder
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -48,7 +48,7 @@ class Supply:
         return lambda size_bytes: upstream.malloc_registered(size_bytes, threads)
 
     def obtain(
-        self, size: int, pool: HostPool, recorder: Recorder | None, stack: Trail | None
+        self, size: int, pool: HostPool, recorder: History | None, stack: RawStack | None
     ) -> HostBlock | None:
         """Take a block from the reserve or from the driver; None where it has no more. Raises CudaError."""
         block = self._store.carve(size)
@@ -78,8 +78,8 @@ class Supply:
         self,
         block: HostBlock,
         pool: HostPool,
-        recorder: Recorder | None,
-        stack: Trail | None = None,
+        recorder: History | None,
+        stack: RawStack | None = None,
     ) -> None:
         """Give a free block back that is all the driver gave in one piece, unless it is of the reserve.
 
@@ -94,7 +94,7 @@ class Supply:
             recorder.record(SEGMENT_FREE, block.ptr, block.size, 0, stack, pool.id)
 
     def give_back_all(
-        self, pool: HostPool, recorder: Recorder | None, stack: Trail | None = None
+        self, pool: HostPool, recorder: History | None, stack: RawStack | None = None
     ) -> int:
         """Give every such block back; return how many bytes. Raises CudaError at the first refused."""
         given = 0

@@ -13,7 +13,7 @@ from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
-# Where PyTorch keeps its builds for a CUDA that every driver of that major version runs.
+# Indexes of PyTorch builds that every driver of a major version of CUDA can run.
 _INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
@@ -56,14 +56,14 @@ _SUPPORTED: _Capability = (7, 5)
 
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
-    """Return what is installed, by name; of several copies the first on the path, which is imported."""
+    """Return the installed packages by name; of several copies the first on the path, which is imported."""
     if isinstance(c.software.distributions, Unavailable):
         raise NotCheckable(c.software.distributions.reason)
     return {one.name: one for one in reversed(c.software.distributions)}
 
 
 def frameworks(c: RunContext) -> tuple[Build, ...]:
-    """Return what CUDA the frameworks were built for. Raises NotCheckable where that failed."""
+    """Return the CUDA versions that frameworks were built for. Raises NotCheckable if unknown."""
     if isinstance(c.software.builds, Unavailable):
         raise NotCheckable(c.software.builds.reason)
     return c.software.builds
@@ -212,7 +212,7 @@ def _without_code(
 
 def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
     first = _FIRST_CUDA.get(capability)
-    # Of a build whose minor version is not known the best is assumed.
+    # The newest minor version is assumed if it is unknown.
     newest = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first and newest < first:
         return f"CUDA {cuda_text(first)} was the first to know it"
@@ -304,7 +304,7 @@ def _overlaps(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _preferred(module: str, there: list[str]) -> list[str]:
-    """Put the one to keep first: the official NVML, the newest CUDA, the one with a GPU."""
+    """Put the package to keep first: the official one of NVML, the newest CUDA, the one for GPUs."""
     if module == "pynvml":
         return there
     return sorted(there, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)

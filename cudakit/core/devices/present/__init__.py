@@ -1,4 +1,4 @@
-"""The devices as a Document."""
+"""Present the devices as a Document."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cudakit.document import Document, Node, Note, Section
 
 
 def report(result: DevicesResult, *, long: bool = False, activity: bool = False) -> Document:
-    """Lay out the devices of a result in a row each; with ``long``, all that is known of each.
+    """Lay out the devices of a result as one row each; with ``long``, also all fields of each.
 
-    Processes and the topology are shown where the result has them, ``activity`` where it was asked for.
+    Processes and topology are shown if the result has them; ``activity`` selects the columns of activity.
     """
     nodes: list[Node] = [overview(result.devices, activity=activity), *_notes(result)]
     if any(device.processes is not None for device in result.devices):
@@ -29,9 +29,9 @@ def report(result: DevicesResult, *, long: bool = False, activity: bool = False)
 
 
 def _notes(result: DevicesResult) -> Iterator[Note]:
-    """Give the notes of the machine, then those of devices, each with all that it is true of."""
+    """Yield the notes of the machine, then those of devices, each with all devices that it applies to."""
     yield from (Note("warn", note) for note in result.notes)
     for text in dict.fromkeys(note for device in result.devices for note in device.notes):
-        concerned = [device for device in result.devices if text in device.notes]
-        level: Literal["info", "warn"] = "info" if concerned[0].hidden else "warn"
-        yield Note(level, f"{', '.join(map(short_label, concerned))}: {text}")
+        devices = [device for device in result.devices if text in device.notes]
+        level: Literal["info", "warn"] = "info" if devices[0].hidden else "warn"
+        yield Note(level, f"{', '.join(map(short_label, devices))}: {text}")

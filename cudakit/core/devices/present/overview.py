@@ -16,7 +16,7 @@ _Cell: TypeAlias = Callable[[Device], Value]
 
 
 def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
-    """Compare devices in a row each; hidden ones stand back."""
+    """Return a table with one row for each device; hidden devices are faint."""
     columns = [
         *_WHICH,
         *(_BUSY if activity else _IDLE),
@@ -34,12 +34,12 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
 def _pci(device: Device) -> Value:
     if isinstance(device.pci_bus_id, Unavailable):
         return device.pci_bus_id
-    # As lspci does: nearly every machine has one domain only.
+    # Like lspci: nearly every machine has only one PCI domain.
     return Text(device.pci_bus_id.removeprefix("0000:"))
 
 
 def _name(device: Device) -> Value:
-    # All are NVIDIA's, and the table has little room.
+    # All are NVIDIA's, and the table must fit 80 columns.
     return (
         device.name
         if isinstance(device.name, Unavailable)
@@ -59,7 +59,7 @@ def _memory(device: Device) -> Value:
 
 
 def _part(used: Field, total: int, amount: float) -> str:
-    """Write what is used in the unit of the total; what is not zero never reads as zero."""
+    """Format used memory in the unit of the total; a value above zero is never shown as zero."""
     if not isinstance(used, int):
         return "n/a"
     part = used / total * amount
@@ -90,7 +90,7 @@ def _number(name: str, unit: str) -> _Cell:
 
 
 def _utilization(device: Device) -> Value:
-    """Say how many SMs had work, or for GPUs that do not count it, how often anything ran."""
+    """Return SM activity, or on GPUs that do not count it the coarse utilization."""
     if not _is_coarse(device):
         return measured(device.field("sm_activity_percent"), "%")
     coarse = device.field("utilization_gpu_percent")
@@ -128,11 +128,11 @@ _HEAT: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
     (Column("power", "text"), _power),
 ]
-# Where there is no room for all, the last column goes first.
+# On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
 _CAPABILITY: tuple[Column, _Cell] = (Column("cc", "number"), _text("compute_capability"))
 
-# The fields that the table reads, and the notes beside it.
+# The fields that the table and its notes need.
 FIELDS = (
     "name",
     "compute_capability",
@@ -167,7 +167,7 @@ _PROCESS_COLUMNS = (
 
 
 def processes(devices: Sequence[Device]) -> Iterator[Node]:
-    """List processes; a device that cannot say has a note."""
+    """Return a table of processes, with a note for each device that cannot list its own."""
     known = [device for device in devices if isinstance(device.processes, tuple)]
     yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
     for device in devices:

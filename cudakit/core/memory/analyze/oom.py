@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks
-from cudakit.core.memory.analyze.state import state_at, time_of
+from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Oom, State

@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.load.entries import is_range
-from cudakit.core.memory.load.pieces import Pieces
+from cudakit.core.memory.load.columns import FinalState, is_range
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import Blocks, BlockState, SegmentKind, Segments
@@ -33,9 +32,9 @@ def host_entries(tree: Tree, traces: Handles) -> Handles:
     return tree.children(traces)[1] if nested else traces
 
 
-def read_host_pieces(
+def read_host_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
-) -> Pieces:
+) -> FinalState:
     """Read host segments: each is one block, in use or not."""
     handles, address, size, warnings = _usable(tree, handles)
     state, guessed = _states(tree, handles)
@@ -57,7 +56,7 @@ def read_host_pieces(
         state=state,
         stack=stack,
     )
-    return Pieces(segments, blocks, (*warnings, *guessed))
+    return FinalState(segments, blocks, (*warnings, *guessed))
 
 
 def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, tuple[str, ...]]:

@@ -1,18 +1,17 @@
 """The pickle machine in Python: a pickle of plain data becomes lists, dictionaries and scalars.
 
-It accepts and refuses exactly what ``reader/machine.c`` does, at the same byte for the same reason, and
-serves where that was not built. Tuples become lists, and a key that is not text is dropped with its
-value, so that nothing but text is ever hashed. What each opcode does is written in the standard
-library's ``pickletools``.
+It accepts and refuses exactly what ``reader/machine.c`` does, at the same byte for the same reason, and is
+used if that was not built. Tuples become lists, and a key that is not text is dropped with its value, so that
+only text is ever hashed. The standard library's ``pickletools`` describes each opcode. ``convert`` is used by
+both machines.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
-
-from cudakit.core.memory.load.scalars import convert
 
 _HIGHEST_PROTOCOL = 5
 _STOP = ord(".")
@@ -256,3 +255,62 @@ _OPCODES: dict[bytes, _Step] = {
 _STEPS: tuple[_Step, ...] = tuple(
     _OPCODES.get(bytes([opcode]), Machine.refuse) for opcode in range(256)
 )
+
+
+# As many digits as Python itself reads into an integer (sys.int_info.default_max_str_digits). Above
+# that, the time would not be linear in the length.
+_LONGEST_NUMBER = 4300
+
+_DECIMAL = re.compile(rb"-?[0-9]+")
+_INDEX = re.compile(rb"[0-9]+")
+
+
+def convert(opcode: int, raw: bytes) -> bool | int | float | str:
+    """Make the value of one argument: the line of a textual opcode, or the bytes of a text.
+
+    Raises ValueError where it is none.
+    """
+    match chr(opcode):
+        case "I" if raw in (b"00", b"01"):
+            return raw == b"01"
+        case "I":
+            return _integer(raw, _DECIMAL)
+        case "L":
+            return _integer(raw.removesuffix(b"L"), _DECIMAL)
+        case "g" | "p":
+            return _integer(raw, _INDEX)
+        case "F":
+            return _float(raw)
+        case "V":
+            return _printable(raw, "raw-unicode-escape")
+        case "S":
+            return _quoted(raw)
+        case "T" | "U":
+            return _printable(raw, "latin-1")
+        case _:
+            return _printable(raw, "utf-8")
+
+
+def _integer(raw: bytes, form: re.Pattern[bytes]) -> int:
+    if len(raw) > _LONGEST_NUMBER or not form.fullmatch(raw):
+        raise ValueError("not an integer")
+    return int(raw)
+
+
+def _float(raw: bytes) -> float:
+    if len(raw) > _LONGEST_NUMBER:
+        raise ValueError("not a number")
+    return float(raw)
+
+
+def _quoted(raw: bytes) -> str:
+    # Python 2 wrote these, in quotes and with escapes. The escapes stay as they are written.
+    if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
+        raise ValueError("not a quoted text")
+    return _printable(raw[1:-1], "latin-1")
+
+
+def _printable(raw: bytes, codec: str) -> str:
+    """Decode to a text that every encoder accepts: what is wrong is spelled with backslashes."""
+    text = raw.decode(codec, "backslashreplace")
+    return text.encode("utf-8", "backslashreplace").decode()

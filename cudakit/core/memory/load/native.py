@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.load._pickled import PickledTree
-from cudakit.core.memory.load.scalars import convert
+from cudakit.core.memory.load.machine import convert
 from cudakit.core.memory.load.tree import Handles, check_size, multiplied, wrong_kind
 
 # What the native machine calls the kinds of nodes that have items.

@@ -1,21 +1,19 @@
 """From a tree of builtin containers to a Snapshot.
 
-Together with ``entries`` and ``pieces`` the one place that knows torch's keys. Their history:
-torch/csrc/cuda/memory_snapshot.cpp and c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. Whatever a
-file lacks gets the meaning it had in the version that wrote it; unknown keys and actions are passed over.
+Together with ``columns`` the only module that knows torch's keys. Their history:
+torch/csrc/cuda/memory_snapshot.cpp and c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key
+gets the meaning it had in the version that wrote the file; unknown keys and actions are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudakit.core.memory.load.entries import read_events
-from cudakit.core.memory.load.host import host_entries, read_host_pieces
-from cudakit.core.memory.load.pieces import read_pieces, segment_devices
-from cudakit.core.memory.load.settings import plain_settings
+from cudakit.core.memory.load.columns import read_events, read_final_state, segment_devices
+from cudakit.core.memory.load.host import host_entries, read_host_state
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import HOST, Annotation, DeviceTrace, Snapshot
@@ -92,16 +90,16 @@ def _devices(
         streams = StreamNumbers()
         own = _slice(entries, bounds, counts, ordinal)
         events, warnings = read_events(tree, tables, streams, own)
-        pieces = read_pieces(tree, tables, streams, segments[owner == ordinal])
+        state = read_final_state(tree, tables, streams, segments[owner == ordinal])
         devices.append(
             DeviceTrace(
                 device=ordinal,
                 events=events,
-                segments=pieces.segments,
-                blocks=pieces.blocks,
+                segments=state.segments,
+                blocks=state.blocks,
                 streams=streams.raw,
                 overflowed=flag_of_device(overflow, ordinal),
-                warnings=warnings + pieces.warnings,
+                warnings=warnings + state.warnings,
             )
         )
     return devices
@@ -129,15 +127,15 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
         return []
     streams = StreamNumbers()
     events, warnings = read_events(tree, tables, streams, entries)
-    pieces = read_host_pieces(tree, tables, streams, segments)
+    state = read_host_state(tree, tables, streams, segments)
     return [
         DeviceTrace(
             device=HOST,
             events=events,
-            segments=pieces.segments,
-            blocks=pieces.blocks,
+            segments=state.segments,
+            blocks=state.blocks,
             streams=streams.raw,
-            warnings=warnings + pieces.warnings,
+            warnings=warnings + state.warnings,
         )
     ]
 
@@ -186,3 +184,36 @@ def _list(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:
 
 def _handles(handle: int) -> Handles:
     return np.array([handle], np.uint64)
+
+
+Number: TypeAlias = bool | int | float
+Scalar: TypeAlias = Number | str | None
+Setting: TypeAlias = Scalar | list[Scalar] | dict[str, Number]
+
+# The names of numbers are powers of two (roundup_power2_divisions).
+_LONGEST_NAME = 20
+
+
+def plain_settings(found: object) -> dict[str, Setting]:
+    """Keep what a setting can be: a scalar of at most 64 bits, a list of such, or numbers by name."""
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if _is_setting(value)}
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_scalar, value))
+    if isinstance(value, dict):
+        return all(_is_number(n) and len(name) <= _LONGEST_NAME for name, n in value.items())
+    return _is_scalar(value)
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str) or _is_number(value)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    return isinstance(value, float)

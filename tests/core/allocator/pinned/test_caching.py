@@ -7,9 +7,9 @@ import pytest
 from core.allocator.device import GIB, MIB
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.invalid import InvalidPointer
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.allocator.pinned.refused import OutOfPinnedMemory
+from cudakit.core.allocator.state import InvalidPointer
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 

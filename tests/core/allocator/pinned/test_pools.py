@@ -12,10 +12,11 @@ from core.allocator.pinned.host import Host
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.allocator.caching import CachingAllocator
-from cudakit.core.allocator.mempool import MemPool
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.allocator.pools import DEFAULT_POOL, PoolId
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -31,7 +32,7 @@ class Both:
         self.pinned = CachingHostAllocator(
             self.host,
             Settings(**settings),  # type: ignore[arg-type]
-            holders=self.device._cache.private,
+            holders=self.device._state.engine.private,
             splits=splits,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.opened import OpenedAllocator
+from cudakit.core.allocator.device_allocator import DeviceAllocator
 from cudakit.core.allocator.pinned.caching import CachingHostAllocator
 from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
 from cudakit.gpu.api import Gpu
@@ -137,7 +137,7 @@ class GraphOfOurs:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self.allocator = OpenedAllocator(self.gpu, Settings())
+        self.allocator = DeviceAllocator(self.gpu, Settings())
         self.pool = OfOurs(self.allocator.pinned)
         self.memory: Any = None
 

@@ -1,0 +1,158 @@
+"""The allocator of a Gpu: it closes the device, and handles forks and the end of the interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.mem_pool import GraphMemory, HeldPool
+from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
+from cudakit.torch_rules.settings import Settings
+
+# Calls for other processes and devices, which are refused as allocations are.
+_OF_OTHERS = ("share", "ipc_handle", "open_shared", "enable_peer_access")
+
+
+class ForkedAllocator(EnvironmentUnusable):
+    """The process was forked, and the memory of a device stays with its parent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this allocator belongs to the process that this one was forked from, as its memory does",
+            hint="make an allocator after the fork, or start processes by multiprocessing's 'spawn'",
+        )
+
+
+class DeviceAllocator(CachingAllocator):
+    """The allocator of a Gpu.
+
+    With ``owned`` it closes the Gpu when it is garbage-collected, which frees all its memory. At the end of
+    the interpreter nothing is freed any more, since the driver frees everything. In a forked child it
+    allocates nothing, and frees do nothing.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        settings: Settings,
+        *,
+        device: int = 0,
+        front_cache: int = 0,
+        owned: bool = True,
+        shares: bool = True,
+    ) -> None:
+        upstream = GpuUpstream(gpu, shares=shares)
+        super().__init__(upstream, settings, device=device, front_cache=front_cache)
+        self._gpu = gpu
+        self._finalizer = weakref.finalize(self, gpu.close if owned else _nothing)
+        self._finalizer.atexit = False
+        me = weakref.ref(self)
+        self._at_exit = partial(_at_exit, me)
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=partial(_in_child, me))
+
+    @property
+    def device(self) -> int:
+        """CUDA's number of the device."""
+        return self._state.device
+
+    @cached_property
+    def pinned(self) -> CachingHostAllocator:
+        """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
+        pool = CachingHostAllocator(
+            PinnedOfGpu(self._gpu), self.settings, holders=self._state.engine.private
+        )
+        self.include_pinned(pool)
+        for _ in range(self._state.captures.count):
+            pool.begin_capture()
+        return pool
+
+    @contextmanager
+    def capture(
+        self,
+        pool: HeldPool | PoolId | None = None,
+        stream: int | None = None,
+        *,
+        graph: CaptureGraph | None = None,
+    ) -> Iterator[GraphMemory]:
+        """Let what is captured within have memory of a pool, and return what holds it for the graph.
+
+        As of any allocator; besides, no event of the pinned pool is asked meanwhile.
+        """
+        self._call_pinned(CachingHostAllocator.begin_capture)
+        try:
+            with super().capture(pool, stream, graph=graph) as memory:
+                yield memory
+        finally:
+            self._call_pinned(CachingHostAllocator.end_capture)
+
+    def memory_info(self) -> MemoryInfo:
+        """Return the bytes of the device that are free, and all that it has."""
+        return self._gpu.memory_info()
+
+    def close(self) -> None:
+        """Give back the device, with all memory; of one that is not owned, what nobody has allocated.
+
+        A second time does nothing.
+        """
+        atexit.unregister(self._at_exit)
+        try:
+            super().close()
+        finally:
+            self._retire(_closed)
+            self._finalizer()
+
+    def _call_pinned(self, method: Callable[[CachingHostAllocator], None]) -> None:
+        """Call a method of the pinned pool, if there is one."""
+        pool = self.__dict__.get("pinned")
+        if pool is not None:
+            method(pool)
+
+    def _retire(self, alloc: object) -> None:
+        """Refuse allocations and the calls for others by a function, and do nothing else from now on."""
+        self._become(dict.fromkeys(("free", "record_use", "empty_cache", "close"), _nothing))
+        self._become({"alloc": alloc})
+        self.__dict__.update(dict.fromkeys(_OF_OTHERS, alloc))
+
+    def _become(self, calls: dict[str, object]) -> None:
+        """Replace calls, of the pinned pool as well: attributes of an object hide those of its class."""
+        for each in filter(None, (self, self.__dict__.get("pinned"))):
+            each.__dict__.update(calls)
+
+
+def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
+    """Free nothing from now on: the driver may be unloaded before the last free."""
+    allocator = reference()
+    if allocator is not None:
+        allocator._become({"free": _nothing})
+
+
+def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
+    allocator = reference()
+    if allocator is not None:
+        allocator._finalizer.detach()
+        # A thread of the parent may have held the lock, and does not exist here.
+        allocator._state.guard.reset()
+        allocator._retire(_forked)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def _forked(*_: object, **__: object) -> Ptr:
+    raise ForkedAllocator
+
+
+def _closed(*_: object, **__: object) -> Ptr:
+    raise EnvironmentUnusable("this allocator was closed", hint="make another one")

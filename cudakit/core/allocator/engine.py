@@ -1,0 +1,382 @@
+"""The engine: best fit, splitting, merging, and segments of one device.
+
+Plain Python that follows PyTorch's c10/cuda/CUDACachingAllocator.cpp and takes its names: get_free_block,
+alloc_block, alloc_found_block, free_block, release_block, release_cached_blocks,
+release_available_cached_blocks, garbage_collect_cached_blocks. The caller holds the allocator's guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+
+from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment, Segments
+from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, virtual_memory
+from cudakit.core.allocator.history import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    History,
+)
+from cudakit.core.allocator.pool_stats import DeviceStats
+from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, Request
+from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Upstream
+from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
+
+
+class Engine:
+    """The blocks, pools and segments of one device.
+
+    ``malloc`` takes a segment from the device. ``trace`` is the history while events are recorded.
+    """
+
+    __slots__ = (
+        "collects_garbage",
+        "default",
+        "divisions",
+        "expandable",
+        "limit_bytes",
+        "malloc",
+        "max_split_bytes",
+        "private",
+        "reserved_bytes",
+        "segments",
+        "settings",
+        "stats",
+        "stream_classes",
+        "trace",
+        "upstream",
+    )
+
+    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+        self.upstream = upstream
+        self.malloc: Callable[[int, int], int] = upstream.malloc
+        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED)
+        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large)
+        self.private = PrivatePools(self.stats)
+        self.segments = Segments()
+        self.reserved_bytes = 0  # including what the driver is being asked for
+        self.trace: History | None = None
+        self.expandable: ExpandableSegments | None = None  # once the setting was on
+        self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class
+        self.configure(settings, UNLIMITED)
+
+    def configure(self, settings: Settings, limit_bytes: int) -> None:
+        """Follow other settings from now on; ``limit_bytes`` is the most that may be reserved.
+
+        Raises Unsupported for a setting that this allocator does not have.
+        """
+        if settings.backend != "native":
+            raise Unsupported(
+                "this allocator has no backend:cudaMallocAsync: that is the driver's own pool, without"
+                " blocks or snapshots",
+                hint="leave it out, or take that pool: DeviceMemoryResource of cuda.core,"
+                ' torch_pool("async")',
+            )
+        if settings.expandable_segments:
+            memory = virtual_memory(self.upstream, settings.large_segment_size_bytes)
+            self.expandable = self.expandable or ExpandableSegments(
+                memory, self.segments, self.stream_classes
+            )
+        self.settings = settings
+        self.limit_bytes = limit_bytes
+        self.max_split_bytes = settings.max_split_size_bytes or UNLIMITED
+        divisions = settings.roundup_power2_divisions
+        self.divisions = divisions if max(divisions) > 1 else ()
+        self.collects_garbage = self.is_limited and settings.garbage_collection_threshold > 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit below the memory of the device."""
+        return self.limit_bytes < UNLIMITED
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether rounding, search and split follow the defaults: what the fast path does itself."""
+        return not (
+            self.divisions
+            or self.collects_garbage
+            or self.expandable is not None
+            or self.max_split_bytes < UNLIMITED
+        )
+
+    def expands(self, pool: BlockPool) -> bool:
+        """Return whether new memory of a pool is mapped into expandable segments.
+
+        Never that of a custom source (is_expandable_segments_active).
+        """
+        return self.settings.expandable_segments and self.private.source(pool.id) is None
+
+    # Blocks.
+
+    def get_free_block(
+        self, pool: BlockPool, size: int, stream: int, *, expands: bool
+    ) -> Block | None:
+        """Remove the best fit from a pool; None if there is none, or that block is not to be used.
+
+        Without ``expands`` blocks of expandable segments are skipped.
+        """
+        if self.collects_garbage:
+            pool.searches += 1
+        free = pool.by_stream.get(stream)
+        if free is None:
+            return None
+        limit = self.max_split_bytes
+        if size >= limit:
+            limit = size + self.settings.slack_bytes
+        if self.expandable is None:
+            return free.take(size, limit)
+        block = best_fit(free, size, expands=expands)
+        if block is None or block.size >= limit:
+            return None
+        free.remove(block)
+        return block
+
+    def should_split(self, block: Block, size: int, *, expands: bool) -> bool:
+        """Return whether the rest of a block is kept free."""
+        pool, rest = block.free_blocks.pool, block.size - size
+        if pool.no_split:
+            return False
+        if pool.small or expands:
+            return rest >= SMALLEST_BLOCK
+        return size < self.max_split_bytes and rest > MIB
+
+    def alloc_found_block(
+        self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
+    ) -> None:
+        """Allocate a block that is in no list: its first ``size`` bytes with ``split``, else all of it."""
+        free = block.free_blocks
+        stats = free.pool.stats
+        if split:
+            self._split(block, size, free)
+        else:
+            size = block.size
+            if (
+                block.next is not None or block.prev is not None
+            ) and block.expandable_segment is None:
+                stats.inactive_split -= 1
+                stats.inactive_split_bytes -= size
+        block.allocated = True
+        block.requested = requested
+        block.stack = stack
+        stats.count_alloc(size, requested)
+        if size >= self.max_split_bytes:
+            self.stats.oversize_allocations.increase()
+        if self.trace is not None:
+            self.trace.record_block(ALLOC, block, stack)
+
+    def _split(self, block: Block, size: int, free: FreeBlocks) -> None:
+        """Cut a block down to a size, and add the rest to the free blocks."""
+        after = block.next
+        rest_bytes = block.size - size
+        rest = Block(block.ptr + size, rest_bytes, free, block.expandable_segment)
+        rest.requested = block.requested  # of the last request, as PyTorch's inactive blocks show
+        rest.segment_stack = block.segment_stack
+        block.segment_stack = None
+        rest.prev = block
+        rest.next = after
+        if after is not None:
+            after.prev = rest
+        block.next = rest
+        block.size = size
+        free.add(rest)
+        if block.expandable_segment is None:
+            stats = free.pool.stats
+            if after is None and block.prev is None:
+                stats.count_split(1, rest_bytes)
+            else:
+                stats.inactive_split_bytes -= size
+
+    def free(self, block: Block, stack: RawStack | None) -> None:
+        """Free an allocated block that no stream uses any more."""
+        self.begin_free(block, stack)
+        block.free_blocks.pool.stats.count_free(block.size, block.requested)
+        self.free_block(block, stack)
+
+    def begin_free(self, block: Block, stack: RawStack | None) -> None:
+        """Do the part of a free that comes before other streams are waited for."""
+        block.allocated = False
+        if self.trace is not None:
+            self.trace.record_block(FREE_REQUESTED, block, stack)
+        if block.size >= self.max_split_bytes:
+            self.stats.oversize_allocations.decrease()
+
+    def complete_free(self, block: Block, stack: RawStack | None) -> None:
+        """Free a pending block that other streams do not use any more."""
+        block.pool.stats.count_completed(block.size, block.requested)
+        self.free_block(block, stack)
+
+    def free_block(self, block: Block, stack: RawStack | None) -> None:
+        """Add an unused block, merged with its free neighbours, to the free blocks. The caller counts it."""
+        if self.trace is not None:
+            self.trace.record_block(FREE_COMPLETED, block, stack)
+        free = block.free_blocks
+        block.stack = None
+        count = size = 0  # the change of the free blocks in split segments
+        after, before = block.next, block.prev
+        if after is not None and after.free:
+            count, size = -1, -after.size
+            free.remove(after)
+            block.absorb_next()
+        if before is not None and before.free:
+            count, size = count - 1, size - before.size
+            free.remove(before)
+            before.requested = block.requested
+            before.absorb_next()
+            block = before
+        free.add(block)
+        if block.expandable_segment is not None:
+            return
+        if block.prev is not None or block.next is not None:
+            free.pool.stats.count_split(count + 1, size + block.size)
+        elif count:
+            free.pool.stats.count_split(count, size)
+
+    # Segments.
+
+    def alloc_block(self, request: Request) -> Block | None:
+        """Take a segment from the device; None beyond the limit, and if the device is out of memory.
+
+        The block is in no list. Raises CudaError for every other failure of the driver.
+        """
+        size, pool = request.segment_bytes, request.pool
+        if self.reserved_bytes + size > self.limit_bytes:
+            return None
+        if self.expandable is not None and self.expands(pool):
+            return self.expandable.alloc_block(self, request)
+        source = self.private.source(pool.id)
+        malloc = self.malloc if source is None else source.malloc
+        self.reserved_bytes += size
+        try:
+            ptr = malloc(size, request.stream)
+        except BaseException as error:
+            self.reserved_bytes -= size
+            if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
+                return None
+            raise
+        block = Block(ptr, size, pool.free_blocks(request.stream))
+        self.segments[ptr] = Segment(block, request.stack)
+        self.stats.num_device_alloc += 1
+        pool.stats.count_segments(1)
+        self._count_reserved(pool, size)
+        if size >= self.max_split_bytes:
+            self.stats.oversize_segments.increase()
+        if self.trace is not None:
+            self.trace.record(SEGMENT_ALLOC, ptr, size, request.stream, request.stack, pool.id)
+        return block
+
+    def release_block(self, block: Block, stack: RawStack | None) -> None:
+        """Return a free block that is a whole segment to the device. Raises CudaError, and keeps it."""
+        pool, size = block.pool, block.size
+        (self.private.source(pool.id) or self.upstream).free(block.ptr)
+        block.free_blocks.remove(block)
+        segment = self.segments.pop(block.ptr)
+        self.reserved_bytes -= size
+        self.stats.num_device_free += 1
+        pool.stats.count_segments(-1)
+        self._count_reserved(pool, -size)
+        if size >= self.max_split_bytes:
+            self.stats.oversize_segments.decrease()
+        if self.trace is not None:
+            seen = stack or segment.stack
+            self.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, seen, pool.id)
+
+    def count_mapped(self, pool: BlockPool, size: int) -> None:
+        """Count memory mapped into an expandable segment, or with a negative size unmapped memory."""
+        self.reserved_bytes += size
+        if size > 0:
+            self.stats.num_device_alloc += 1
+        else:
+            self.stats.num_device_free += 1
+        self._count_reserved(pool, size)
+
+    def _count_reserved(self, pool: BlockPool, size: int) -> None:
+        pool.stats.count_reserved(size)
+        for stat in pool.reserved:
+            if size > 0:
+                stat.increase(size)
+            else:
+                stat.decrease(-size)
+
+    # Cached memory.
+
+    def release_cached_blocks(self, stack: RawStack | None) -> None:
+        """Release all cached segments, of private pools those that nobody holds.
+
+        Raises CudaError if the driver refuses; what was not released by then stays cached.
+        """
+        for pool in self.default:
+            self._release_blocks(pool, stack)
+        for private in self.private:
+            self.release_private_pool(private, stack)
+
+    def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
+        """Release what a private pool caches that nobody holds, and forget it with its last segment."""
+        if pool.uses:
+            return
+        for kind in pool:
+            self._release_blocks(kind, stack)
+        if all(segment.pool.id != pool.id for segment in self.segments.values()):
+            self.private.forget(pool)
+
+    def release_available_cached_blocks(self, request: Request) -> bool:
+        """Release oversize segments, as many as a request needs; return whether they suffice.
+
+        The smallest one that suffices alone; else from the largest down. Does nothing without a
+        max_split_size.
+        """
+        limit = self.max_split_bytes
+        if limit == UNLIMITED:
+            return False
+        needed = max(request.size, limit)
+        blocks = list(request.pool.by_stream.get(request.stream) or ())
+        candidates = [b for b in blocks if is_whole_segment(b) or b.expandable_segment is not None]
+        enough = next((block for block in candidates if block.size >= needed), None)
+        if enough is not None and enough.expandable_segment is None:
+            self.release_block(enough, request.stack)
+            return True
+        released = 0
+        smaller = [block for block in blocks if block.size < needed and is_whole_segment(block)]
+        for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
+            if released >= needed:
+                break
+            released += block.size
+            self.release_block(block, request.stack)
+        return released >= needed
+
+    def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
+        """Release segments of the large pool that were not reused, until few enough bytes are reserved.
+
+        Each pass releases all that have at least the mean age of those that remain.
+        """
+        threshold = int(self.settings.garbage_collection_threshold * self.limit_bytes)
+        pool = self.default.large
+        left = [block for block in pool if is_whole_segment(block)]
+        target = self.reserved_bytes - threshold
+        while left and target > 0:
+            mean = sum(map(pool.age, left)) / len(left)
+            # Fixed before the first is released, as in PyTorch.
+            old = [block for block in left if pool.age(block) >= mean]
+            left = [block for block in left if pool.age(block) < mean]
+            target -= sum(block.size for block in old)
+            self._release_all(old, stack)
+
+    def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
+        """Release every unused segment of a pool, and every unused page of expandable ones."""
+        self._release_all([block for block in pool if is_whole_segment(block)], stack)
+        if self.expandable is not None:
+            self.expandable.release_blocks(self, pool, stack)
+
+    def _release_all(self, blocks: Iterable[Block], stack: RawStack | None) -> None:
+        for block in blocks:
+            self.release_block(block, stack)
+
+
+def is_whole_segment(block: Block) -> bool:
+    """Return whether a block is all of a segment that is not expandable."""
+    return not block.is_split and block.expandable_segment is None

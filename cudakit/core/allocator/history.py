@@ -1,0 +1,229 @@
+"""History: a ring of the latest events, with the call stacks of those who caused them.
+
+A stack is gathered as code objects and offsets before the allocator is entered; lines are looked up when a
+snapshot is taken. Source of levels and actions: PyTorch's c10/cuda/CUDACachingAllocator.h (RecordContext,
+TraceEntry) and torch/cuda/memory.py (_record_memory_history).
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from time import perf_counter_ns, time_ns
+from types import CodeType, FrameType
+from typing import Literal, TypeAlias, cast
+
+from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.pools import DEFAULT_POOL
+from cudakit.errors import UsageError
+
+ALLOC = "alloc"
+FREE_REQUESTED = "free_requested"
+FREE_COMPLETED = "free_completed"
+SEGMENT_ALLOC = "segment_alloc"
+SEGMENT_FREE = "segment_free"
+SEGMENT_MAP = "segment_map"
+SEGMENT_UNMAP = "segment_unmap"
+ANNOTATE = "annotate"
+SNAPSHOT = "snapshot"
+OOM = "oom"
+SKIPPABLE = (ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM, SNAPSHOT)
+
+Recorded: TypeAlias = Literal["all", "state"]
+Context: TypeAlias = Literal["state", "alloc", "all"]
+Stage: TypeAlias = Literal["START", "END"]
+# One end of a named range: its name, which end, time in ns of time.perf_counter_ns.
+Annotation: TypeAlias = tuple[str, Stage, int]
+# The user's text; or that text, and why the allocator itself did something.
+Metadata: TypeAlias = "str | tuple[str, str]"
+# One event: action, address (of an OOM: free bytes of the device), size, stream, time in ns of
+# time.perf_counter_ns, stack, pool, metadata. A plain tuple is made in a third of a named tuple's time.
+TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId, Metadata]"
+Frames: TypeAlias = "list[dict[str, str | int]]"
+
+
+class Level(IntEnum):
+    """Whose stacks are gathered; each level includes those before it."""
+
+    NONE = 0
+    STATE = 1  # of live blocks
+    ALLOC = 2  # of allocations in the trace
+    ALL = 3  # of frees
+
+
+_LEVELS: dict[str | None, Level] = {
+    None: Level.NONE,
+    "state": Level.STATE,
+    "alloc": Level.ALLOC,
+    "all": Level.ALL,
+}
+_IN_TRACE = Level.ALLOC  # a global is found faster than a member of an enumeration
+
+
+def gather(depth: int = 1) -> RawStack:
+    """Return the call stack of the caller's caller, without its ``depth - 1`` innermost frames."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    found: list[CodeType | int] = []
+    while frame is not None:
+        found += (frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return tuple(found)
+
+
+class History:
+    """The recorded events, and what is recorded. Nothing is, until ``begin``."""
+
+    __slots__ = (
+        "_epoch_ns",
+        "annotations",
+        "count",
+        "enabled",
+        "events",
+        "level",
+        "metadata",
+        "skipped",
+    )
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.level = Level.NONE
+        self.skipped: frozenset[str] = frozenset()
+        self.metadata: Metadata = ""
+        self.events: deque[TraceEvent] = deque(maxlen=1)
+        self.annotations: deque[Annotation] = deque(maxlen=1)
+        self.count = 0  # of events, including dropped ones
+        self._epoch_ns = time_ns() - perf_counter_ns()
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether old events were dropped."""
+        return self.count > len(self.events)
+
+    def configure(
+        self,
+        recorded: Recorded | None,
+        *,
+        context: Context | None,
+        max_entries: int,
+        skip_actions: Collection[str],
+        clear: bool,
+    ) -> None:
+        """Record events from now on, or none. Raises UsageError for an invalid setting."""
+        if recorded is None:
+            self.enabled, self.level = False, Level.NONE
+            return
+        _check(recorded, context, max_entries, skip_actions)
+        self.enabled, self.level = True, _LEVELS[context]
+        self.skipped = frozenset(skip_actions)
+        length = max_entries if recorded == "all" else 1
+        self.count = 0 if clear else self.count
+        self.events = deque(() if clear else self.events, maxlen=length)
+        self.annotations = deque(() if clear else self.annotations, maxlen=length)
+
+    def record(
+        self,
+        action: str,
+        address: int,
+        size: int,
+        stream: int,
+        stack: RawStack | None,
+        pool: PoolId = DEFAULT_POOL,
+    ) -> None:
+        """Append an event."""
+        if action in self.skipped:
+            return
+        self.count += 1
+        seen = stack if self.level >= _IN_TRACE else None
+        self.events.append(
+            (action, address, size, stream, perf_counter_ns(), seen, pool, self.metadata)
+        )
+
+    def record_block(self, action: str, block: Block, stack: RawStack | None) -> None:
+        """Append an event of an allocation; without a stack, with that of the block."""
+        free = block.free_blocks
+        self.record(
+            action, block.ptr, block.requested, free.stream, stack or block.stack, free.pool.id
+        )
+
+    @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """Mark the events within as caused by the allocator itself, with the reason."""
+        text = self.metadata
+        self.metadata = (text if isinstance(text, str) else text[0], tag)
+        try:
+            yield
+        finally:
+            self.metadata = text
+
+    def annotate(self, block: Block, stack: RawStack | None, text: str) -> None:
+        """Append a text on a live block."""
+        seen = stack if self.level >= _IN_TRACE else None
+        now = perf_counter_ns()
+        self.count += 1
+        self.events.append(
+            (ANNOTATE, block.ptr, block.requested, block.stream, now, seen, block.pool.id, text)
+        )
+
+    def mark(self, name: str, stage: Stage) -> None:
+        """Record that a named range of the program begins or ends."""
+        self.annotations.append((name, stage, perf_counter_ns()))
+
+    def unix_us(self, moment_ns: int) -> int:
+        """Convert the time of an event to Unix microseconds."""
+        return (moment_ns + self._epoch_ns) // 1000
+
+
+def _check(
+    recorded: str, context: str | None, max_entries: int, skip_actions: Collection[str]
+) -> None:
+    if recorded not in ("all", "state"):
+        raise UsageError(f"cannot record {recorded!r}", hint="record 'all' or 'state'")
+    if context not in _LEVELS:
+        raise UsageError(
+            f"{context!r} is no context of stacks", hint="one of 'state', 'alloc', 'all', None"
+        )
+    if max_entries < 1:
+        raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
+    if unknown := sorted(set(skip_actions) - set(SKIPPABLE)):
+        known = ", ".join(SKIPPABLE)
+        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {known}")
+
+
+class Stacks:
+    """Looks up the frames of raw stacks. Equal stacks give the same object."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[RawStack, Frames] = {}
+        self._frames: dict[tuple[CodeType, int], dict[str, str | int]] = {}
+        self._lines: dict[CodeType, tuple[list[int], list[int]]] = {}
+
+    def frames(self, stack: RawStack | None) -> Frames:
+        """Return the frames of a stack in PyTorch's format, innermost first."""
+        if not stack:
+            return []
+        found = self._stacks.get(stack)
+        if found is None:
+            pairs = zip(stack[::2], stack[1::2], strict=True)
+            found = [self._frame(*cast("tuple[CodeType, int]", pair)) for pair in pairs]
+            self._stacks[stack] = found
+        return found
+
+    def _frame(self, code: CodeType, offset: int) -> dict[str, str | int]:
+        found = self._frames.get((code, offset))
+        if found is None:
+            line = self._line(code, offset)
+            found = {"name": code.co_name, "filename": code.co_filename, "line": line}
+            self._frames[code, offset] = found
+        return found
+
+    def _line(self, code: CodeType, offset: int) -> int:
+        if code not in self._lines:
+            rows = [(start, line or 0) for start, _, line in code.co_lines()]
+            self._lines[code] = [start for start, _ in rows], [line for _, line in rows]
+        starts, lines = self._lines[code]
+        return lines[bisect_right(starts, offset) - 1] if offset >= 0 else code.co_firstlineno

@@ -1,0 +1,263 @@
+"""Limits: monitors of memory, a limit of the cache, the memory fraction, and reserved address ranges.
+
+Callbacks run without the guard.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Literal, TypeAlias, get_args
+
+from cudakit.core.allocator.blocks import Segment
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.pools import DEFAULT_POOL
+from cudakit.core.allocator.state import AllocatorState
+from cudakit.core.allocator.upstream import stream_number
+from cudakit.errors import CudaError, UsageError
+from cudakit.torch_rules.setting_rules import is_class_name
+
+Held: TypeAlias = Literal["reserved_bytes", "allocated_bytes", "active_bytes"]
+Direction: TypeAlias = Literal["up", "down", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value has reached a threshold, or has fallen below it."""
+
+    metric: Held
+    up: bool  # the value is at least the threshold now; else below
+    value_bytes: int  # when it was checked
+    threshold_bytes: int
+    device: int
+
+
+Callback: TypeAlias = Callable[[Crossing], object]
+
+
+class Monitor:
+    """A threshold that is watched until ``end``."""
+
+    def __init__(
+        self, metric: Held, threshold_bytes: int, direction: Direction, callback: Callback
+    ) -> None:
+        self.metric = metric
+        self.threshold_bytes = threshold_bytes
+        self.direction = direction
+        self.callback = callback
+        self.above = False
+        self._ends: Callable[[Monitor], None] | None = None
+
+    def end(self) -> None:
+        """Stop watching."""
+        if self._ends is not None:
+            self._ends(self)
+            self._ends = None
+
+    def crossed(self, value: int) -> bool:
+        """Record a value; return whether it is a crossing to report."""
+        above = value >= self.threshold_bytes
+        if above == self.above:
+            return False
+        self.above = above
+        return self.direction in ("both", "up" if above else "down")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressSpace:
+    """Addresses that expandable segments have set aside, whether or not there is memory behind them."""
+
+    segments: int
+    reserved_bytes: int
+
+
+class Limits:
+    """The calls of an allocator that watch and limit memory."""
+
+    def __init__(self, state: AllocatorState) -> None:
+        self._state = state
+        self._monitors: list[Monitor] = []
+        self._calling = threading.Lock()
+        self.cache_limit_bytes: int | None = None
+
+    # Monitors.
+
+    def monitor(
+        self,
+        metric: Held,
+        threshold: int | float,  # bytes, or a share
+        callback: Callback,
+        *,
+        direction: Direction = "up",
+    ) -> Monitor:
+        """Call a function when what is reserved, allocated or active crosses a threshold.
+
+        ``threshold`` is bytes, or as a float a share of the device's memory. It is crossed up when as much
+        as that is held, and down when less is. The call comes right after the one that crossed it, in the
+        same thread, and may allocate and free; what it raises goes to ``sys.unraisablehook``. Raises
+        UsageError for what cannot be watched.
+        """
+        if not isinstance(threshold, int):
+            threshold = int(threshold * self._state.upstream.memory_info().total_bytes)
+        _check(metric, threshold, direction)
+        with self._state.inside():
+            monitor = Monitor(metric, threshold, direction, callback)
+            monitor.above = self._state.engine.stats.total(metric) >= threshold
+            monitor._ends = self._forget
+            self._monitors.append(monitor)
+            self._state.watch(self._check_monitors)
+            return monitor
+
+    def _forget(self, monitor: Monitor) -> None:
+        if monitor in self._monitors:
+            self._monitors.remove(monitor)
+
+    def _check_monitors(self) -> None:
+        if self._monitors:
+            self._call_monitors()
+            return
+        guard = self._state.guard
+        if guard.try_enter():  # a monitor may be made right now
+            try:
+                if not self._monitors:
+                    self._state.unwatch(self._check_monitors)
+            finally:
+                guard.leave()
+                guard.drain()
+
+    def _call_monitors(self) -> None:
+        """Call the callbacks whose threshold was crossed.
+
+        What callbacks themselves allocate and free is checked with the next call, so that they cannot go on
+        for ever; and so is what another thread does while they run.
+        """
+        if not self._calling.acquire(blocking=False):
+            return
+        try:
+            for monitor in list(self._monitors):
+                value = self._state.engine.stats.total(monitor.metric)
+                if monitor.crossed(value):
+                    self._report_crossing(monitor, value)
+        finally:
+            self._calling.release()
+
+    def _report_crossing(self, monitor: Monitor, value: int) -> None:
+        crossing = Crossing(
+            monitor.metric, monitor.above, value, monitor.threshold_bytes, self._state.device
+        )
+        try:
+            monitor.callback(crossing)
+        except Exception as error:  # noqa: BLE001  # the caller of the allocator did nothing wrong
+            _report(error, monitor.callback)
+
+    # The cache.
+
+    def set_cache_limit(self, limit_bytes: int | None) -> None:
+        """Keep at most so many free bytes from now on, as far as they are whole segments; None: all.
+
+        What is beyond is given back right after the free that made it so, of segments the smallest that is
+        large enough, or the largest. In captures nothing is; private pools and expandable segments stay as
+        they are. To give memory back waits for the device. Raises UsageError for a negative limit.
+        """
+        if limit_bytes is not None and limit_bytes < 0:
+            raise UsageError(
+                f"a limit of {limit_bytes} bytes cannot be", hint="0 is no cache, None no limit"
+            )
+        with self._state.inside():
+            self.cache_limit_bytes = limit_bytes
+            if limit_bytes is None:
+                self._state.unwatch(self._trim)
+            else:
+                self._state.watch(self._trim)
+
+    def _trim(self) -> None:
+        limit, state = self.cache_limit_bytes, self._state
+        if limit is None or _cached_bytes(state.engine) <= limit or state.captures.count:
+            return
+        if state.guard.try_enter():  # else the holder trims when it leaves
+            try:
+                with suppress(CudaError):  # the segment stays cached, and the next free tries again
+                    _trim_cache(state.engine, limit)
+            finally:
+                state.guard.leave()
+                state.guard.drain()
+
+    # Addresses of expandable segments (setExpandableSegmentReserveClassForStream,
+    # getExpandableSegmentsReservedBytes of PyTorch 2.15).
+
+    def set_reserve_class(self, stream: int, name: str) -> None:
+        """Let new expandable segments of a stream set aside what the setting says of a class; "" is none.
+
+        The setting is expandable_segments_reserve_by_class; of a class that it does not name, as of a stream
+        without one, expandable_segments_reserve counts. Raises UsageError for a name that no setting can
+        have.
+        """
+        if name and not is_class_name(name):
+            raise UsageError(
+                f"{name!r} is no name of a class of streams",
+                hint="it is not empty, and has no ',', ':', '[', ']' and no space",
+            )
+        with self._state.inside(flushes=False):
+            if name:
+                self._state.engine.stream_classes[stream_number(stream)] = name
+            else:
+                self._state.engine.stream_classes.pop(stream_number(stream), None)
+
+    def reserve_class(self, stream: int) -> str:
+        """Return the class of a stream; "" where it has none."""
+        return self._state.engine.stream_classes.get(stream_number(stream), "")
+
+    def address_space(self) -> AddressSpace:
+        """Say how many addresses are set aside now."""
+        with self._state.inside(flushes=False):
+            expandable = self._state.engine.expandable
+            reserved = expandable.segments if expandable else ()
+            return AddressSpace(len(reserved), sum(each.size for each in reserved))
+
+
+def _cached_bytes(engine: Engine) -> int:
+    return engine.stats.total("reserved_bytes") - engine.stats.total("active_bytes")
+
+
+def _trim_cache(engine: Engine, limit_bytes: int) -> None:
+    """Release whole segments until no more is cached than the limit. Raises CudaError."""
+    whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
+    while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
+        enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
+        engine.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
+
+
+def _is_free(segment: Segment) -> bool:
+    first = segment.first
+    plain = not segment.is_expandable and segment.pool.id == DEFAULT_POOL
+    return plain and first.free and first.size == segment.size
+
+
+def _check(metric: str, threshold_bytes: int, direction: str) -> None:
+    if metric not in get_args(Held):
+        raise UsageError(
+            f"there is no {metric!r} to watch", hint=f"one of {', '.join(get_args(Held))}"
+        )
+    if direction not in get_args(Direction):
+        raise UsageError(f"{direction!r} is no direction", hint="'up', 'down' or 'both'")
+    if threshold_bytes <= 0:
+        raise UsageError(
+            f"a threshold of {threshold_bytes} bytes is never crossed", hint="give more than 0"
+        )
+
+
+def _report(error: Exception, callback: Callback) -> None:
+    """Report a failure as Python reports those of finalizers: nobody could catch it."""
+    sys.unraisablehook(
+        SimpleNamespace(
+            exc_type=type(error),
+            exc_value=error,
+            exc_traceback=error.__traceback__,
+            err_msg="Exception ignored in a monitor of memory",
+            object=callback,
+        )
+    )

@@ -1,0 +1,330 @@
+"""Statistics: the numbers of torch.cuda.memory_stats, by the same names and with the same meaning.
+
+A statistic is its current value, its peak since the last reset of peaks, and what was added (``allocated``)
+and taken away (``freed``) since the last reset of sums. Source: PyTorch's c10/core/CachingDeviceAllocator.h,
+torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. Reserved bytes of each private pool: PyTorch 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from cudakit.torch_rules.sizes import UNLIMITED
+
+PoolId: TypeAlias = tuple[int, int]
+_Number: TypeAlias = tuple[str, int]
+
+_SCALARS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
+_KINDS = ("all", "small_pool", "large_pool")
+# What PoolStats counts: of each the current value, the peak, and the sum of what was added.
+COUNTED = (
+    "allocation",
+    "allocated_bytes",
+    "requested_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+    "segment",
+    "reserved_bytes",
+)
+# Active blocks are allocated, or freed while other streams use them (pending).
+_ACTIVE = {
+    "active": ("allocation", "pending"),
+    "active_bytes": ("allocated_bytes", "pending_bytes"),
+}
+
+
+class Stat:
+    """One statistic that changes seldom enough to be an object."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def increase(self, amount: int = 1) -> None:
+        """Add to it."""
+        self.current += amount
+        self.allocated += amount
+        self.peak = max(self.peak, self.current)
+
+    def decrease(self, amount: int = 1) -> None:
+        """Subtract from it."""
+        self.current -= amount
+        self.freed += amount
+
+    def reset_peak(self) -> None:
+        """Set the peak to the current value."""
+        self.peak = self.current
+
+    def reset_sums(self) -> None:
+        """Set what was allocated and freed to 0."""
+        self.allocated = self.freed = 0
+
+    def read(self, name: str) -> Iterator[_Number]:
+        """Return the four numbers by name."""
+        return _named(name, self.current, self.peak, self.allocated, self.freed)
+
+
+class Peaks:
+    """The peaks of the small or the large pools, or of all pools together.
+
+    While no block is pending, active blocks are those that are allocated: ``active_peak`` is only raised at
+    other times, and read as at least ``allocation_peak``.
+    """
+
+    __slots__ = tuple(f"{name}_peak" for name in (*COUNTED, *_ACTIVE))
+
+    def __init__(self) -> None:
+        self.allocation_peak = self.allocated_bytes_peak = self.requested_bytes_peak = 0
+        self.inactive_split_peak = self.inactive_split_bytes_peak = 0
+        self.segment_peak = self.reserved_bytes_peak = 0
+        self.active_peak = self.active_bytes_peak = 0
+
+    def raise_to(self, name: str, value: int) -> None:
+        """Raise a peak to a value, if it is lower."""
+        attribute = f"{name}_peak"
+        if value > getattr(self, attribute):
+            setattr(self, attribute, value)
+
+
+class PoolStats(Peaks):
+    """Counters of the small or the large pools: plain integers.
+
+    ``_sum`` is what was added; what was taken away follows from it, the current value, and the value at the
+    last reset of sums. ``pending`` blocks were freed while other streams use them. Totals of both kinds are
+    added up when they are read, except their peaks, ``total``.
+    """
+
+    __slots__ = (
+        *COUNTED,
+        *(f"{name}_sum" for name in COUNTED),
+        "at_reset",
+        "other",
+        "pending",
+        "pending_bytes",
+        "total",
+    )
+
+    def __init__(self, total: Peaks) -> None:
+        super().__init__()
+        self.total = total
+        self.other = self  # the statistics of the other kind of pools
+        self.allocation = self.allocation_sum = 0
+        self.allocated_bytes = self.allocated_bytes_sum = 0
+        self.requested_bytes = self.requested_bytes_sum = 0
+        self.inactive_split = self.inactive_split_sum = 0
+        self.inactive_split_bytes = self.inactive_split_bytes_sum = 0
+        self.segment = self.segment_sum = 0
+        self.reserved_bytes = self.reserved_bytes_sum = 0
+        self.pending = self.pending_bytes = 0
+        self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
+
+    @property
+    def active(self) -> int:
+        """Blocks that are allocated or pending."""
+        return self.allocation + self.pending
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of blocks that are allocated or pending."""
+        return self.allocated_bytes + self.pending_bytes
+
+    def count_alloc(self, size: int, requested: int) -> None:
+        """Count an allocated block."""
+        total, other = self.total, self.other
+        self.allocation = count = self.allocation + 1
+        self.allocated_bytes = held = self.allocated_bytes + size
+        self.requested_bytes = asked = self.requested_bytes + requested
+        self.allocation_sum += 1
+        self.allocated_bytes_sum += size
+        self.requested_bytes_sum += requested
+        if count > self.allocation_peak:
+            self.allocation_peak = count
+        if held > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = held
+        if asked > self.requested_bytes_peak:
+            self.requested_bytes_peak = asked
+        count += other.allocation
+        if count > total.allocation_peak:
+            total.allocation_peak = count
+        held += other.allocated_bytes
+        if held > total.allocated_bytes_peak:
+            total.allocated_bytes_peak = held
+        asked += other.requested_bytes
+        if asked > total.requested_bytes_peak:
+            total.requested_bytes_peak = asked
+        if self.pending or other.pending:
+            self._raise_peaks(*_ACTIVE)
+
+    def count_free(self, size: int, requested: int) -> None:
+        """Count a block that was freed and is not used any more."""
+        self.allocation -= 1
+        self.allocated_bytes -= size
+        self.requested_bytes -= requested
+
+    def count_pending(self, size: int) -> None:
+        """Count a block that was freed while other streams use it."""
+        self.allocation -= 1
+        self.allocated_bytes -= size
+        self.pending += 1
+        self.pending_bytes += size
+
+    def count_completed(self, size: int, requested: int) -> None:
+        """Count a pending block that is not used any more."""
+        self.requested_bytes -= requested
+        self.pending -= 1
+        self.pending_bytes -= size
+
+    def count_split(self, count: int, size: int) -> None:
+        """Count a net change of the free blocks in split segments."""
+        self.inactive_split = blocks = self.inactive_split + count
+        self.inactive_split_bytes = held = self.inactive_split_bytes + size
+        if count > 0:
+            self.inactive_split_sum += count
+            if blocks > self.inactive_split_peak:
+                self.inactive_split_peak = blocks
+            blocks += self.other.inactive_split
+            if blocks > self.total.inactive_split_peak:
+                self.total.inactive_split_peak = blocks
+        if size > 0:
+            self.inactive_split_bytes_sum += size
+            if held > self.inactive_split_bytes_peak:
+                self.inactive_split_bytes_peak = held
+            held += self.other.inactive_split_bytes
+            if held > self.total.inactive_split_bytes_peak:
+                self.total.inactive_split_bytes_peak = held
+
+    def count_segments(self, count: int) -> None:
+        """Count new segments, or with a negative number released ones."""
+        self.segment += count
+        self.segment_sum += max(count, 0)
+        self._raise_peaks("segment")
+
+    def count_reserved(self, size: int) -> None:
+        """Count bytes taken from the device, or with a negative number released ones."""
+        self.reserved_bytes += size
+        self.reserved_bytes_sum += max(size, 0)
+        self._raise_peaks("reserved_bytes")
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value, those of all pools included."""
+        for name in (*COUNTED, *_ACTIVE):
+            setattr(self, f"{name}_peak", getattr(self, name))
+            setattr(self.total, f"{name}_peak", getattr(self, name) + getattr(self.other, name))
+
+    def reset_sums(self) -> None:
+        """Set all sums to 0."""
+        for name in COUNTED:
+            setattr(self, f"{name}_sum", 0)
+        self.at_reset = {name: getattr(self, name) for name in self.at_reset}
+
+    def _raise_peaks(self, *names: str) -> None:
+        for name in names:
+            value: int = getattr(self, name)
+            self.raise_to(name, value)
+            self.total.raise_to(name, value + getattr(self.other, name))
+
+
+class DeviceStats:
+    """All statistics of one device.
+
+    ``num_oom_rejections``, ``num_sync_rescues`` and ``num_invalid_frees`` are not among PyTorch's 122.
+    """
+
+    def __init__(self, max_split_bytes: int) -> None:
+        self.peaks = Peaks()  # of all pools
+        self.small, self.large = PoolStats(self.peaks), PoolStats(self.peaks)
+        self.small.other, self.large.other = self.large, self.small
+        self.oversize_allocations, self.oversize_segments = Stat(), Stat()
+        # By kind of block; of every private pool that ever existed.
+        self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.num_device_alloc = self.num_device_free = 0
+        self.max_split_bytes = max_split_bytes  # as it was at the beginning
+        self.num_oom_rejections = 0  # requests refused before the driver was asked
+        self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
+        self.num_invalid_frees = 0
+
+    def total(self, name: str) -> int:
+        """Return the current value of a statistic in all pools."""
+        value: int = getattr(self.small, name) + getattr(self.large, name)
+        return value
+
+    def reserved_by(self, pool: PoolId, *, small: bool) -> tuple[Stat, ...]:
+        """Return the statistics of the bytes that a private pool reserves for small or large blocks."""
+        stats = self.private_reserved.setdefault(pool, {kind: Stat() for kind in _KINDS})
+        return stats["all"], stats["small_pool" if small else "large_pool"]
+
+    def read(self) -> dict[str, int]:
+        """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order.
+
+        Also the reserved bytes of each private pool (PyTorch 2.15): 0 once the pool is gone.
+        """
+        limit = self.max_split_bytes
+        found = {name: getattr(self, name) for name in _SCALARS}
+        found["max_split_size"] = -1 if limit >= UNLIMITED else limit
+        for kind, peaks, pools in (
+            ("all", self.peaks, (self.small, self.large)),
+            ("small_pool", self.small, (self.small,)),
+            ("large_pool", self.large, (self.large,)),
+        ):
+            found |= _read_counted(kind, peaks, pools)
+            found |= _read_active(kind, peaks, pools)
+        for name, stat in self._stats():
+            found |= stat.read(name)
+        return dict(sorted(found.items()))
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value (torch.cuda.reset_peak_memory_stats)."""
+        for pool in (self.small, self.large):
+            pool.reset_peaks()
+        for _, stat in self._stats():
+            stat.reset_peak()
+
+    def reset_sums(self) -> None:
+        """Set every sum to 0 (torch.cuda.reset_accumulated_memory_stats)."""
+        for pool in (self.small, self.large):
+            pool.reset_sums()
+        for _, stat in self._stats():
+            stat.reset_sums()
+        for name in (*_SCALARS, "num_oom_rejections"):
+            setattr(self, name, 0)
+
+    def _stats(self) -> Iterator[tuple[str, Stat]]:
+        yield "oversize_allocations", self.oversize_allocations
+        yield "oversize_segments", self.oversize_segments
+        for (graph, user), kinds in self.private_reserved.items():
+            for kind, stat in kinds.items():
+                yield f"reserved_bytes_by_private_pools.{graph}_{user}.{kind}", stat
+
+
+def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
+    for name in COUNTED:
+        current = sum(getattr(pool, name) for pool in pools)
+        added = sum(getattr(pool, f"{name}_sum") for pool in pools)
+        base = sum(pool.at_reset[name] for pool in pools)
+        peak = getattr(peaks, f"{name}_peak")
+        yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
+
+
+def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
+    for name, (allocated, pending) in _ACTIVE.items():
+        current = sum(getattr(pool, name) for pool in pools)
+        added = sum(getattr(pool, f"{allocated}_sum") for pool in pools)
+        base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)
+        peak = max(getattr(peaks, f"{name}_peak"), getattr(peaks, f"{allocated}_peak"))
+        yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
+
+
+def _named(name: str, current: int, peak: int, added: int, freed: int) -> Iterator[_Number]:
+    yield f"{name}.current", current
+    yield f"{name}.peak", peak
+    yield f"{name}.allocated", added
+    yield f"{name}.freed", freed

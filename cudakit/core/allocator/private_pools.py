@@ -1,0 +1,219 @@
+"""Private pools: memory of graphs and of users, and the routing of requests to it.
+
+The id of a pool is (number, 0) for a graph's, (0, number) for a user's. Graphs, MemPools and routes hold a
+pool. When the last of them lets go its memory can be released, and the pool is dropped with its last segment.
+
+Routing to a pool and capturing a stream are separate, as in PyTorch 2.15, while 2.11 treats them as one. Only
+a capture forbids querying events and releasing memory (PyTorch issue 159674).
+
+Source: c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool,
+get_pool, create_or_incref_pool).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cudakit.core.allocator.pool_stats import DeviceStats, PoolId, PoolStats
+from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, SegmentSource
+from cudakit.core.allocator.streams import StreamFilter
+from cudakit.errors import UsageError
+
+
+class PoolError(UsageError):
+    """A private pool was begun, ended, held or released at the wrong time."""
+
+
+class PrivatePool(Pools):
+    """The small and the large pool of one id, and the number of its holders, ``uses``.
+
+    ``use_on_oom`` lends its free blocks to requests for the default pool before those fail.
+    """
+
+    __slots__ = ("use_on_oom", "uses")
+
+    def __init__(
+        self, owner: PoolId, small: PoolStats, large: PoolStats, *, use_on_oom: bool
+    ) -> None:
+        super().__init__(owner, small, large)
+        self.use_on_oom = use_on_oom
+        self.uses = 1
+
+    def __iter__(self) -> Iterator[BlockPool]:
+        """Iterate over both in the order in which memory is released, which is not the default pool's."""
+        yield self.small
+        yield self.large
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The requests that go to a pool, and the thread that began it."""
+
+    pool: PrivatePool
+    takes: StreamFilter
+    thread: int = field(default_factory=threading.get_ident)
+
+
+class PrivatePools:
+    """The private pools of one device. The caller holds the allocator's guard."""
+
+    def __init__(self, stats: DeviceStats) -> None:
+        self._stats = stats
+        self._pools: dict[PoolId, PrivatePool] = {}
+        self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
+        self.routes: list[Route] = []  # the last begun is the last
+        # Released by finalizers, which run at any time; and whether to release the cached memory.
+        self.abandoned: deque[tuple[PoolId, bool]] = deque()
+
+    def __iter__(self) -> Iterator[PrivatePool]:
+        """Iterate over the pools, oldest first; pools may be dropped meanwhile."""
+        return iter(list(self._pools.values()))
+
+    def issue(self, *, graph: bool) -> PoolId:
+        """Return a new id."""
+        self._issued[graph] += 1
+        number = self._issued[graph]
+        return (number, 0) if graph else (0, number)
+
+    def find(self, pool_id: PoolId) -> PrivatePool:
+        """Return a pool. Raises PoolError if it does not exist, or not any more."""
+        self.check_issued(pool_id)
+        pool = self._pools.get(pool_id)
+        if pool is None:
+            raise PoolError(
+                f"private pool {pool_id} has no memory", hint="it was not begun, or it is gone"
+            )
+        return pool
+
+    def is_known(self, pool_id: PoolId) -> bool:
+        """Return whether a pool exists. Raises PoolError for an id that was never issued."""
+        self.check_issued(pool_id)
+        return pool_id in self._pools
+
+    def is_routed(self, pool_id: PoolId) -> bool:
+        """Return whether requests of any thread go to a pool."""
+        return any(route.pool.id == pool_id for route in self.routes)
+
+    def live(self, pool_id: PoolId) -> PrivatePool:
+        """Return a pool that has a holder. Raises PoolError."""
+        pool = self.find(pool_id)
+        if not pool.uses:
+            raise PoolError(
+                f"nobody holds private pool {pool_id} any more: what it has is given back",
+                hint="make a new pool, or keep the graph or MemPool that holds this one",
+            )
+        return pool
+
+    def create(
+        self,
+        pool_id: PoolId,
+        *,
+        source: SegmentSource | None = None,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+    ) -> PrivatePool:
+        """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
+        self.check_issued(pool_id)
+        stats = self._stats
+        pool = PrivatePool(pool_id, stats.small, stats.large, use_on_oom=use_on_oom)
+        pool.source = source
+        for kind in pool:
+            kind.no_split = no_split
+            kind.reserved = stats.reserved_by(pool_id, small=kind.small)
+        self._pools[pool_id] = pool
+        return pool
+
+    def hold(self, pool_id: PoolId) -> PrivatePool:
+        """Hold a pool once more, or make it. Raises PoolError if all its holders have let go."""
+        if pool_id not in self._pools:
+            return self.create(pool_id)
+        pool = self.live(pool_id)
+        pool.uses += 1
+        return pool
+
+    def let_go(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+        """Hold a pool no longer.
+
+        Raises PoolError if nobody holds it, and if requests still go there and nobody else holds it, or with
+        ``unrouted`` if any requests still go there.
+        """
+        pool = self.live(pool_id)
+        if (unrouted or pool.uses == 1) and self.is_routed(pool_id):
+            raise PoolError(
+                f"requests still go to private pool {pool_id}",
+                hint="first leave the use_pool or the capture that is under way",
+            )
+        pool.uses -= 1
+
+    def forget(self, pool: PrivatePool) -> None:
+        """Drop a pool without memory."""
+        del self._pools[pool.id]
+
+    def begin(self, pool_id: PoolId, takes: StreamFilter) -> None:
+        """Route requests to a pool from now on, and hold it.
+
+        If several pools match a request, the last begun gets it. Raises PoolError if requests go there
+        already.
+        """
+        if self.is_routed(pool_id):
+            raise PoolError(
+                f"requests go to private pool {pool_id} already",
+                hint="one capture or use_pool at a time for each pool",
+            )
+        self.routes.append(Route(self.hold(pool_id), takes))
+
+    def end(self, pool_id: PoolId) -> None:
+        """Route requests to a pool no longer; it is still held. Raises PoolError if none go there."""
+        for route in self.routes:
+            if route.pool.id == pool_id:
+                self.routes.remove(route)
+                return
+        raise PoolError(f"no requests go to private pool {pool_id}", hint="it was not begun")
+
+    def route(self, stream: int) -> PrivatePool | None:
+        """Return the pool that a request of this thread on a stream goes to; None for the default one."""
+        for route in reversed(self.routes):
+            if route.takes(stream):
+                return route.pool
+        return None
+
+    # For pinned memory, which has another guard.
+
+    def pool_of(self, stream: int | None) -> PoolId:
+        """Return the pool of a request of this thread for pinned memory: the same as for device memory.
+
+        Without a stream it is the pool that this thread began last.
+        """
+        own = threading.get_ident()
+        for route in reversed(list(self.routes)):
+            if route.thread == own if stream is None else route.takes(stream):
+                return route.pool.id
+        return DEFAULT_POOL
+
+    def is_held(self, pool_id: PoolId) -> bool:
+        """Return whether a pool has a holder; the default pool always has."""
+        pool = self._pools.get(pool_id)
+        return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
+
+    def source(self, pool_id: PoolId) -> SegmentSource | None:
+        """Return where the segments of a pool come from; None: the device."""
+        pool = self._pools.get(pool_id)
+        return None if pool is None else pool.source
+
+    def lenders(self) -> Iterator[PrivatePool]:
+        """Iterate over the pools that lend free blocks before a request fails."""
+        return (pool for pool in self if pool.use_on_oom and pool.uses)
+
+    def check_issued(self, pool_id: PoolId) -> None:
+        """Raise PoolError for an id that was never issued."""
+        match pool_id:
+            case (int(number), 0) if 0 < number <= self._issued[True]:
+                return
+            case (0, int(number)) if 0 < number <= self._issued[False]:
+                return
+        raise PoolError(
+            f"{pool_id!r} is the id of no private pool", hint="graph_pool_handle() issues ids"
+        )

@@ -1,0 +1,175 @@
+"""The state of one allocator: its parts, and the way in for everything but the usual alloc and free."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, TypeAlias
+
+from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.fast_path import FastPath, FrontCache, SlowCalls
+from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import History
+from cudakit.core.allocator.private_pools import PrivatePool
+from cudakit.core.allocator.streams import Captures, PendingFrees
+from cudakit.core.allocator.upstream import Upstream, stream_number
+from cudakit.errors import CudakitError
+from cudakit.torch_rules.settings import Settings
+from cudakit.units import format_bytes
+
+# Why the fast path is off; all but settings also turn off the front cache.
+SlowPathReason: TypeAlias = Literal[
+    "uncached", "stacks", "watched", "routed", "pending", "settings"
+]
+# A block to be freed, the stack of the free, and the stream of the free.
+LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
+
+_MOST_INVALID_FREES = 1000
+
+
+class InvalidPointer(CudakitError):
+    """An address is not the beginning of a live allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidFree:
+    """A free that was refused."""
+
+    ptr: int
+    reason: str
+    stack: RawStack | None
+
+
+class AllocatorState:
+    """The parts of the allocator of one device. ``live`` are the allocated blocks by address.
+
+    ``uncached`` are allocations that were made while caching was off: address and bytes.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        settings: Settings,
+        slow_calls: SlowCalls,
+        *,
+        device: int,
+        front_cache: int,
+    ) -> None:
+        self.upstream = upstream
+        self.device = device
+        self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late))
+        self.history = History()
+        self.engine = Engine(upstream, settings)
+        self.captures = Captures()
+        self.pending = PendingFrees(upstream, self._complete, self.captures)
+        self.live: dict[int, Block] = {}
+        self.uncached: dict[int, int] = {}
+        self.front = FrontCache(self.engine, front_cache)
+        self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
+        self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
+        self._invalid_numbers = count(1)
+        self._slow: set[SlowPathReason] = set()
+
+    @contextmanager
+    def inside(self, *, flushes: bool = True) -> Iterator[None]:
+        """Hold the guard, with the front cache flushed if ``flushes``. Raises Reentered."""
+        with self.guard.inside():
+            if flushes:
+                self.front.flush()
+            yield
+
+    def set_slow(self, reason: SlowPathReason, *, on: bool) -> None:
+        """Set or clear a reason for the fast path to be off."""
+        if on:
+            self._slow.add(reason)
+        else:
+            self._slow.discard(reason)
+        self.fast_path.slow = bool(self._slow)
+        rests = self._slow - {"settings"} or self.engine.trace is not None
+        self.front.active = self.front.limit > 0 and not rests
+
+    def is_slow(self, reason: SlowPathReason) -> bool:
+        """Return whether the fast path is off for a reason."""
+        return reason in self._slow
+
+    def free_live(self, block: Block, stack: RawStack | None, stream: int | None = None) -> None:
+        """Free a block that was live; another stream than its own used it until now. The guard is held."""
+        if stream is not None:
+            self.pending.add_use(block, stream_number(stream))
+        if block.stream_uses:
+            self.set_slow("pending", on=True)
+            self.engine.begin_free(block, stack)
+            block.pool.stats.count_pending(block.size)
+            self.pending.add(block)
+        elif not (self.front.active and self.front.keep(block)):
+            self.engine.free(block, stack)
+
+    def _complete(self, block: Block, stack: RawStack | None) -> None:
+        self.set_slow("pending", on=self.pending.count > 0)
+        self.engine.complete_free(block, stack)
+
+    # Cached memory.
+
+    def empty_cache(self, stack: RawStack | None) -> None:
+        """Wait for pending frees, and release all cached segments. Raises CudaError."""
+        self.engine.stats.num_sync_all_streams += 1
+        self.pending.synchronize(stack)
+        self.engine.release_cached_blocks(stack)
+
+    def empty_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
+        """Wait for pending frees of a private pool that nobody holds, and release it. Raises CudaError."""
+        if not pool.uses:
+            self.engine.stats.num_sync_all_streams += 1
+            self.pending.synchronize(stack, pool=pool.id)
+            self.engine.release_private_pool(pool, stack)
+
+    # Watchers.
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call a function after every change. The guard is held."""
+        if watcher not in self.guard.watchers:
+            self.guard.watchers.append(watcher)
+        self.set_slow("watched", on=True)
+        self.front.flush()
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call a function no more. The guard is held."""
+        if watcher in self.guard.watchers:
+            self.guard.watchers.remove(watcher)
+        self.set_slow("watched", on=bool(self.guard.watchers))
+
+    # Invalid pointers.
+
+    def refuse_free(self, ptr: int, stack: RawStack | None) -> InvalidPointer:
+        """Record a free of an address at which nothing is allocated, and return the error."""
+        reason = "it was freed from within the allocator"
+        if self.guard.try_enter():
+            try:
+                reason = self.reason_for(ptr)
+            finally:
+                self.guard.leave()
+        self.invalid_frees.append(InvalidFree(ptr, reason, stack))
+        self.engine.stats.num_invalid_frees = next(self._invalid_numbers)
+        return InvalidPointer(
+            f"nothing is allocated at {ptr:#x}: {reason}",
+            hint="free each allocation once, by the address that alloc returned",
+        )
+
+    def reason_for(self, ptr: int) -> str:
+        """Describe an address at which no live allocation begins. The guard is held."""
+        self.front.flush()  # its blocks are not free for the pools
+        segment = self.engine.segments.at(ptr)
+        if segment is None:
+            return "it belongs to no segment of this allocator, or its segment was given back"
+        block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
+        if not block.allocated or ptr == block.ptr:
+            waits = "" if block.free else ", and other streams still use it"
+            return f"it was freed before{waits}"
+        return (
+            f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
+            f" at {block.ptr:#x}"
+        )

@@ -1,0 +1,246 @@
+"""Events, segments and blocks of one device: from lists of dictionaries to columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.load.tables import StreamNumbers, Tables
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.snapshot import Blocks, BlockState, Events, SegmentKind, Segments
+from cudakit.errors import SnapshotError
+from cudakit.torch_rules.actions import Action
+
+# The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
+MOST_BYTES = 1 << 49
+# Paging with five levels has 57 bits (Intel SDM volume 3, 4.5); no host and no GPU has more.
+_MOST_ADDRESS = 1 << 57
+# No trace allocates this much, and twice as much is still far from the end of int64.
+_MOST_TRACE_BYTES = 1 << 60
+
+_ACTIONS = {
+    "alloc": Action.ALLOC,
+    "free_requested": Action.FREE_REQUESTED,
+    "free_completed": Action.FREE_COMPLETED,
+    "free": Action.FREE,
+    "segment_alloc": Action.SEGMENT_ALLOC,
+    "segment_free": Action.SEGMENT_FREE,
+    "segment_map": Action.SEGMENT_MAP,
+    "segment_unmap": Action.SEGMENT_UNMAP,
+    "snapshot": Action.SNAPSHOT,
+    "oom": Action.OOM,
+    "annotate": Action.ANNOTATE,
+}
+
+
+def read_events(
+    tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
+) -> tuple[Events, tuple[str, ...]]:
+    """Read trace entries; returns the events and a sentence for each kind of defect met.
+
+    An entry without a usable address or size, or with an action that is not known, stays in the trace
+    as a marker (Action.UNKNOWN), so that indices keep their meaning. Raises SnapshotError where an entry
+    is no dictionary, and where sizes add up to what cannot be.
+    """
+    action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
+    address, has_address = tree.integers(tree.column(entries, "addr"))
+    free, has_free = tree.integers(tree.column(entries, "device_free"))
+    size, has_size = tree.integers(tree.column(entries, "size"))
+    is_oom = action == Action.OOM
+    moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
+    somewhere = has_address & is_range(address, size)
+    broken = (moves_memory & ~(somewhere & has_size)) | (is_oom & ~(has_size & (size >= 0)))
+    _refuse_impossible_total(size[moves_memory & ~broken])
+    warnings = _event_warnings(broken, action)
+    pool_handles = tree.column(entries, "pool_id")
+    events = Events(
+        action=np.where(broken, np.uint8(Action.UNKNOWN), action),
+        address=np.where(is_oom & has_free, free, address).view(np.uint64),
+        size=size,
+        stream=streams.number(tree.integers(tree.column(entries, "stream"))[0]),
+        time_us=tree.integers(tree.column(entries, "time_us"))[0],
+        stack=tables.stack_ids(tree.column(entries, "frames")),
+        pool=np.where(pool_handles == 0, np.int32(-1), tables.pool_ids(pool_handles)),
+        compile_context=tables.text_ids(tree.column(entries, "compile_context")),
+        user_metadata=tables.text_ids(tree.column(entries, "user_metadata")),
+        category=tables.text_ids(tree.column(entries, "category")),
+    )
+    return events, warnings
+
+
+def is_range(address: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which (wrapped) addresses and sizes are a range of memory that a machine can have."""
+    lies = (address >= 0) & (address <= _MOST_ADDRESS)
+    return lies & (size >= 0) & (size <= MOST_BYTES)
+
+
+def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
+    if (total := float(size.sum(dtype=np.float64))) > _MOST_TRACE_BYTES:
+        raise SnapshotError(
+            f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
+        )
+
+
+def _event_warnings(
+    broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]
+) -> tuple[str, ...]:
+    found = []
+    if n := int(np.count_nonzero(broken)):
+        found.append(f"{n:,} trace entries have no usable address or size and are passed over")
+    if n := int(np.count_nonzero(action == Action.UNKNOWN)):
+        found.append(f"{n:,} trace entries have an action that is not known and are passed over")
+    return tuple(found)
+
+
+_Sizes: TypeAlias = npt.NDArray[np.int64]
+
+# The sum of all segments or blocks: far above any machine, and below it float64 is exact.
+_MOST_STATE_BYTES = 1 << 53
+
+_KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
+_STATES = {
+    "active_allocated": BlockState.ALLOCATED,
+    "active_pending_free": BlockState.PENDING_FREE,
+    "active_awaiting_free": BlockState.PENDING_FREE,  # the word of torch's documentation
+    "inactive": BlockState.INACTIVE,
+}
+_UNKNOWN_STATE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class FinalState:
+    """The segments of one device in address order, their blocks, and a sentence for each kind of defect."""
+
+    segments: Segments
+    blocks: Blocks
+    warnings: tuple[str, ...] = ()
+
+
+def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
+    """Return the device of each segment; 0 if the file has none."""
+    return tree.integers(tree.column(segments, "device"))[0]
+
+
+def read_final_state(
+    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
+) -> FinalState:
+    """Read the segments of one device and their blocks.
+
+    Raises SnapshotError for a segment without address or size, and for sizes that cannot be.
+    """
+    address, has_address = tree.integers(tree.column(handles, "address"))
+    if not has_address.all():
+        raise SnapshotError("a segment has no address: the file is damaged or no memory snapshot")
+    order = np.argsort(address.view(np.uint64), kind="stable")
+    handles, address = handles[order], address[order]
+    size = _sizes(tree, handles, "total_size", what="segment")
+    _refuse_impossible_place(address, size, what="segment")
+    segments = Segments(
+        address=address.view(np.uint64),
+        size=size,
+        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        kind=tables.codes(tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
+        pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
+        expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
+        stack=tables.stack_ids(tree.column(handles, "frames")),
+    )
+    return FinalState(
+        segments, *_read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
+    )
+
+
+def _read_blocks(
+    tree: Tree, tables: Tables, segments: Segments, lists: Handles
+) -> tuple[Blocks, tuple[str, ...]]:
+    counts, handles = tree.children(lists)
+    segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    size = _sizes(tree, handles, "size", what="block")
+    address = _block_addresses(tree, handles, segments, segment, size)
+    _refuse_impossible_place(address.view(np.int64), size, what="block")
+    order = np.lexsort((address, segment))
+    handles, address, size = handles[order], address[order], size[order]
+    history = _last_use(tree, tree.column(handles, "history"))
+    states = tree.column(handles, "state")
+    state = tables.codes(states, _STATES, BlockState.INACTIVE)
+    frames = tree.column(handles, "frames")
+    blocks = Blocks(
+        segment=segment,
+        address=address,
+        size=size,
+        requested=_requested(tree, handles, history, size, state),
+        state=state,
+        stack=tables.stack_ids(
+            np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
+        ),
+    )
+    return blocks, _block_warnings(tables.codes(states, _STATES, _UNKNOWN_STATE))
+
+
+def _requested(
+    tree: Tree, handles: Handles, history: Handles, size: _Sizes, state: npt.NDArray[np.uint8]
+) -> _Sizes:
+    requested, known = tree.integers(tree.column(handles, "requested_size"))
+    used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
+    found = np.where(known, requested, np.where(has_used, used, size))
+    return np.where(state == BlockState.INACTIVE, 0, np.clip(found, 0, size))
+
+
+def _block_warnings(state: npt.NDArray[np.uint8]) -> tuple[str, ...]:
+    if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
+        return (f"{n:,} blocks are in a state that is not known and count as free",)
+    return ()
+
+
+def _last_use(tree: Tree, histories: Handles) -> Handles:
+    """Return the newest use of each block in files from before torch 2.1; 0 if there is none."""
+    counts, uses = tree.children(histories)
+    starts = np.cumsum(counts) - counts
+    newest = np.zeros(len(histories), np.uint64)
+    newest[counts > 0] = uses[starts[counts > 0]]
+    return newest
+
+
+def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
+    found = np.zeros(len(handles), np.uint64)
+    there = handles != 0
+    found[there] = tree.column(handles[there], key)
+    return found
+
+
+def _block_addresses(
+    tree: Tree,
+    handles: Handles,
+    segments: Segments,
+    segment: npt.NDArray[np.int32],
+    size: _Sizes,
+) -> npt.NDArray[np.uint64]:
+    """Read addresses; without them (before torch 2.1), blocks follow one another without gaps."""
+    address, known = tree.integers(tree.column(handles, "address"))
+    before = np.cumsum(size) - size
+    first_of_segment = np.searchsorted(segment, segment)
+    offset = (before - before[first_of_segment]).astype(np.uint64)
+    return np.where(known, address.view(np.uint64), segments.address[segment] + offset)
+
+
+def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
+    size, known = tree.integers(tree.column(handles, key))
+    if not known.all():
+        raise SnapshotError(f"a {what} has no {key}: the file is damaged or no memory snapshot")
+    wrong = (size < 0) | (size > MOST_BYTES)
+    if wrong.any():
+        raise SnapshotError(f"a {what} has a {key} of {size[wrong][0]} bytes: the file is damaged")
+    if (total := float(size.sum(dtype=np.float64))) > _MOST_STATE_BYTES:
+        raise SnapshotError(f"the {what}s add up to {total:.0e} bytes: the file is damaged")
+    return size
+
+
+def _refuse_impossible_place(address: npt.NDArray[np.int64], size: _Sizes, *, what: str) -> None:
+    wrong = ~is_range(address, size)
+    if wrong.any():
+        place = int(address.view(np.uint64)[wrong][0])
+        raise SnapshotError(
+            f"a {what} at {place:#x} lies beyond every address space: the file is damaged"
+        )

@@ -1,0 +1,114 @@
+"""Race detection in several processes at once: an engine for each, and one report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.races import Coverage, Race
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
+from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.trace.kinds import Kind, StreamFlag
+from cudakit.trace.layout import Records, view
+from cudakit.trace.spool import Batch
+
+
+class RaceDetector:
+    """Passes the records of each process to its engine, and the races to the given report."""
+
+    def __init__(self, *, strict_threads: bool = False, report_possible: bool = False) -> None:
+        self._new_engine = partial(
+            Engine, strict_threads=strict_threads, report_possible=report_possible
+        )
+        self._chains: dict[tuple[int, int], _Chain] = {}
+
+    def feed(self, batch: Batch, report: Report) -> list[Race]:
+        """Analyse a batch; return the findings among its races, suppressed ones included."""
+        chain = self._chain(batch)
+        chain.streams.update(_created(batch.records))
+        return chain.analyze(chain.buffer.feed(batch.records), report)
+
+    def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
+        """Analyse the records held back, with the accesses known so far: no more will come.
+
+        Returns the findings among the races, by the process and the number of its trace.
+        """
+        return {
+            trace: chain.analyze(chain.buffer.flush(), report)
+            for trace, chain in self._chains.items()
+            if chain.buffer.held
+        }
+
+    def result(
+        self,
+        report: Report,
+        *,
+        exit_status: int | None = None,
+        stopped: bool = False,
+        notes: Sequence[str] = (),
+    ) -> SanitizeResult:
+        """Return the Result of a report, with the coverage of all batches so far."""
+        return report.result(
+            exit_status=exit_status,
+            coverage=self._coverage(),
+            gaps=[gaps for chain in self._chains.values() for gaps in chain.gaps()],
+            simulated=any(chain.last.simulated for chain in self._chains.values()),
+            stopped=stopped,
+            notes=notes,
+        )
+
+    def _coverage(self) -> dict[int, Coverage]:
+        total: defaultdict[int, Coverage] = defaultdict(Coverage)
+        for (process, _), chain in self._chains.items():
+            total[process] += chain.engine.coverage
+        return total
+
+    def _chain(self, batch: Batch) -> _Chain:
+        key = batch.process, batch.chain
+        if key not in self._chains:
+            self._chains[key] = _Chain(self._new_engine(), batch)
+        chain = self._chains[key]
+        chain.last = batch
+        return chain
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The analysis of one trace."""
+
+    engine: Engine
+    last: Batch  # the latest batch, whose tables are complete
+    buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
+    streams: dict[int, StreamFlag] = field(default_factory=dict)
+
+    def analyze(self, records: Records, report: Report) -> list[Race]:
+        """Report the races in records in order; return the findings among them."""
+        races = self.engine.feed(records, self.last.strings)
+        report.add(
+            self.last.process,
+            races,
+            stacks=self.last.stacks,
+            streams=self.streams,
+            chain=self.last.chain,
+        )
+        return [race for race in races if race.confidence.is_finding]
+
+    def gaps(self) -> Iterator[Mapping[str, int]]:
+        """Yield what could not be understood, with counts."""
+        yield self.engine.gaps
+        if self.buffer.never_read:
+            yield {NEVER_READ: self.buffer.never_read}
+
+
+def _created(records: Records) -> dict[int, StreamFlag]:
+    created = view(records[np.asarray(records["kind"]) == Kind.STREAM_CREATE], Kind.STREAM_CREATE)
+    return {
+        stream: StreamFlag(flag)
+        for stream, flag in zip(created["stream"].tolist(), created["flag"].tolist(), strict=True)
+    }

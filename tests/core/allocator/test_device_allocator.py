@@ -1,0 +1,170 @@
+"""On a simulated device: the end of an allocator, of its process, and of a process that was forked."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from cudakit.core.allocator.device_allocator import DeviceAllocator
+from cudakit.errors import CudaError, EnvironmentUnusable
+from cudakit.gpu.sim import Sim
+from cudakit.torch_rules.settings import Settings
+
+
+def opened(sim: Sim, *, owned: bool = True) -> DeviceAllocator:
+    return DeviceAllocator(sim, Settings(), owned=owned)
+
+
+def is_closed(sim: Sim) -> bool:
+    try:
+        sim.memory_info()
+    except CudaError:
+        return True
+    return False
+
+
+def used_bytes(sim: Sim) -> int:
+    info = sim.memory_info()
+    return info.total_bytes - info.free_bytes
+
+
+def test_closing_gives_the_device_back_with_all_that_is_allocated() -> None:
+    sim = Sim()
+    allocator = opened(sim)
+    allocator.alloc(1000)
+
+    allocator.close()
+    allocator.close()
+
+    assert is_closed(sim)
+
+
+def test_a_device_that_was_lent_is_not_closed() -> None:
+    sim = Sim()
+    allocator = opened(sim, owned=False)
+    allocator.free(allocator.alloc(1000))
+
+    allocator.close()
+
+    assert used_bytes(sim) == 0
+
+
+def test_what_is_closed_allocates_no_more_and_frees_in_silence() -> None:
+    allocator = opened(Sim())
+    ptr = allocator.alloc(1000)
+    allocator.close()
+
+    allocator.free(ptr)
+    with pytest.raises(EnvironmentUnusable, match="was closed"):
+        allocator.alloc(1)
+
+
+@pytest.mark.parametrize("call", ["share", "ipc_handle", "open_shared", "enable_peer_access"])
+def test_what_is_closed_reaches_no_other_process_and_no_other_device(call: str) -> None:
+    allocator = opened(Sim())
+    allocator.close()
+
+    with pytest.raises(EnvironmentUnusable, match="was closed"):
+        getattr(allocator, call)(1)
+
+
+def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None:
+    giving = Sim()
+    giver = opened(giving, owned=False)
+    sim = Sim(beside=giving)
+    memory = opened(sim).open_shared(giver.share(giver.alloc(1000)))
+    gc.collect()
+    assert not is_closed(sim)
+
+    memory.close()
+    del memory
+    gc.collect()
+    assert is_closed(sim)
+
+
+def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
+    sim = Sim()
+    allocator = opened(sim)
+    allocator.alloc(1000)
+
+    del allocator
+    gc.collect()
+
+    assert is_closed(sim)
+
+
+HEAD = """
+import os
+from cudakit.core.allocator.device_allocator import DeviceAllocator
+from cudakit.torch_rules.settings import Settings
+from cudakit.gpu.sim import Sim
+allocator = DeviceAllocator(Sim(), Settings())
+ptr = allocator.alloc(1000)
+"""
+
+FORKED = """
+import threading, warnings
+inside, go = threading.Event(), threading.Event()
+def hold():
+    with allocator._state.inside():
+        inside.set()
+        go.wait()
+threading.Thread(target=hold).start()
+inside.wait()
+with warnings.catch_warnings():  # what Python 3.12 warns of is what is tested
+    warnings.filterwarnings("ignore", ".* is multi-threaded, use of fork", DeprecationWarning)
+    child = os.fork()
+if not child:
+    allocator.free(ptr)
+    allocator.empty_cache()
+    try:
+        allocator.alloc(1)
+    except Exception as error:
+        print(type(error).__name__, allocator.statistics()["allocation.all.current"], flush=True)
+    allocator.close()
+    os._exit(0)
+go.set()
+print(os.waitpid(child, 0)[1])
+allocator.free(ptr)
+print(allocator.statistics()["allocation.all.current"])
+"""
+
+# Whoever was registered earlier runs later.
+REGISTERED_BEFORE = """
+import atexit
+@atexit.register
+def last():
+    global array
+    del array
+    print(allocator.statistics()["allocation.all.current"])
+"""
+
+ENDING = """
+class Array:
+    def __del__(self):
+        allocator.free(ptr)
+array = Array()
+"""
+
+
+def lines_of(script: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_child_that_was_forked_touches_nothing_whoever_had_the_lock() -> None:
+    assert lines_of(HEAD + FORKED) == ["ForkedAllocator 1", "0", "0"]
+
+
+def test_nothing_is_freed_as_the_interpreter_ends() -> None:
+    assert lines_of(REGISTERED_BEFORE + HEAD + ENDING) == ["1"]

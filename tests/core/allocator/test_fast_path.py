@@ -1,0 +1,435 @@
+"""The fast path: whatever is called, the state afterwards is that after the slow calls."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from types import FrameType
+from typing import Any
+
+import pytest
+from core.allocator import law
+from core.allocator.device import MIB, Device
+from core.allocator.test_machine import SIZES, Pair, some_size
+from core.allocator.virtual_device import VirtualDevice
+from hypothesis import settings, strategies
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    multiple,
+    rule,
+)
+
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.blocks import MOST_IN_PART, Block
+from cudakit.core.allocator.guard import Reentered
+from cudakit.errors import CudakitError
+from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
+from cudakit.torch_rules.settings import Settings
+
+STREAMS = (0, LEGACY, 11, 12)
+CAPACITY = 256 * MIB
+
+
+def made_slow(allocator: CachingAllocator) -> CachingAllocator:
+    """Let every call of an allocator take the slow path."""
+
+    def alloc(size_bytes: int, stream: int = 0) -> Ptr:
+        return allocator.slow_alloc(size_bytes, stream)
+
+    def free(ptr: int, stream: int | None = None) -> None:
+        allocator.slow_free(ptr, allocator._state.live.pop(ptr, None), stream)
+
+    allocator.alloc, allocator.free = alloc, free
+    return allocator
+
+
+class Twins:
+    """Two allocators of the same kind, of which the second always takes the slow path."""
+
+    def __init__(self, capacity: int = CAPACITY, **options: Any) -> None:
+        self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
+        fast, slow = (CachingAllocator(device, **options) for device in self.devices)
+        self.both = fast, made_slow(slow)
+
+    def alloc(self, size: Any, *stream: int) -> int:
+        """Allocate in both; 0 where there is no memory."""
+        found, expected = (_outcome(each.alloc, size, *stream) for each in self.both)
+        assert found == expected
+        return found if isinstance(found, int) else 0
+
+    def free(self, ptr: Any, *stream: int | None) -> None:
+        found, expected = (_outcome(each.free, ptr, *stream) for each in self.both)
+        assert found == expected
+
+    def do(self, name: str, *args: Any, **options: Any) -> None:
+        for each in self.both:
+            getattr(each, name)(*args, **options)
+
+    def finish(self, stream: int) -> None:
+        for device in self.devices:
+            device.finish(stream)
+
+    def check(self) -> None:
+        found, expected = (_seen(each) for each in self.both)
+        assert found == expected
+        assert self.devices[0].held == self.devices[1].held
+        for each in self.both:
+            law.check(each)
+
+
+def _outcome(call: Any, *args: Any) -> Any:
+    try:
+        return call(*args)
+    except (CudakitError, TypeError, ValueError) as error:
+        return type(error)
+
+
+def _seen(allocator: CachingAllocator) -> Any:
+    """Return all that there is of an allocator but times."""
+    snapshot = allocator.snapshot()
+    for trace in snapshot["device_traces"]:
+        for entry in trace:
+            del entry["time_us"]
+    engine = allocator._state.engine
+    pools = [*engine.default, *(pool for pools in engine.private for pool in pools)]
+    lists = [free for pool in pools for free in pool.by_stream.values()]
+    assert all(len(part) <= MOST_IN_PART for free in lists for part in free.parts)
+    return {
+        "segments": snapshot["segments"],
+        "traces": snapshot["device_traces"],
+        "statistics": allocator.statistics(),
+        "blocks": [_seen_block(b) for each in engine.segments.values() for b in each.blocks()],
+        "free": [[_seen_block(block) for block in pool] for pool in pools],
+    }
+
+
+def _seen_block(block: Block) -> dict[str, Any]:
+    """Return the attributes of a block, other blocks by their addresses."""
+    left_out = ("free_blocks", "expandable_segment")
+    found = {name: getattr(block, name) for name in Block.__slots__ if name not in left_out}
+    for name in ("prev", "next"):
+        found[name] = found[name] and found[name].ptr
+    return found
+
+
+class BesideSlow(RuleBasedStateMachine):
+    live: Bundle[int] = Bundle("live")
+
+    @initialize(
+        front_cache=strategies.sampled_from([0, 2]),
+        max_split=strategies.sampled_from([None, 20, 40]),
+        divisions=strategies.sampled_from([1, 4]),
+        garbage=strategies.sampled_from([0.0, 0.5]),
+        expands=strategies.booleans(),
+    )
+    def begin(
+        self,
+        front_cache: int,
+        max_split: int | None,
+        divisions: int,
+        garbage: float,
+        expands: bool,
+    ) -> None:
+        chosen = Settings(
+            max_split_size_bytes=max_split and max_split * MIB,
+            roundup_power2_divisions=(divisions,) * 16,
+            garbage_collection_threshold=garbage,
+            memory_fraction=0.75 if garbage else 1.0,
+            expandable_segments=expands,
+        )
+        self.twins = Twins(settings=chosen, front_cache=front_cache)
+
+    @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
+    def alloc(self, size: int, stream: int) -> Any:
+        return self.twins.alloc(size, stream) or multiple()
+
+    @rule(ptr=live, stream=strategies.sampled_from(STREAMS))
+    def use(self, ptr: int, stream: int) -> None:
+        self.twins.do("record_use", ptr, stream)
+
+    @rule(ptr=consumes(live), stream=strategies.sampled_from([None, *STREAMS]))
+    def free(self, ptr: int, stream: int | None) -> None:
+        self.twins.free(ptr, stream)
+
+    @rule(target=live, ptr=consumes(live), size=SIZES)
+    def replace(self, ptr: int, size: int) -> Any:
+        self.twins.free(ptr)
+        return self.twins.alloc(size) or multiple()
+
+    @rule(ptr=strategies.sampled_from([0, 1, 0x7F00_0000_0200]))
+    def free_what_may_not_be_there(self, ptr: int) -> None:
+        if ptr not in self.twins.both[0]._state.live:
+            self.twins.free(ptr)
+
+    @rule(stream=strategies.sampled_from(STREAMS))
+    def finish(self, stream: int) -> None:
+        self.twins.finish(stream)
+
+    @rule(
+        history=strategies.sampled_from([None, "all", "all"]),
+        context=strategies.sampled_from([None, None, "state", "all"]),
+        skipped=strategies.sampled_from([(), ("alloc",)]),
+        most=strategies.sampled_from([5, 1000]),
+    )
+    def record(
+        self, history: str | None, context: str | None, skipped: tuple[str, ...], most: int
+    ) -> None:
+        options = {"context": context, "skip_actions": skipped, "max_entries": most}
+        self.twins.do("record_history", history, **options)
+
+    @rule(limited=strategies.booleans())
+    def configure(self, limited: bool) -> None:
+        for each in self.twins.both:
+            chosen = replace(
+                each.settings,
+                memory_fraction=0.75 if limited else 1.0,
+                garbage_collection_threshold=0.5 if limited else 0.0,
+            )
+            each.configure(chosen)
+
+    @rule(name=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums", "statistics"]))
+    def without_arguments(self, name: str) -> None:
+        self.twins.do(name)
+
+    @rule()
+    def check(self) -> None:  # not after each step: what the front cache keeps is flushed by it
+        self.twins.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "twins"):
+            self.twins.check()
+
+
+BesideSlow.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestBesideSlow = BesideSlow.TestCase
+
+
+@pytest.mark.parametrize("front_cache", [0, 2])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_long_run_of_many_blocks_agrees(front_cache: int, recorded: bool) -> None:
+    twins, rng = Twins(1 << 40, front_cache=front_cache), random.Random(3)
+    if recorded:
+        twins.do("record_history", "all", context=None, max_entries=500)
+    live: list[int] = []
+    for step in range(6000):
+        if live and rng.random() < 0.45:
+            twins.free(live.pop(rng.randrange(len(live))), rng.choice([None, 0, LEGACY]))
+        else:
+            live.append(twins.alloc(some_size(rng)))
+        if step % 1000 == 999:
+            twins.check()
+
+
+def test_rows_of_several_parts_agree() -> None:
+    twins, rng = Twins(1 << 40), random.Random(4)
+    live = [twins.alloc(512 * (1 + number % 5)) for number in range(9000)]
+    for ptr in live[::2]:
+        twins.free(ptr)
+    twins.check()
+    live = live[1::2]
+    for _ in range(6000):
+        place = rng.randrange(len(live))
+        twins.free(live[place])
+        live[place] = twins.alloc(512 * rng.randint(1, 40))
+    twins.check()
+    rng.shuffle(live)
+    for ptr in live:  # until no part is left
+        twins.free(ptr)
+    twins.check()
+    twins.do("empty_cache")
+    assert twins.devices[0].held == {}
+
+
+@pytest.mark.parametrize(
+    "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
+)
+def test_sizes_that_are_none_end_alike(size: object) -> None:
+    twins = Twins(front_cache=2)
+    twins.free(twins.alloc(1))
+    twins.alloc(size)
+    twins.check()
+
+
+@pytest.mark.parametrize("ptr", [-1, 0, 0x7F00_0000_0200, 1 << 70, 0.0, "0", None], ids=repr)
+def test_pointers_that_are_none_end_alike(ptr: object) -> None:
+    twins = Twins()
+    twins.alloc(700)
+    twins.free(ptr)
+    twins.check()
+
+
+def test_streams_are_numbered_alike() -> None:
+    twins = Twins(front_cache=2)
+    for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
+        twins.alloc(700, stream)
+        twins.free(twins.alloc(700, stream), stream)
+        twins.free(twins.alloc(700, stream), 11)
+    twins.check()
+
+
+def test_arguments_may_be_named() -> None:
+    for allocator in Twins().both:
+        allocator.free(ptr=allocator.alloc(size_bytes=700, stream=11), stream=11)
+        with pytest.raises(TypeError):
+            allocator.alloc()  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            allocator.free(1, 2, 3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("front_cache", [0, 2])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_usual_calls_take_no_slow_path(front_cache: int, recorded: bool) -> None:
+    allocator = CachingAllocator(Device(), front_cache=front_cache)
+    if recorded:
+        allocator.record_history(context=None)
+    sizes = (700, 700, MIB, 30 * MIB)
+    for _ in range(2):
+        for ptr in [allocator.alloc(size) for size in sizes]:
+            allocator.free(ptr)
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        for ptr in [allocator.alloc(size, LEGACY) for size in sizes]:
+            allocator.free(ptr, LEGACY)
+    finally:
+        sys.setprofile(None)
+
+    assert not {"slow_alloc", "slow_free"} & set(called)
+
+
+def test_the_stack_and_the_age_of_a_segment_go_with_its_upper_part() -> None:
+    collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
+    twins = Twins(settings=collecting)
+    twins.do("record_history", context="all")
+    held = [twins.alloc(700) for _ in range(6)] + [twins.alloc(2 * MIB) for _ in range(6)]
+    for ptr in held[::2]:
+        twins.free(ptr)
+    twins.do("record_history", None)
+    twins.do("configure", Settings())
+    for size in (1500, 3 * MIB, 700, 2 * MIB):  # of which the first two find no hole
+        twins.alloc(size)
+        twins.check()
+
+
+def test_stacks_are_those_of_who_called() -> None:
+    found = []
+    for allocator in Twins().both:
+        allocator.record_history(context="all")
+        allocator.free(allocator.alloc(700))
+        traced = allocator.snapshot()["device_traces"][0]
+        found.append([[frame["name"] for frame in entry["frames"]] for entry in traced])
+
+    assert found[0] == found[1]
+    assert found[0][0][0] == "test_stacks_are_those_of_who_called"
+
+
+def test_times_of_the_trace_are_those_of_the_clock() -> None:
+    allocator = CachingAllocator(Device())
+    allocator.record_history(context=None)
+    allocator.free(allocator.alloc(700))  # takes a segment
+    allocator.free(allocator.alloc(700))
+
+    entries = allocator.snapshot()["device_traces"][0]
+    times = [entry["time_us"] for entry in entries]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 10_000_000
+    assert [entry["action"] for entry in entries[-3:]] == [
+        "alloc",
+        "free_requested",
+        "free_completed",
+    ]
+
+
+def test_garbage_collection_within_a_call_may_free() -> None:
+    allocator = CachingAllocator(Device(), front_cache=2)
+    ready: list[int] = []
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        while phase == "stop" and ready:
+            allocator.free(ready.pop())
+            with suppress(Reentered):
+                allocator.free(allocator.alloc(700))
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    try:
+        gc.set_threshold(1)
+        for size in (1, 700, MIB, 5 * MIB) * 200:
+            ready += [allocator.alloc(size), allocator.alloc(size + 512)]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
+
+    for ptr in ready:
+        allocator.free(ptr)
+    law.check(allocator)
+    assert allocator.statistics()["allocation.all.current"] == 0
+
+
+@pytest.mark.parametrize("front_cache", [0, 2])
+def test_a_call_without_memory_of_the_interpreter_changes_nothing(front_cache: int) -> None:
+    pytest.importorskip("cudakit.core.allocator._fast", reason="Python code may stop anywhere")
+    memory = pytest.importorskip("_testcapi", reason="CPython's own tests are not there")
+    allocator = CachingAllocator(Device(), front_cache=front_cache)
+    sizes = (700, 1000, MIB, 5 * MIB)
+    kept = [allocator.alloc(size) for size in sizes * 8]
+    for ptr in kept[: len(kept) // 2]:
+        allocator.free(ptr)
+    failures = 0
+    for number, size in product(range(1, 40), sizes):
+        ptr = without_memory(memory, number, allocator.alloc, size)
+        law.check(allocator)
+        if ptr is FAILED:
+            failures += 1
+            ptr = allocator.alloc(size)
+        if without_memory(memory, number, allocator.free, ptr) is FAILED:
+            failures += 1
+            law.check(allocator)
+            allocator.free(ptr)
+        law.check(allocator)
+    assert failures > len(sizes)
+
+
+FAILED = object()
+
+
+def without_memory(memory: Any, number: int, call: Any, argument: Any) -> Any:
+    """Call something and let the so manyeth request for memory of the interpreter fail."""
+    memory.set_nomemory(number, number + 1)
+    try:
+        return call(argument)
+    except MemoryError:
+        return FAILED
+    finally:
+        memory.remove_mem_hooks()
+
+
+class SlowPair(Pair):
+    """The allocator with its slow path alone, and the model."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        made_slow(self.allocator)
+
+
+def test_the_slow_path_agrees_with_the_model() -> None:
+    pair, rng = SlowPair(limited=True, max_split=None, gc=0.0), random.Random(9)
+    live: list[int] = []
+    for _ in range(700):
+        if live and rng.random() < 0.5:
+            pair.free(live.pop(rng.randrange(len(live))))
+        elif ptr := pair.alloc(some_size(rng), rng.choice((0, 11))):
+            live.append(ptr)
+        pair.check()

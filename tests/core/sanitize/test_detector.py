@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cudakit.core.sanitize.detector import RaceDetector
+from cudakit.core.sanitize.races import Confidence
+from cudakit.core.sanitize.report import Report, findings, message
+from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, Launch, StreamCreate
+from cudakit.trace.kinds import Known, Mode, StreamFlag
+from cudakit.trace.log import Clock, Frame
+from cudakit.trace.spool import Batch, Spool, SpoolWriter
+
+ONE = (
+    StreamCreate(3, StreamFlag.NON_BLOCKING),
+    StreamCreate(4, StreamFlag.NON_BLOCKING),
+    Fill(3, 4096, 1024),
+)
+OTHER = (Fill(4, 4096, 1024),)
+
+
+def batch(
+    directory: Path, *facts: Fact, at: str = "train.py", clock: Clock = Clock.VIRTUAL
+) -> Batch:
+    """Return what a trace of this process holds; the ``n``-th fact comes from line n of a file."""
+    directory.mkdir()
+    writer = SpoolWriter(directory, clock=clock)
+    for line, fact in enumerate(facts, start=1):
+        site = writer.stack((Frame("step", f"/home/user/{at}", line),))
+        writer.write(Event(fact, seq=line, context=1, site=site))
+    writer.close()
+    with Spool(directory) as spool:
+        (found,) = spool.batches()
+    return found
+
+
+def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    first, second = batch(tmp_path / "a", *ONE), batch(tmp_path / "b", *ONE[:2], *OTHER)
+
+    assert watch.feed(first, report) == []
+    assert watch.feed(replace(second, chain=1), report) == []
+    assert watch.feed(replace(second, process=1), report) == []
+    assert len(watch.feed(second, report)) == 1
+
+
+def test_stacks_of_one_number_in_two_traces_are_told_apart(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
+    second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
+
+    assert watch.feed(first, report)
+    assert watch.feed(replace(second, chain=1), report)
+    files = {race.current.stack[0].filename for race in watch.result(report).races}
+    assert files == {"/home/user/train.py", "/home/user/test.py"}
+
+
+def test_the_coverage_of_all_traces_of_a_process_is_added_up(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    found = batch(tmp_path / "a", *ONE)
+    for at in (found, replace(found, chain=1), replace(found, process=found.process + 1)):
+        watch.feed(at, report)
+
+    result = watch.result(report, exit_status=3)
+    assert (result.coverage.fills, len(result.processes), result.exit_status) == (3, 2, 3)
+
+
+def test_only_the_clock_of_a_simulated_device_makes_a_simulated_result(tmp_path: Path) -> None:
+    for clock in Clock:
+        watch, report = RaceDetector(), Report()
+        watch.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
+        assert watch.result(report).simulated is (clock is Clock.VIRTUAL)
+
+
+def test_a_race_goes_to_the_report_of_the_moment(tmp_path: Path) -> None:
+    watch, before, after = RaceDetector(), Report(), Report()
+    watch.feed(batch(tmp_path / "a", *ONE), before)
+    watch.feed(batch(tmp_path / "b", *OTHER), after)
+
+    assert [len(watch.result(report).races) for report in (before, after)] == [0, 1]
+
+
+def test_what_is_only_possible_is_no_finding(tmp_path: Path) -> None:
+    launches = [
+        fact
+        for stream in (3, 4)
+        for fact in (
+            Launch(stream, "add"),
+            Access(4096, 8192, Mode.READ | Mode.WRITE, Known.ASSUMED),
+        )
+    ]
+    watch = RaceDetector(report_possible=True)
+    report = Report(show=Confidence.POSSIBLE)
+    found = batch(tmp_path / "a", *ONE[:2], *launches)
+    records = found.records.copy()
+    records["seq"] = [1, 2, 3, 3, 5, 5]  # an access is of the launch before it
+    found = replace(found, records=records)
+
+    assert watch.feed(found, report) == []
+    result = watch.result(report)
+    assert [race.confidence for race in result.races] == [Confidence.POSSIBLE]
+    assert findings(result) == ()
+
+
+def test_a_message_has_the_places_of_the_program_and_the_fix(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    watch.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
+
+    assert message(findings(watch.result(report))) == (
+        "1 race between operations on the GPU\n"
+        "\n"
+        "write-after-write (certain): the fill on stream 4 writes 1.00 KiB"
+        " that the fill on stream 3 may still be writing\n"
+        "  later:   fill on stream 4 (non-blocking)\n"
+        "           /home/user/train.py:4 step\n"
+        "  earlier: fill on stream 3 (non-blocking)\n"
+        "           /home/user/train.py:3 step\n"
+        "  fix:     record an event on stream 3 after the fill (train.py:3)"
+        " and make stream 4 wait for it before the fill (train.py:4)"
+    )
+
+
+PENDING = (
+    Launch(3, "add", pending=True),
+    Access(4096, 8192, Mode.WRITE, Known.ASSUMED),
+    Fill(4, 4096, 64),
+)
+DONE = (Access(4096, 5120, Mode.WRITE), Accessed())
+
+
+def of_calls(batch: Batch, *seqs: int) -> Batch:
+    """Renumber the calls of a batch."""
+    records = batch.records.copy()
+    records["seq"] = seqs
+    return replace(batch, records=records)
+
+
+def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    assert (
+        watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []
+    )
+    (race,) = watch.feed(of_calls(batch(tmp_path / "b", *DONE), 3, 3), report)
+
+    assert race.confidence is Confidence.CERTAIN
+    assert watch.finish(report) == {}
+    result = watch.result(report)
+    assert (result.coverage.launches_exact, result.coverage.accesses_assumed) == (1, 0)
+    assert result.gaps == {}
+
+
+def test_what_is_never_told_is_looked_at_in_the_end_as_it_was_assumed(tmp_path: Path) -> None:
+    watch, report = RaceDetector(), Report()
+    found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
+    watch.feed(found, report)
+
+    ((trace, (race,)),) = watch.finish(report).items()
+    assert trace == (found.process, found.chain)
+    assert race.confidence is Confidence.LIKELY
+    result = watch.result(report)
+    assert result.gaps == {"launch whose accesses were never read": 1}
+    assert result.coverage.launches_assumed == 1
