@@ -277,6 +277,9 @@ class Streams(Protocol):
     def elapsed(self, begin: Event, end: Event) -> float:
         """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
 
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+
 
 class Kernels(Protocol):
     """Kernels from CUDA C++ source (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
@@ -350,9 +353,6 @@ class Graphs(Protocol):
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         """Return the nodes that a node depends on, while its graph exists."""
-
-    def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
 
 
 class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graphs, Protocol):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.bench.cache import is_cold, l2_size_bytes
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.limits import Work
+from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
+from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.moved import (
+from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workloads.checks import (
     POISON,
     Check,
     Finding,
