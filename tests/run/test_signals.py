@@ -125,12 +125,12 @@ def until(terminal: int, word: str | None) -> str:
 
 LISTENS = """
 import os, sys
-from cudakit.run.signals import Reception
-with Reception() as reception:
+from cudakit.run.signals import SignalRelay
+with SignalRelay() as relay:
     print("ready", flush=True)
     if sys.argv[1:]:
         os.kill(os.getpid(), int(sys.argv[1]))
-    for number in reception.received(0.5):
+    for number in relay.pending(0.5):
         print("passes on", number.name, flush=True)
 """
 

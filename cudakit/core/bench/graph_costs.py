@@ -8,8 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from cudakit.core.bench.compare import RESOLUTION
-from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
-from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
 from cudakit.units import Unavailable
 
 _Time = float | Unavailable

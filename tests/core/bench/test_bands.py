@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from core.bench.made import gemm, launch, machine
 
-from cudakit.core.bench.bands import Band, band, figure_of, reached
+from cudakit.core.bench.health import Band, band, figure_of, reached
 from cudakit.core.bench.result import CaseResult
 from cudakit.units import Unavailable
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from core.bench.made import VERSIONS, facts, machine, telemetry
 
-from cudakit.core.bench.concerns import concerns
 from cudakit.core.bench.environment import environment, moment
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -55,45 +54,6 @@ def test_unread_energy_is_unavailable() -> None:
 
     assert machine(before=gone).energy_j == Unavailable("not supported")
     assert machine(after=gone).energy_j == Unavailable("not supported")
-
-
-def test_quiet_machine_has_no_warning() -> None:
-    assert concerns(machine()) == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"other_processes": 1}, "1 other process on the GPU"),
-        ({"other_processes": 2}, "2 other processes on the GPU"),
-        ({"power_limit_w": 500.0}, "the power limit is 500 W, not the default of 700 W"),
-        ({"modes": {"mps_enabled": True}}, "MPS is on"),
-        ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "CUDA_LAUNCH_BLOCKING is set"),
-        (
-            {"after": moment(telemetry(1, slowed_by_power_cap_ns=500_000_000))},
-            "the clock was held down by power cap for 500 ms",
-        ),
-    ],
-)
-def test_disturbed_machine_has_warning(changes: dict[str, Any], words: str) -> None:
-    (said,) = concerns(machine(**changes))
-
-    assert words in said
-
-
-def test_variable_set_to_off_has_no_warning() -> None:
-    assert concerns(machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})) == ()
-
-
-def test_clock_reasons_replace_missing_counters() -> None:
-    look = telemetry(
-        clock_event_reasons=("idle", "software power cap"),
-        slowed_by_power_cap_ns=Unavailable("not supported"),
-    )
-
-    assert concerns(machine(before=None, after=moment(look))) == (
-        "the clock was held down: software power cap",
-    )
 
 
 @pytest.mark.parametrize(

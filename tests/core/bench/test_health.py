@@ -6,8 +6,8 @@ from typing import Any
 from core.bench.made import WRONG, gemm, launch, machine, result
 
 from cudakit.core.bench.health import SuiteResult, conclude, figure
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import CaseResult
-from cudakit.core.bench.samples import Samples
 from cudakit.render import json
 from cudakit.units import Unavailable
 

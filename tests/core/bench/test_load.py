@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.bench.load import load_result
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import BenchResult
-from cudakit.core.bench.samples import Samples
 from cudakit.errors import InputError
 from cudakit.render.json import render
 from cudakit.serialize import from_plain

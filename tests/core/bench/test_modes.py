@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cudakit.core.bench.modes import is_bimodal
+from cudakit.core.bench.stats import is_bimodal
 
 Draw = Callable[[np.random.Generator], npt.NDArray[np.float64]]
 

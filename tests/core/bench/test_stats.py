@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.stats import (
     Summary,
     dependence,

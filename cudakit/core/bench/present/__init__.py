@@ -7,9 +7,9 @@ from cudakit.core.bench.present.columns import device_columns, result_columns, s
 from cudakit.core.bench.present.comparison import present_comparison as present_comparison
 from cudakit.core.bench.present.curves import sweeps
 from cudakit.core.bench.present.distribution import distribution
+from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.graphs import graph_section
 from cudakit.core.bench.present.health import present_health as present_health
-from cudakit.core.bench.present.machine import machine_facts, title
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.present.pictures import besides, roofline
 from cudakit.core.bench.result import BenchResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudakit.core.bench.present.axes import short_labels
+from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.present.spread import spread
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary

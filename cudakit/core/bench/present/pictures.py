@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cudakit.core.bench.limits import Limit
-from cudakit.core.bench.present.axes import short_labels
+from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.present.baselines import Share, baselines, compared, ratio_to
 from cudakit.core.bench.present.beside import beside
 from cudakit.core.bench.present.cases import rate
-from cudakit.core.bench.present.peers import OURSELVES, Share, compared, peers, ratio_to
+from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.present.roofline import roofline as roofline_plot
 from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.roofline import Limit
 from cudakit.document import Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.units import Unavailable
 
@@ -57,7 +58,7 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
     near = short_labels(cases, without=("dtype",), contender=False)
-    who = [OURSELVES, *peers(cases)]
+    who = [OURSELVES, *baselines(cases)]
     units = {case.operation for case in cases}
     return Columns(
         "roofline",

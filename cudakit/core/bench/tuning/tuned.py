@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.tuning.limits import Limits
-from cudakit.core.bench.tuning.search import Stopped
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.tuning.search import Limits, Stopped
+from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library

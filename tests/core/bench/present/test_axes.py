@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from core.bench.made import gemm, launch
 
-from cudakit.core.bench.present.axes import axis_words, fixed_words, is_cube, short_labels
-from cudakit.core.bench.result import Axis, CaseResult
+from cudakit.core.bench.present.labels import axis_words, fixed_words, is_cube, short_labels
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.workload import Axis
 
 
 def product(m: int, n: int, k: int, **more: Axis) -> CaseResult:

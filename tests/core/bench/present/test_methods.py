@@ -5,7 +5,7 @@ from dataclasses import replace
 from core.bench.made import gemm, launch
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.present.methods import method_rows, method_words
+from cudakit.core.bench.present.facts import method_rows, method_words
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Text
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from core.bench.made import gemm, times
 
-from cudakit.core.bench.present.cases import cases_table
-from cudakit.core.bench.present.steps import are_steps
+from cudakit.core.bench.present.cases import are_steps, cases_table
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Seconds, Text
 from cudakit.units import Unavailable
