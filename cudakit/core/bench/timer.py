@@ -11,7 +11,7 @@ import numpy as np
 
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
@@ -109,7 +109,7 @@ class _BlockingKernel:
     set the flag, because one of its calls waits for the device.
     """
 
-    def __init__(self, gpu: Gpu, *, limit_s: float = _LIMIT_S) -> None:
+    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _LIMIT_S) -> None:
         self._gpu = gpu
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)
@@ -142,7 +142,7 @@ class _BlockingKernel:
 class _SmClock:
     """Measures the mean SM clock between two places of a stream."""
 
-    def __init__(self, gpu: Gpu, multiprocessors: int) -> None:
+    def __init__(self, gpu: ComputeDevice, multiprocessors: int) -> None:
         self._gpu = gpu
         self._kernel = Timestamp(gpu)
         self._count = multiprocessors
@@ -173,7 +173,7 @@ class _SmClock:
         self._kernel.close()
 
 
-def _host_clock(gpu: Gpu) -> Callable[[], float]:
+def _host_clock(gpu: DeviceInfo) -> Callable[[], float]:
     """Return a function that reads the time in seconds; virtual time on a simulated device."""
     if gpu.simulated:
         return lambda: gpu.telemetry().time_ns / 1e9

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
@@ -14,7 +13,6 @@ from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 # The first available one is called. Calls since CUDA 12.3 support edges with data, as programmatic dependent
 # launches create them; the older calls answer CUDA_ERROR_LOSSY_QUERY for these. The bindings of CUDA 13 have
@@ -88,19 +86,6 @@ class CudaGraphs:
         handle = cu.CUgraphNode(node)
         *_, count = self._newest(_DEPENDENCIES, handle, 0)
         return _numbers(self._newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
-
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """Let this thread allocate while a stream is captured; the allocation is not part of the graph.
-
-        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
-        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
-        """
-        mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
-        try:
-            yield
-        finally:
-            self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def close(self) -> None:
         """Destroy all graphs and executables that were created here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, Event, Memory, Ptr, Stream, Streams
 
 
 class HostUpstream(Protocol):
@@ -27,14 +27,18 @@ class Registering(Protocol):
     def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
 
 
+class HostMemoryDevice(Memory, Streams, Protocol):
+    """A device that host memory is pinned for."""
+
+
 class PinnedOfGpu:
-    """Memory of the host that a Gpu reaches (cuMemHostAlloc, cuMemHostRegister), whatever is captured.
+    """Memory of the host that a device reaches (cuMemHostAlloc, cuMemHostRegister), whatever is captured.
 
     Each is given back as it was taken, whatever the settings are by then, as PyTorch's pool does
     (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: HostMemoryDevice) -> None:
         self._gpu = gpu
         self._registered: set[int] = set()
         self.destroy_event = gpu.destroy_event

@@ -78,7 +78,7 @@ def test_stacks_that_meet_in_a_line_of_the_program_are_one_line() -> None:
     assert len(found.holders) == 3
 
 
-def test_without_a_stack_there_is_no_line() -> None:
+def test_allocations_without_stack_have_no_line() -> None:
     (line,) = device(holding(place(0, KIB, 0))).lines
     assert line.frame is None
 
@@ -156,7 +156,7 @@ def test_the_stack_that_allocated_most_bytes_comes_first() -> None:
     assert rows == [("place2", 2 * MIB, 2, MIB), ("place1", 4 * KIB, 4, KIB)]
 
 
-def test_the_mean_life_is_of_those_that_ended() -> None:
+def test_the_mean_lifetime_counts_ended_allocations() -> None:
     entries = [
         alloc(BASE, 512, stack=1, time_us=100),
         alloc(BASE + KIB, 512, stack=1, time_us=100),
@@ -176,6 +176,6 @@ def test_without_an_end_or_without_times_there_is_no_mean_life() -> None:
     assert churned(builders.snapshot(ended, has_times=False))[0].mean_lifetime_us is None
 
 
-def test_what_was_allocated_before_the_trace_does_not_count() -> None:
+def test_allocations_from_before_the_trace_do_not_count_as_churn() -> None:
     trace = builders.trace(freed(BASE, 512), [Segment(BASE, 2 * MIB, [Block(BASE + KIB, 512)])])
     assert churned(builders.snapshot(trace)) == ()

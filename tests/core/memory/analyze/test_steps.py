@@ -65,7 +65,7 @@ def test_without_numbers_the_outermost_ranges_are_the_steps() -> None:
     assert moments(QUIET, *steps, *layers) == ("annotation train", [0, 10, 20, 29])
 
 
-def test_a_range_that_never_ends_does_not_hide_those_in_it() -> None:
+def test_a_range_without_end_does_not_hide_nested_ranges() -> None:
     steps = [span("train", 10 * i + 1, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, span("job", 0, 0)[:1], *steps)[0] == "annotation train"
 
@@ -85,7 +85,7 @@ def test_annotations_need_times() -> None:
     assert moments(QUIET, *steps, has_times=False) == ("none", [])
 
 
-def test_snapshot_markers_serve_where_there_are_no_annotations() -> None:
+def test_snapshot_markers_are_the_steps_without_annotations() -> None:
     entries = list(QUIET)
     entries[5] = entries[15] = entries[25] = Entry(Action.SNAPSHOT)
     assert moments(entries) == ("snapshot markers", [5, 15, 25])
@@ -153,14 +153,14 @@ def test_a_range_is_open_from_its_start_on_and_not_at_its_end() -> None:
     assert open_at(*spans("a", 2, 5)) == ["", "", "a", "a", "a", "", "", "", "", ""]
 
 
-def test_of_nested_ranges_the_innermost_counts() -> None:
+def test_the_innermost_of_nested_ranges_counts() -> None:
     assert open_at(*spans("outer", 1, 8), *spans("inner", 3, 5)) == [
         *["", "outer", "outer", "inner", "inner"],
         *["outer", "outer", "outer", "", ""],
     ]
 
 
-def test_of_overlapping_ranges_the_one_that_began_last_counts_until_it_ends() -> None:
+def test_the_latest_of_overlapping_ranges_counts_until_its_end() -> None:
     assert open_at(*spans("a", 1, 5), *spans("b", 3, 8)) == [
         *["", "a", "a", "b", "b"],
         *["b", "b", "b", "", ""],
@@ -178,7 +178,7 @@ def test_a_range_without_an_end_stays_open() -> None:
     assert open_at(bound("a", 7, start=True))[6:] == ["", "a", "a", "a"]
 
 
-def test_of_two_ranges_of_one_name_the_later_one_ends_first() -> None:
+def test_the_later_of_two_ranges_of_one_name_ends_first() -> None:
     bounds = [*spans("a", 1, 9), *spans("b", 2, 7), *spans("a", 3, 5)]
     assert open_at(*bounds) == ["", "a", "b", "a", "a", "b", "b", "a", "a", ""]
 
