@@ -121,7 +121,7 @@ class _Sanitizer:
     def __init__(self, config: pytest.Config, *, everything: bool) -> None:
         from cudakit.core.sanitize.detector import RaceDetector
         from cudakit.core.sanitize.suppressions import suppressions
-        from cudakit.gpu.capture.inprocess import begin
+        from cudakit.gpu.capture.recording import begin
 
         self._everything = everything
         self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))

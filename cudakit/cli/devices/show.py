@@ -12,7 +12,7 @@ import click
 from cudakit.cli.devices.options import View
 from cudakit.cli.output import Output, is_capable_terminal
 from cudakit.core.devices.fields import FieldInfo, FieldsList, registry
-from cudakit.core.devices.present.overview import FIELDS
+from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult, FieldsResult
 from cudakit.core.devices.select import SelectSpec, filter_devices, label, select

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, Ptr, Stream
 from cudakit.kernels.spin import Spin
 
 # Long compared with enqueueing as much as a queue holds, about 1000 launches of 10 us.
@@ -26,7 +26,7 @@ _DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 class BlockingKernel:
     """Blocks one stream at a time."""
 
-    def __init__(self, gpu: Gpu, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, gpu: ComputeDevice, *, limit_s: float = LIMIT_S) -> None:
         self._gpu = gpu
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import cycle
 from statistics import median
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from cudakit.core.bench.blocking_kernel import MOST_QUEUED
 from cudakit.core.bench.prepare import Progress, WorkloadRun
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 
 # Two chunks are queued: long enough for reading the counter meanwhile, which takes up to 6 ms.
@@ -80,6 +80,10 @@ class CounterSteps:
         return (self._moments[-1][1] - self._moments[0][1]) / self.elapsed_s
 
 
+class _MeteredDevice(DeviceInfo, Streams, Protocol):
+    """A device with an energy counter."""
+
+
 class EnergyMeter:
     """Repeats work without a pause until the counter has changed over at least ``least_s``.
 
@@ -88,7 +92,7 @@ class EnergyMeter:
 
     def __init__(
         self,
-        gpu: Gpu,
+        gpu: _MeteredDevice,
         stream: Stream,
         work: Callable[[Stream], None],
         *,
@@ -151,7 +155,7 @@ class EnergyMeter:
         return self._steps.power_w() * elapsed_s
 
 
-def counted_j(gpu: Gpu) -> float | Unavailable:
+def counted_j(gpu: DeviceInfo) -> float | Unavailable:
     """Read the joules that a device has consumed since its driver was loaded."""
     counted = gpu.telemetry(("energy_j",)).fields.get("energy_j")
     if isinstance(counted, int | float):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from cudakit.core.bench.method import Cache
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Memory, Ptr, Stream
 from cudakit.gpu.api.facts import Field
 
 # NVIDIA CUTLASS, "GEMM performance measurement guidelines": the rotated buffers exceed twice the cache.
@@ -45,7 +45,7 @@ def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
 class Flush:
     """Overwrites the L2 cache."""
 
-    def __init__(self, gpu: Gpu, l2_bytes: int) -> None:
+    def __init__(self, gpu: Memory, l2_bytes: int) -> None:
         self._gpu = gpu
         self._size_bytes = _TIMES_CACHE * l2_bytes
         self._memory: Ptr | None = None

@@ -13,7 +13,7 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.timer import Timer, Work
 from cudakit.core.bench.workload import Prepared
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Gpu, Graph, Stream
+from cudakit.gpu.api import Graph, Graphs, Stream
 
 
 class BufferRotation:
@@ -208,7 +208,7 @@ def _nodes(method: Method, estimate_s: float, sets: int) -> int:
     return sets * max(1, min(rounds, MOST_SETS // sets))
 
 
-def capture(gpu: Gpu, stream: Stream, work: Work) -> Graph:
+def capture(gpu: Graphs, stream: Stream, work: Work) -> Graph:
     """Capture what ``work`` enqueues on a stream. The capture is ended on any error."""
     gpu.capture_begin(stream)
     try:

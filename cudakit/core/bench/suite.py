@@ -24,7 +24,7 @@ from cudakit.core.bench.spec import (
     Spec,
 )
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api import Gpu
+from cudakit.gpu.api import Gpu, Memory
 from cudakit.gpu.api.elements import FP64
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
@@ -120,7 +120,7 @@ def _effort(spec: SuiteSpec) -> dict[str, Any]:
     return {"seed": spec.seed, "blocker": spec.blocker, **rule}
 
 
-def _fitting(gpu: Gpu, size_bytes: int) -> int:
+def _fitting(gpu: Memory, size_bytes: int) -> int:
     """Return a size, or less of it by halves where the memory that is free is small."""
     free_bytes = gpu.memory_info().free_bytes
     while size_bytes * _SHARE_OF_FREE > free_bytes:

@@ -18,7 +18,7 @@ from cudakit.core.bench.stats import Summary, summarize
 from cudakit.core.bench.verify import reason_to_withhold
 from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, Refused, Verification
-from cudakit.gpu.api import Gpu
+from cudakit.gpu.api import DeviceInfo
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -114,7 +114,7 @@ def case_result(
 class Summarizer:
     """Collects the results and warnings of all cases on one device."""
 
-    def __init__(self, gpu: Gpu, run_context: RunContext) -> None:
+    def __init__(self, gpu: DeviceInfo, run_context: RunContext) -> None:
         self.results: list[CaseResult] = []
         self.refusals: list[Refused] = []
         self.variables = run_context.variables

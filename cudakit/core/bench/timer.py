@@ -10,7 +10,7 @@ from typing import TypeAlias
 from cudakit.core.bench.blocking_kernel import LIMIT_S, BlockingKernel
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
 # Enqueues work on a stream.
@@ -89,7 +89,7 @@ class Timer:
 class _SmClock:
     """Measures the mean SM clock between two places of a stream."""
 
-    def __init__(self, gpu: Gpu, multiprocessors: int) -> None:
+    def __init__(self, gpu: ComputeDevice, multiprocessors: int) -> None:
         self._gpu = gpu
         self._kernel = Timestamp(gpu)
         self._count = multiprocessors
@@ -120,7 +120,7 @@ class _SmClock:
         self._kernel.close()
 
 
-def _host_clock(gpu: Gpu) -> Callable[[], float]:
+def _host_clock(gpu: DeviceInfo) -> Callable[[], float]:
     """Return a function that reads the time in seconds; virtual time on a simulated device."""
     if gpu.simulated:
         return lambda: gpu.telemetry().time_ns / 1e9

@@ -45,6 +45,7 @@ __all__ = [
     "PER_THREAD",
     "Argument",
     "Backing",
+    "ComputeDevice",
     "Descriptor",
     "DeviceInfo",
     "Dim3",
@@ -353,6 +354,10 @@ class Graphs(Protocol):
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         """Return the nodes that a node depends on, while its graph exists."""
+
+
+class ComputeDevice(Memory, Streams, Kernels, Protocol):
+    """A device on which kernels run and whose memory is copied: what most measurements need."""
 
 
 class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graphs, Protocol):

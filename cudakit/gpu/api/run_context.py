@@ -15,6 +15,7 @@ _NOT_GATHERED = Unavailable("was not looked at")
 _NOT_ASKED = Unavailable("nobody was there to ask")
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 the mount point of POSIX shared memory; nothing is written there
+MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)

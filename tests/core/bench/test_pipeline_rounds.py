@@ -395,7 +395,7 @@ def test_what_the_timer_says_of_nothing_is_there_to_compare(timer: Timer) -> Non
 def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) -> None:
     assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
 
-    asked = replace(METHOD, energy_s=0.5)
+    asked = replace(METHOD, energy_s=0.5, rule=RULE)
     measured = run(timer, Copy(), asked, hurry=False)
     assert measured.energy_j == Unavailable("the GPU does not count energy")
     assert measured.method.energy_s == 0.5

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocSpec, Opener
 from cudakit.core.bench.workload import PreparedLatency, Verification
-from cudakit.gpu.api import LEGACY, Backing, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
@@ -20,7 +20,7 @@ _WORD = 0x0DDBA11
 _WORD_BYTES = 4
 
 
-def alloc_cases(spec: AllocSpec, gpu: Gpu) -> tuple[Case, ...]:
+def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each allocator and size."""
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     sizes_bytes = spec.sizes_bytes or usual

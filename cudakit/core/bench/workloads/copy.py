@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.core.bench.workload import Verification
 from cudakit.core.bench.workloads.checks import POISON, Finding, check_copy, worst
 from cudakit.errors import CudaError, Unsupported
-from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, DeviceInfo, Event, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 
@@ -48,7 +48,11 @@ _ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
 }
 
 
-def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
+class _LinkedDevice(DeviceInfo, Peers, Protocol):
+    """A device whose links to other devices are asked for."""
+
+
+def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
     """Make a case of each direction and size, and peer where one is meant.
 
     Raises Unsupported where copies to a peer are asked for by name, and there is none.
@@ -62,7 +66,7 @@ def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
     )
 
 
-def _copies(spec: CopySpec, gpu: Gpu) -> Iterator[Copy]:
+def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
     """Go through what there is to copy, of no size yet."""
     others = peers(gpu)
     for direction in spec.directions or _usual_directions(spec.mode):
@@ -241,7 +245,7 @@ class PreparedCopy:
         return event
 
 
-def peers(gpu: Gpu) -> dict[int, Access]:
+def peers(gpu: _LinkedDevice) -> dict[int, Access]:
     """Number the other devices that CUDA shows, and say whether copies go there or by way of the host."""
     own, found = gpu.facts().index, dict[int, Access]()
     for ordinal in count():

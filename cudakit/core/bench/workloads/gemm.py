@@ -22,7 +22,7 @@ from cudakit.core.bench.workloads.gemm_operands import (
     make_operands,
     operand_bytes,
 )
-from cudakit.gpu.api import LEGACY, Gpu, Stream
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
@@ -47,7 +47,7 @@ _ENERGY_S = 0.5
 _EDGE = 256
 
 
-def gemm_cases(spec: GemmSpec, gpu: Gpu) -> tuple[Case, ...]:
+def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each product."""
     fields = gpu.facts().fields
     return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)

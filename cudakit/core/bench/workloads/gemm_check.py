@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from cudakit.core.bench.workloads.checks import Finding
 from cudakit.core.bench.workloads.gemm_operands import OperandSets, Slab
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import ComputeDevice, Stream
 from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
 from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
 from cudakit.kernels.compare import Compare
@@ -64,7 +64,7 @@ class Checker:
     """Checks products of one kind on one device; ``fill`` is how their factors were made."""
 
     def __init__(
-        self, gpu: Gpu, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
+        self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
     ) -> None:
         self._gemm, self._seed = gemm, seed
         self._tolerance = tolerance_of(gemm, settings, random=fill not in ("zeros", "ones"))

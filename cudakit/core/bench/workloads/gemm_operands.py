@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypedDict
 
-from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.kernels.fill import Fill
@@ -71,7 +71,7 @@ def operand_bytes(gemm: Gemm) -> int:
     return sum(count * element.size_bytes for element, count in _operands(gemm))
 
 
-def make_operands(gpu: Gpu, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
+def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
     """Take the memory of buffer sets; ``owned`` gives it back."""
 
     def slab(element: Element, elements: int) -> Slab:

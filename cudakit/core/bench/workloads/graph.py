@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Protocol
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
@@ -17,7 +18,7 @@ from cudakit.core.bench.sampler import capture
 from cudakit.core.bench.spec import GraphSpec
 from cudakit.core.bench.workload import Axis, PreparedLatency, Verification
 from cudakit.core.bench.workloads.graph_nodes import BYTES, Nodes
-from cudakit.gpu.api import LEGACY, Gpu, Graph, GraphExec, Stream
+from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, GraphExec, Graphs, Stream
 
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
@@ -30,7 +31,11 @@ _MOST_KEPT = 64
 _MOST_KEPT_NODES = 1 << 16
 
 
-def graph_cases(spec: GraphSpec, gpu: Gpu) -> tuple[Case, ...]:
+class _GraphDevice(ComputeDevice, Graphs, Protocol):
+    """A device that captures and launches graphs."""
+
+
+def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each topology, kind and number of nodes, and step."""
     counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
     graphs = product(spec.topologies, spec.kinds, counts)
@@ -84,7 +89,7 @@ class GraphStep:
 class PreparedStep(PreparedLatency):
     """The nodes, each of which must have run when the step is verified."""
 
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
         self.byte = BYTES[0]  # what the nodes write
@@ -133,7 +138,7 @@ class _Eager(PreparedStep):
 
 
 class _Replay(PreparedStep):
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._executable = self.instantiated()
 
@@ -142,7 +147,7 @@ class _Replay(PreparedStep):
 
 
 class _Capture(PreparedStep):
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._made: list[Graph] = []
         self.owned.callback(self._destroy)
@@ -163,7 +168,7 @@ class _Capture(PreparedStep):
 
 
 class _Instantiate(PreparedStep):
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._graph = self.captured()
         self._made: list[GraphExec] = []
@@ -186,7 +191,7 @@ class _Instantiate(PreparedStep):
 class _Update(PreparedStep):
     """Takes the parameters of two graphs in turn: the nodes write one byte, or the other."""
 
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._executable = self.instantiated()
         self._graphs = {byte: self.captured(byte) for byte in BYTES}
@@ -232,7 +237,7 @@ class _FreshExecutables:
 
 
 class _Upload(PreparedStep):
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._executables = _FreshExecutables(self)
 
@@ -244,7 +249,7 @@ class _Upload(PreparedStep):
 
 
 class _FirstLaunch(PreparedStep):
-    def __init__(self, gpu: Gpu, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._executables = _FreshExecutables(self)
 
@@ -252,7 +257,7 @@ class _FirstLaunch(PreparedStep):
         self.gpu.graph_launch(self._executables.take(), stream)
 
 
-_STEPS: Mapping[str, Callable[[Gpu, Nodes], PreparedStep]] = {
+_STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
     "capture": _Capture,
     "instantiate": _Instantiate,
     "update": _Update,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TypeAlias
 
-from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, ComputeDevice, Event, Memory, Ptr, Stream, Streams
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
@@ -24,7 +24,7 @@ _Enqueue: TypeAlias = Callable[[Ptr, int, Stream], None]
 class Nodes:
     """So many nodes of one kind, each of which writes 16 bytes of its own."""
 
-    def __init__(self, gpu: Gpu, topology: str, kind: str, count: int) -> None:
+    def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
         self.count = count
         self._gpu = gpu
         self._size_bytes = count * WIDTH_BYTES
@@ -69,42 +69,42 @@ class Nodes:
         self._gpu.sync()
 
 
-def _kernel(gpu: Gpu, owned: ExitStack) -> _Enqueue:
+def _kernel(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
     kernels = owned.enter_context(closing(Bandwidth(gpu)))
     return lambda place, byte, stream: kernels.write(place, byte * _REPEATED, WIDTH_BYTES, stream)
 
 
-def _fill(gpu: Gpu, owned: ExitStack) -> _Enqueue:  # noqa: ARG001
+def _fill(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:  # noqa: ARG001
     return lambda place, byte, stream: gpu.fill(place, byte, WIDTH_BYTES, stream)
 
 
-def _copy(gpu: Gpu, owned: ExitStack) -> _Enqueue:
+def _copy(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
     sources = {byte: _memory(gpu, owned, WIDTH_BYTES) for byte in BYTES}
     for byte, source in sources.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
     return lambda place, byte, stream: gpu.copy(place, sources[byte], WIDTH_BYTES, stream)
 
 
-_KINDS: Mapping[str, Callable[[Gpu, ExitStack], _Enqueue]] = {
+_KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _Enqueue]] = {
     "kernel": _kernel,
     "fill": _fill,
     "copy": _copy,
 }
 
 
-def _memory(gpu: Gpu, owned: ExitStack, size_bytes: int) -> Ptr:
+def _memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
     memory = gpu.malloc(size_bytes)
     owned.callback(gpu.free, memory)
     return memory
 
 
-def _stream(gpu: Gpu, owned: ExitStack) -> Stream:
+def _stream(gpu: Streams, owned: ExitStack) -> Stream:
     stream = gpu.stream(blocking=False)
     owned.callback(gpu.destroy_stream, stream)
     return stream
 
 
-def _event(gpu: Gpu, owned: ExitStack) -> Event:
+def _event(gpu: Streams, owned: ExitStack) -> Event:
     event = gpu.event(timing=False)
     owned.callback(gpu.destroy_event, event)
     return event

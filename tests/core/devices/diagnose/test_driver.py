@@ -10,6 +10,7 @@ from core.devices.diagnose.machines import (
     OK,
     SYSTEM,
     UNKNOWN,
+    WARN,
     Machine,
     broken_cuda,
     cuda,
@@ -200,3 +201,61 @@ def test_a_file_that_is_a_directory_shows_nothing(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/version").mkdir(parents=True)
 
     assert files(tmp_path, {}).text("/proc/driver/nvidia/version") is None
+
+
+COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"
+
+
+def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
+    return Library(soname, f"{path}/{soname}", f"{path}/{soname}.19.0", source)
+
+
+# --- CK008: which libcuda? -------------------------------------------------------------------------
+
+
+def test_libcuda_of_driver_is_ok(machine: Machine) -> None:
+    assert judged("CK008", machine()).status is OK
+
+
+def test_libcuda_stub_fails(machine: Machine) -> None:
+    stub = broken_cuda(34, libcuda="/usr/local/cuda/lib64/stubs/libcuda.so")
+
+    found = judged("CK008", machine(cuda=stub))
+
+    assert found.status is FAIL
+    assert "directory named stubs off LD_LIBRARY_PATH" in found.fix[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(803, "this driver does not fit"), (804, "this GPU does not support")]
+)
+def test_cuda_compat_refused_by_driver_fails(machine: Machine, code: int, words: str) -> None:
+    found = judged("CK008", machine(cuda=broken_cuda(code, libcuda=COMPAT.format("595.45.04"))))
+
+    assert found.status is FAIL
+    assert words in found.summary
+
+
+def test_cuda_compat_newer_than_driver_is_ok(machine: Machine) -> None:
+    assert judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("595.45.04")))).status is OK
+
+
+def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
+    found = judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
+
+    assert found.status is WARN
+    assert "570.86.10 is older than the driver 580.159.04" in found.summary
+
+
+def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:
+    copies = (copy("system", "/opt/old", "libcuda.so.1"),)
+
+    evidence = judged("CK008", machine(libraries=copies)).evidence
+
+    assert evidence["other copies"] == "/opt/old/libcuda.so.1.19.0"
+
+
+def test_libcuda_origin_is_unknown_without_libcuda(machine: Machine) -> None:
+    none = machine(cuda=Unavailable("cannot be loaded"), libraries=())
+
+    assert judged("CK008", none).status is UNKNOWN

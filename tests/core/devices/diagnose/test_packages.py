@@ -18,7 +18,7 @@ from core.devices.diagnose.machines import (
     seen,
 )
 
-from cudakit.gpu.api.run_context import Distribution
+from cudakit.gpu.api.run_context import Distribution, Library
 from cudakit.units import Unavailable
 
 OLD = cuda(driver_version=(12, 4))
@@ -207,3 +207,52 @@ def test_unknown_compute_capability_is_unknown(machine: Machine) -> None:
     silent = machine(nvml=Unavailable("no"), cuda=Unavailable("no"))
 
     assert judged("CK010", silent).status is UNKNOWN
+
+
+COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"
+
+
+def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
+    return Library(soname, f"{path}/{soname}", f"{path}/{soname}.19.0", source)
+
+
+# --- CK012: does a copy hide another? --------------------------------------------------------------
+
+
+def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
+    beside = (copy("package", "/site/nvidia/cudnn/lib"), copy("toolkit", "/usr/local/cuda/lib64"))
+
+    found = judged("CK012", machine(libraries=beside))
+
+    assert found.status is OK
+    assert found.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
+
+
+def test_library_on_ld_library_path_shadowing_package_warns(machine: Machine) -> None:
+    shadowing = (copy("LD_LIBRARY_PATH", "/opt/cudnn"), copy("package", "/site/nvidia/cudnn/lib"))
+
+    found = judged("CK012", machine(libraries=shadowing))
+
+    assert found.status is WARN
+    assert found.evidence["libcudnn.so.9"] == (
+        "/opt/cudnn/libcudnn.so.9 before /site/nvidia/cudnn/lib/libcudnn.so.9"
+    )
+
+
+def test_same_file_by_two_paths_is_one_copy(machine: Machine) -> None:
+    package = copy("package", "/site/nvidia/cudnn/lib")
+    linked = Library(package.soname, "/link/libcudnn.so.9", package.real, "LD_LIBRARY_PATH")
+
+    assert judged("CK012", machine(libraries=(linked, package))).status is OK
+
+
+def test_libraries_of_driver_are_ignored(machine: Machine) -> None:
+    driver = (copy("LD_LIBRARY_PATH", "/a", "libcuda.so.1"), copy("package", "/b", "libcuda.so.1"))
+
+    found = judged("CK012", machine(libraries=driver))
+
+    assert found.summary == "no CUDA library lies where the loader looks"
+
+
+def test_unlisted_libraries_are_unknown(machine: Machine) -> None:
+    assert judged("CK012", machine(libraries=Unavailable("no"))).status is UNKNOWN
