@@ -12,14 +12,13 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, Stopped
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
-from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
 _HINT = "write one with cudakit bench gemm --tune -o tuned.json"
 _NOT_SAID = Unavailable("the device does not say")
-_UNKNOWN = Unavailable("nobody was there to ask")
 
 # What tells one tuning from another: an algorithm is chosen for what it may do as well.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
@@ -33,8 +32,8 @@ class TunedMachine:
     compute_capability: str | Unavailable
     library: Library
     library_version: str
-    driver: str | Unavailable = _UNKNOWN
-    cudakit: str | Unavailable = _UNKNOWN
+    driver: str | Unavailable = NOT_ASKED
+    cudakit: str | Unavailable = NOT_ASKED
 
     def unlike(self, other: TunedMachine) -> Iterator[str]:
         """Name what makes the numbers of an algorithm mean something else, or another the best."""
@@ -57,8 +56,8 @@ def machine_of(
         compute_capability=_text(facts, "compute_capability"),
         library=library,
         library_version=library_version,
-        driver=versions.get("driver", _UNKNOWN),
-        cudakit=versions.get("cudakit", _UNKNOWN),
+        driver=versions.get("driver", NOT_ASKED),
+        cudakit=versions.get("cudakit", NOT_ASKED),
     )
 
 
