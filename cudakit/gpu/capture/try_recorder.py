@@ -1,8 +1,8 @@
-"""The process in which the recorder is tried before the program starts; run as a script.
+"""Try the recorder in a separate process before the program starts; run as a script.
 
-Alone it tells of its interpreter. With the paths of the recorder and of NVIDIA's library it loads both
-and subscribes once, so that what goes wrong goes wrong here. It is of the standard library only, since
-the interpreter is the program's. The answer is one JSON object, the last line of the output.
+Without arguments it describes its interpreter. With the paths of the recorder and of NVIDIA's library it
+loads both and subscribes once, so that failures happen here. It imports only the standard library, since
+it runs in the program's interpreter. The result is one JSON object, in the last line of the output.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 
 def interpreter() -> dict[str, Any]:
-    """Return which Python this is, and where its packages are."""
+    """Return the implementation, version and search path of this Python."""
     name = sys.implementation.name
     return {"name": name, "version": sys.version_info[:3], "packages": sys.path}
 
 
 def attempt(recorder: str, library: str) -> dict[str, Any]:
-    """Return the layouts that the recorder was compiled with, or why it does not work."""
+    """Return the struct layouts that the recorder was compiled with, or why it does not work."""
     try:
         module = _load(recorder)
         module.check(library)
@@ -40,9 +40,9 @@ def _load(path: str) -> Any:
 
 
 def main(recorder: str = "", library: str = "") -> None:
-    """Answer; what else prints, such as a start-up file of the user's, comes before."""
-    answer = attempt(recorder, library) if recorder else interpreter()
-    os.write(1, f"\n{json.dumps(answer)}\n".encode())
+    """Print the result after other output, such as that of a start-up file of the user."""
+    result = attempt(recorder, library) if recorder else interpreter()
+    os.write(1, f"\n{json.dumps(result)}\n".encode())
 
 
 if __name__ == "__main__":

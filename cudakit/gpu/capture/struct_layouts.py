@@ -1,8 +1,8 @@
-"""The structures of the installed Sanitizer API against those that the recorder was compiled with.
+"""Compare the structs of the installed Sanitizer API with those that the recorder was compiled with.
 
-The recorder reads what its callbacks are given at fixed offsets. A release that moves a field would
-silently give it something else, so the offsets are computed from the header beside the library, by the
-rules of C on 64-bit Linux (System V ABI, AMD64 and AArch64), and compared before the program starts.
+The recorder reads callback data at fixed offsets. A release that moves a field would silently break it.
+Therefore the offsets are computed from the headers next to the library, by the rules of C on 64-bit Linux
+(System V ABI, AMD64 and AArch64), and compared before the program starts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.capture.locate import INSTALL, Library
+from cudakit.gpu.capture.installed import INSTALL_LIBRARY, Library
 
 Layout: TypeAlias = Mapping[str, int]  # offset of each field in bytes, and SIZE
 
 SIZE = "sizeof"
-# Releases whose structures were compared, for libraries that come without headers.
+# Releases with known layouts, for libraries without headers.
 _KNOWN = {(13, 4), (13, 5)}
 _INSTALL_KNOWN = "pip install 'nvidia-cuda-sanitizer-api==13.5.*'"
 
@@ -38,13 +38,13 @@ _NUMBERS = {
     "int": 4, "unsigned": 4, "int32_t": 4, "uint32_t": 4, "float": 4,
     "int64_t": 8, "uint64_t": 8, "size_t": 8, "uintptr_t": 8, "double": 8, "CUdeviceptr": 8,
 }  # fmt: skip
-# Of cuda.h, what is no handle; all of its handles are pointers.
+# Types of cuda.h that are not handles; all handles are pointers.
 _CUDA_NUMBERS = {"CUdevice", "CUresult", "CUgraphNodeType", "CUlogLevel"}
 
 
 @dataclass(slots=True)
 class _Aggregate:
-    """A struct or union that grows by one member at a time."""
+    """The layout of a struct or union, built member by member."""
 
     is_union: bool = False
     fields: dict[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class _Aggregate:
 
 
 class Header:
-    """A C header of typedefs: structures of numbers, pointers, enums, and of one another."""
+    """A C header with typedefs of structs whose members are numbers, pointers, enums and structs."""
 
     def __init__(self, text: str) -> None:
         text = _COMMENT.sub(" ", text)
@@ -79,10 +79,10 @@ class Header:
         self._handles = frozenset(_HANDLE.findall(text))
 
     def layout(self, name: str) -> Layout | None:
-        """Compute the layout of a structure, None where there is no such.
+        """Compute the layout of a struct; None if the header does not define it.
 
-        Members of an unnamed struct or union count as fields of what it stands in. Raises ValueError
-        for a declaration that is not understood.
+        Members of an unnamed struct or union count as fields of the outer one. Raises ValueError for a
+        declaration that cannot be parsed.
         """
         if name not in self._structs:
             return None
@@ -95,7 +95,7 @@ class Header:
         return struct
 
     def _fill(self, outer: _Aggregate, tokens: list[str]) -> None:
-        """Add the members that the tokens declare, up to a closing brace."""
+        """Add the declared members, up to a closing brace."""
         while tokens and tokens[0] != "}":
             if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
                 self._add_inner(outer, tokens)
@@ -114,7 +114,7 @@ class Header:
                 raise ValueError(f"the declaration {' '.join(words)!r} is not understood")
 
     def _declare(self, outer: _Aggregate, words: list[str]) -> None:
-        """Add ``const TYPE *name, other[4]``; without its semicolon."""
+        """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""
         words = [word for word in words if word not in ("const", "struct", "enum", "volatile")]
         kind, declarators = words[0], words[1:]
         while declarators:
@@ -142,7 +142,7 @@ class Header:
 
 
 def _bodies(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each structure and what stands between its braces."""
+    """Yield the name of each struct and the text between its braces."""
     for start in _STRUCT.finditer(text):
         depth = 1
         for brace in _BRACE.finditer(text, start.end()):
@@ -154,7 +154,7 @@ def _bodies(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _upto(tokens: list[str], end: str) -> list[str]:
-    """Take the tokens before the next ``end``, and ``end`` with them, off the front."""
+    """Remove and return the tokens before the next ``end``; also remove ``end``."""
     index = tokens.index(end) if end in tokens else len(tokens)
     taken = tokens[:index]
     del tokens[: index + 1]
@@ -162,10 +162,10 @@ def _upto(tokens: list[str], end: str) -> list[str]:
 
 
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:
-    """Say in which field the recorder and a header first differ, "" where all that it reads is there.
+    """Return the first field in which the recorder and a header differ, or "".
 
-    A structure may have grown at its end: the recorder is given pointers. Structures that are not of
-    the API, such as the recorder's own, do not matter.
+    A struct may have grown at its end, because the recorder receives pointers. Structs that are not of the
+    API, such as the recorder's own, are ignored.
     """
     for name in filter(_is_of_the_api, compiled):
         installed = header.layout(name)
@@ -193,15 +193,15 @@ def _moved(part: str, offset: int, installed: int | None) -> str:
 
 
 def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
-    """Raise EnvironmentUnusable where the recorder would misread what the library gives it."""
+    """Raise EnvironmentUnusable if the recorder would misread callback data of the library."""
     headers = library.headers
     if not headers:
         return _check_version(library)
     header = Header("".join(path.read_text(encoding="utf-8", errors="replace") for path in headers))
     try:
         problem = difference(compiled, header)
-    except ValueError as unread:
-        problem = str(unread)
+    except ValueError as error:
+        problem = str(error)
     if problem:
         raise EnvironmentUnusable(
             f"the recorder was built for other structures than those of {library}: {problem}",
@@ -214,5 +214,5 @@ def _check_version(library: Library) -> None:
     if library.version[:2] not in _KNOWN:
         raise EnvironmentUnusable(
             f"{library} comes without its headers, and its structures are not known",
-            hint=INSTALL,
+            hint=INSTALL_LIBRARY,
         )

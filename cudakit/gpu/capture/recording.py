@@ -1,4 +1,4 @@
-"""Recording of the very process that asks for it, for blocks of code and for tests."""
+"""Record the current process, for blocks of code and for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
-from cudakit.gpu.capture.exact import Accesses, with_accesses
+from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 from cudakit.gpu.sim.recorder import VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
@@ -25,29 +25,31 @@ from cudakit.trace.spool import Batch, Spool
 Consume: TypeAlias = Callable[[Batch], object]
 
 # The trace of a long block must not fill the disk; a second of it is some megabytes at most.
-_SECONDS_BETWEEN_READS = 1.0
+_READ_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cuda:
-    """How CUDA itself is recorded, besides simulated devices."""
+class CudaRecording:
+    """How CUDA is recorded, besides simulated devices."""
 
-    accesses: Accesses | None = None  # how they are known; None where nothing is recorded
-    notes: tuple[str, ...] = ()  # why nothing is, or why accesses are not exact, where that is news
-    tell: Callable[[], None] | None = None  # has the recorder say what launches did so far
+    accesses: Accesses | None = None  # how accesses are known; None: CUDA is not recorded
+    notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
+    flush: Callable[[], None] | None = None  # waits for launches and records their accesses
 
 
-NOT_RECORDED = Cuda()
+NOT_RECORDED = CudaRecording()
 
 
 class Recording:
-    """What this process enqueues on GPUs, from ``begin`` on until it ends, handed to a consumer.
+    """Passes the GPU work of this process to a consumer, from ``begin`` until the process ends.
 
-    A recorder can be subscribed once in a process, before CUDA is used. So it stays, and what comes is read
-    every second, that neither a block nor what follows it fills the disk.
+    The recorder can be subscribed only once per process, before CUDA is used. Therefore it stays subscribed,
+    and its trace is read every second, so that it does not fill the disk.
     """
 
-    def __init__(self, consume: Consume, directory: Path, cuda: Cuda = NOT_RECORDED) -> None:
+    def __init__(
+        self, consume: Consume, directory: Path, cuda: CudaRecording = NOT_RECORDED
+    ) -> None:
         self.cuda = cuda
         self._consume = consume
         self._directory = directory
@@ -57,13 +59,13 @@ class Recording:
         self._closed = False
         atexit.register(self.close)
         if cuda.accesses:
-            threading.Thread(target=self._read_always, name="cudakit", daemon=True).start()
+            threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
 
     @contextmanager
     def drained(self) -> Iterator[None]:
-        """Hand over what came so far; nothing more comes within the block.
+        """Pass all events so far to the consumer; within the block no more are passed.
 
-        In a process that was forked off nothing is handed over: the recording is its parent's.
+        Passes nothing in a forked process: the recording belongs to the parent.
         """
         if os.getpid() != self._process:
             yield
@@ -75,16 +77,16 @@ class Recording:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """As ``drained``, and what launches did so far is told: their work is waited for."""
-        if self.cuda.tell and os.getpid() == self._process:
-            self.cuda.tell()
+        """Like ``drained``, after waiting for all launches and recording their accesses."""
+        if self.cuda.flush and os.getpid() == self._process:
+            self.cuda.flush()
         with self.drained():
             yield
 
     def close(self) -> None:
-        """Read no more and delete what was read: the process ends."""
+        """Stop reading and delete the trace."""
         if os.getpid() != self._process:
-            self._spool.close()  # the lock may be held by a thread that was not forked off
+            self._spool.close()  # the lock may be held by a thread of the parent
             return
         with self._lock:
             self._closed = True
@@ -92,15 +94,15 @@ class Recording:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def watch_simulated(self, *, wanted: bool) -> None:
-        """Record the simulated devices that are opened from now on, or no more of them."""
+        """Start or stop recording simulated devices that are opened from now on."""
         if wanted:
             os.environ[SPOOL] = str(self._directory)
         else:
             os.environ.pop(SPOOL, None)
 
-    def _read_always(self) -> None:
+    def _read_periodically(self) -> None:
         while True:
-            time.sleep(_SECONDS_BETWEEN_READS)
+            time.sleep(_READ_INTERVAL_S)
             with self.drained():
                 pass
 
@@ -115,11 +117,11 @@ def begin(
 ) -> Recording:
     """Record this process; call it before CUDA is used.
 
-    ``gpu`` "sim" leaves CUDA itself alone. So does "auto" where CUDA cannot be recorded and shows no device
-    either: nothing can be missed. ``accesses`` are exact where they can be, unless it says which are
-    wanted. ``on_missing`` "run" goes on where something is missed. ``found`` replaces the preflight. Raises
-    UsageError where it is too late or the process is watched already, EnvironmentUnusable where the
-    recorder cannot work, or exact accesses are wanted and cannot be had.
+    ``gpu`` "sim": do not record CUDA. "auto" does the same if CUDA cannot be recorded and has no device:
+    nothing can be missed. ``accesses`` None: exact if possible. ``on_missing`` "run": continue if CUDA cannot
+    be recorded. ``found`` replaces the preflight. Raises UsageError if CUDA is in use or the process is
+    already recorded, EnvironmentUnusable if the recorder cannot work, or exact accesses are wanted but
+    impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -133,12 +135,14 @@ def begin(
         if on_missing == "refuse":
             shutil.rmtree(directory)
             raise
-        cuda = Cuda(notes=(f"CUDA was not watched: {error.message}",))
+        cuda = CudaRecording(notes=(f"CUDA was not watched: {error.message}",))
     return Recording(consume, directory, cuda)
 
 
-def _record_cuda(directory: Path, found: Ready | Refusal | None, accesses: Accesses | None) -> Cuda:
-    """Start the recorder, unless it does not work and nothing can be missed."""
+def _record_cuda(
+    directory: Path, found: Ready | Refusal | None, accesses: Accesses | None
+) -> CudaRecording:
+    """Start the recorder, unless it cannot work and there is no device."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
@@ -149,12 +153,12 @@ def _record_cuda(directory: Path, found: Ready | Refusal | None, accesses: Acces
         )
     found = found or preflight(None)
     if isinstance(found, Ready):
-        ready, why_not = with_accesses(found, accesses, directory)
+        ready, why_not = add_device_patches(found, accesses, directory)
         recorder = _subscribe(ready, directory)
-        return Cuda(
+        return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
             notes=(why_not,) if why_not else (),
-            tell=getattr(recorder, "read", None),
+            flush=getattr(recorder, "read", None),
         )
     if device_count():
         raise found.error()
@@ -162,7 +166,7 @@ def _record_cuda(directory: Path, found: Ready | Refusal | None, accesses: Acces
 
 
 def _subscribe(ready: Ready, directory: Path) -> Any:
-    """Start the recorder, and return it."""
+    """Start the recorder and return its module."""
     frames = ready.frames.get(sys.implementation.cache_tag)
     walker = _load("_frames", frames).walker if frames else 0
     patches = [(number, path.read_bytes()) for number, path in ready.patches.items()]

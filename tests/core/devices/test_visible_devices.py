@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.devices.visible import visibility
+from cudakit.core.devices.visible_devices import visibility
 
 FIRST = "GPU-51053698-363a-a59f-4199-60617802a154"
 SECOND = "GPU-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9"

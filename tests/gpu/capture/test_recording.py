@@ -13,7 +13,7 @@ PROGRAM = """
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from cudakit.gpu.capture.inprocess import Cuda, Recording
+from cudakit.gpu.capture.recording import CudaRecording, Recording
 from cudakit.trace.events import Event, Free
 from cudakit.trace.log import Clock
 from cudakit.trace.spool import SpoolWriter
@@ -51,7 +51,7 @@ with recording.drained():
 
 def test_what_comes_is_read_by_itself_so_that_the_disk_is_not_filled() -> None:
     run("""
-recording = Recording(take, Path(name), Cuda(accesses="arguments"))
+recording = Recording(take, Path(name), CudaRecording(accesses="arguments"))
 writer.write(Event(Free(1, 1), seq=7))
 deadline = time.monotonic() + 30
 while not taken and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def test_what_launches_did_is_told_before_what_came_is_handed_over() -> None:
     run("""
 def tell():
     writer.write(Event(Free(1, 1), seq=8))
-recording = Recording(take, Path(name), Cuda(tell=tell))
+recording = Recording(take, Path(name), CudaRecording(flush=tell))
 writer.write(Event(Free(1, 1), seq=7))
 with recording.drained():
     assert taken == [7]
@@ -92,7 +92,7 @@ def test_the_directory_goes_when_the_process_ends_and_not_with_one_that_was_fork
     code = """
 import os, sys
 from pathlib import Path
-from cudakit.gpu.capture.inprocess import begin
+from cudakit.gpu.capture.recording import begin
 recording = begin(print, gpu="sim")
 recording.watch_simulated(wanted=True)
 directory = os.environ["CUDAKIT_SPOOL"]
@@ -115,13 +115,13 @@ CUDA = """
 import ctypes, json, os, sys
 from pathlib import Path
 from cudakit.errors import CudakitError
-from cudakit.gpu.capture.inprocess import begin
-from cudakit.gpu.capture.locate import Places, recorder, walkers
+from cudakit.gpu.capture.recording import begin
+from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.gpu.capture.preflight import Ready, Refusal
 from cudakit.trace.kinds import Kind
 
-library, places, taken = sys.argv[1], Places.here(), []
-ready = Ready(Path(library), (), recorder(places), walkers(places))
+library, places, taken = sys.argv[1], SearchPaths.of_this_process(), []
+ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
 recording = begin(taken.append, found=ready)
 cuda, U = ctypes.CDLL(library), ctypes.c_uint64
 context, stream = ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.capture.locate import Library, Places, sanitizer_library
-from cudakit.gpu.capture.structures import SIZE, Header, check_structures, difference
+from cudakit.gpu.capture.installed import Library, SearchPaths, find_sanitizer_library
+from cudakit.gpu.capture.struct_layouts import SIZE, Header, check_structures, difference
 
 HEADER = """
 #include <cuda.h>
@@ -209,7 +209,7 @@ def test_the_recorder_fits_the_library_that_is_installed() -> None:
     from cudakit.gpu.capture import _recorder
 
     try:
-        installed = sanitizer_library(Places.here())
+        installed = find_sanitizer_library(SearchPaths.of_this_process())
     except EnvironmentUnusable as missing:
         pytest.skip(f"{missing.message}; {missing.hint}")
 
