@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 
-from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment, Segments
+from cudakit.core.allocator.blocks import Block, RawStack, Segment, Segments
 from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, virtual_memory
 from cudakit.core.allocator.history import (
     ALLOC,
@@ -150,15 +150,32 @@ class Engine:
         self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
     ) -> None:
         """Allocate a block that is in no list: its first ``size`` bytes with ``split``, else all of it."""
-        free = block.free_blocks
-        stats = free.pool.stats
+        free, after = block.free_blocks, block.next
+        stats = free.stats
+        was_split = after is not None or block.prev is not None
         if split:
-            self._split(block, size, free)
+            rest_bytes = block.size - size
+            rest = Block(block.ptr + size, rest_bytes, free, block.expandable_segment)
+            rest.requested = (
+                block.requested
+            )  # of the last request, as PyTorch's inactive blocks show
+            rest.segment_stack = block.segment_stack
+            block.segment_stack = None
+            rest.prev = block
+            rest.next = after
+            if after is not None:
+                after.prev = rest
+            block.next = rest
+            block.size = size
+            free.add(rest)
+            if block.expandable_segment is None:
+                if was_split:
+                    stats.inactive_split_bytes -= size
+                else:
+                    stats.count_split(1, rest_bytes)
         else:
             size = block.size
-            if (
-                block.next is not None or block.prev is not None
-            ) and block.expandable_segment is None:
+            if was_split and block.expandable_segment is None:
                 stats.inactive_split -= 1
                 stats.inactive_split_bytes -= size
         block.allocated = True
@@ -170,45 +187,24 @@ class Engine:
         if self.trace is not None:
             self.trace.record_block(ALLOC, block, stack)
 
-    def _split(self, block: Block, size: int, free: FreeBlocks) -> None:
-        """Cut a block down to a size, and add the rest to the free blocks."""
-        after = block.next
-        rest_bytes = block.size - size
-        rest = Block(block.ptr + size, rest_bytes, free, block.expandable_segment)
-        rest.requested = block.requested  # of the last request, as PyTorch's inactive blocks show
-        rest.segment_stack = block.segment_stack
-        block.segment_stack = None
-        rest.prev = block
-        rest.next = after
-        if after is not None:
-            after.prev = rest
-        block.next = rest
-        block.size = size
-        free.add(rest)
-        if block.expandable_segment is None:
-            stats = free.pool.stats
-            if after is None and block.prev is None:
-                stats.count_split(1, rest_bytes)
-            else:
-                stats.inactive_split_bytes -= size
-
-    def free(self, block: Block, stack: RawStack | None) -> None:
-        """Free an allocated block that no stream uses any more."""
-        self.begin_free(block, stack)
-        block.free_blocks.pool.stats.count_free(block.size, block.requested)
-        self.free_block(block, stack)
-
-    def begin_free(self, block: Block, stack: RawStack | None) -> None:
-        """Do the part of a free that comes before other streams are waited for."""
+    def free(self, block: Block, stack: RawStack | None) -> bool:
+        """Free an allocated block; return False if it is pending: other streams still use it."""
         block.allocated = False
         if self.trace is not None:
             self.trace.record_block(FREE_REQUESTED, block, stack)
         if block.size >= self.max_split_bytes:
             self.stats.oversize_allocations.decrease()
+        stats = block.free_blocks.stats
+        if block.stream_uses:
+            stats.count_pending(block.size)
+            return False
+        stats.count_free(block.size, block.requested)
+        self.free_block(block, stack)
+        return True
 
     def complete_free(self, block: Block, stack: RawStack | None) -> None:
         """Free a pending block that other streams do not use any more."""
-        block.pool.stats.count_completed(block.size, block.requested)
+        block.free_blocks.stats.count_completed(block.size, block.requested)
         self.free_block(block, stack)
 
     def free_block(self, block: Block, stack: RawStack | None) -> None:
@@ -217,25 +213,33 @@ class Engine:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free = block.free_blocks
         block.stack = None
-        count = size = 0  # the change of the free blocks in split segments
-        after, before = block.next, block.prev
+        merged = merged_bytes = 0  # free neighbours
+        before, after = block.prev, block.next
         if after is not None and after.free:
-            count, size = -1, -after.size
             free.remove(after)
-            block.absorb_next()
+            merged, merged_bytes = 1, after.size
+            block.size += after.size
+            block.next = after = after.next
+            if after is not None:
+                after.prev = block
         if before is not None and before.free:
-            count, size = count - 1, size - before.size
             free.remove(before)
+            merged, merged_bytes = merged + 1, merged_bytes + before.size
             before.requested = block.requested
-            before.absorb_next()
+            before.size += block.size
+            before.next = after
+            if after is not None:
+                after.prev = before
             block = before
+            before = block.prev
         free.add(block)
         if block.expandable_segment is not None:
             return
-        if block.prev is not None or block.next is not None:
-            free.pool.stats.count_split(count + 1, size + block.size)
-        elif count:
-            free.pool.stats.count_split(count, size)
+        if before is not None or after is not None:
+            free.stats.count_split(1 - merged, block.size - merged_bytes)
+        elif merged:
+            free.stats.inactive_split -= merged
+            free.stats.inactive_split_bytes -= merged_bytes
 
     # Segments.
 
