@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 from cudakit.core.allocator.blocks import Block, RawStack, Segment, Segments
-from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, virtual_memory
+from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
 from cudakit.core.allocator.history import (
     ALLOC,
     FREE_COMPLETED,
@@ -21,9 +21,9 @@ from cudakit.core.allocator.history import (
     History,
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
-from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, Request
+from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, Request, SegmentSource
 from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Upstream
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
@@ -53,7 +53,7 @@ class Engine:
         "upstream",
     )
 
-    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+    def __init__(self, upstream: SegmentSource, settings: Settings) -> None:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
         self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED)
@@ -79,9 +79,9 @@ class Engine:
                 ' torch_pool("async")',
             )
         if settings.expandable_segments:
-            memory = virtual_memory(self.upstream, settings.large_segment_size_bytes)
+            paged = checked_paged(self.upstream, settings.large_segment_size_bytes)
             self.expandable = self.expandable or ExpandableSegments(
-                memory, self.segments, self.stream_classes
+                paged, self.segments, self.stream_classes
             )
         self.settings = settings
         self.limit_bytes = limit_bytes
@@ -187,8 +187,8 @@ class Engine:
         if self.trace is not None:
             self.trace.record_block(ALLOC, block, stack)
 
-    def free(self, block: Block, stack: RawStack | None) -> bool:
-        """Free an allocated block; return False if it is pending: other streams still use it."""
+    def free(self, block: Block, stack: RawStack | None) -> Block | None:
+        """Free an allocated block; return the free block it is in, or None if other streams use it."""
         block.allocated = False
         if self.trace is not None:
             self.trace.record_block(FREE_REQUESTED, block, stack)
@@ -197,18 +197,20 @@ class Engine:
         stats = block.free_blocks.stats
         if block.stream_uses:
             stats.count_pending(block.size)
-            return False
+            return None
         stats.count_free(block.size, block.requested)
-        self.free_block(block, stack)
-        return True
+        return self.free_block(block, stack)
 
-    def complete_free(self, block: Block, stack: RawStack | None) -> None:
-        """Free a pending block that other streams do not use any more."""
+    def complete_free(self, block: Block, stack: RawStack | None) -> Block:
+        """Free a pending block that other streams do not use any more; return the free block it is in."""
         block.free_blocks.stats.count_completed(block.size, block.requested)
-        self.free_block(block, stack)
+        return self.free_block(block, stack)
 
-    def free_block(self, block: Block, stack: RawStack | None) -> None:
-        """Add an unused block, merged with its free neighbours, to the free blocks. The caller counts it."""
+    def free_block(self, block: Block, stack: RawStack | None) -> Block:
+        """Add an unused block to the free blocks, merged with its free neighbours; return the result.
+
+        The caller counts it.
+        """
         if self.trace is not None:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free = block.free_blocks
@@ -233,13 +235,13 @@ class Engine:
             block = before
             before = block.prev
         free.add(block)
-        if block.expandable_segment is not None:
-            return
-        if before is not None or after is not None:
-            free.stats.count_split(1 - merged, block.size - merged_bytes)
-        elif merged:
-            free.stats.inactive_split -= merged
-            free.stats.inactive_split_bytes -= merged_bytes
+        if block.expandable_segment is None:
+            if before is not None or after is not None:
+                free.stats.count_split(1 - merged, block.size - merged_bytes)
+            elif merged:
+                free.stats.inactive_split -= merged
+                free.stats.inactive_split_bytes -= merged_bytes
+        return block
 
     # Segments.
 
