@@ -43,12 +43,6 @@ if TYPE_CHECKING:
         memviz_what_if,
         record_memory,
     )
-    from cudakit.api.nvtx import (
-        mark,
-        pop_range,
-        push_range,
-        range,  # noqa: A004 the term of NVTX
-    )
     from cudakit.api.plugs import (
         cupy_allocator,
         numba_memory_manager,
@@ -65,6 +59,12 @@ if TYPE_CHECKING:
         RaceError,
         SnapshotError,
         UsageError,
+    )
+    from cudakit.gpu.nvtx import (
+        mark,
+        pop_range,
+        push_range,
+        range,  # noqa: A004 the term of NVTX
     )
 
     __version__: str
@@ -99,16 +99,16 @@ _HOMES = {
     "is_available": "cudakit.api.device",
     "is_initialized": "cudakit.api.device",
     "load_snapshot": "cudakit.api.memory",
-    "mark": "cudakit.api.nvtx",
+    "mark": "cudakit.gpu.nvtx",
     "mem_get_info": "cudakit.api.device",
     "memviz": "cudakit.api.memory",
     "memviz_diff": "cudakit.api.memory",
     "memviz_what_if": "cudakit.api.memory",
     "numba_memory_manager": "cudakit.api.plugs",
-    "pop_range": "cudakit.api.nvtx",
+    "pop_range": "cudakit.gpu.nvtx",
     "profiler": "cudakit.api",
-    "push_range": "cudakit.api.nvtx",
-    "range": "cudakit.api.nvtx",
+    "push_range": "cudakit.gpu.nvtx",
+    "range": "cudakit.gpu.nvtx",
     "record_memory": "cudakit.api.memory",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",

@@ -36,13 +36,13 @@ def wall(command: list[str]) -> float:
 
 
 def medians() -> dict[str, float]:
-    """Run the commands in turn, so that what else the machine does meets all alike."""
+    """Run the commands in turn, so that other load affects all of them alike."""
     rounds = [{name: wall(line) for name, line in COMMANDS.items()} for _ in range(ROUNDS)]
     return {name: statistics.median(each[name] for each in rounds) for name in COMMANDS}
 
 
 def watch_share() -> float:
-    """Return the share of a core that watching takes, once it has started."""
+    """Return the share of a core that ``--watch`` takes, after its start."""
     child = subprocess.Popen([*DEVICES, "--watch", "1"], stdout=subprocess.DEVNULL)
     time.sleep(SETTLING_SECONDS)
     before, start = processor_seconds(child.pid), time.perf_counter()

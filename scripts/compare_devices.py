@@ -30,7 +30,7 @@ ABSENT = ("N/A", "None", "", "Requested functionality has been deprecated")
 
 @dataclass(frozen=True)
 class Static:
-    """A field that must be equal to what stands at a path of nvidia-smi's XML."""
+    """A field that must equal the value at a path of nvidia-smi's XML."""
 
     path: str
     read: Callable[[str], Any] = str
@@ -38,7 +38,7 @@ class Static:
 
 @dataclass(frozen=True)
 class Moving:
-    """A field that may move meanwhile, and how far beyond our two readings theirs may lie."""
+    """A field that changes over time, and how far theirs may lie outside of our two readings."""
 
     path: str
     tolerance: float

@@ -1,8 +1,8 @@
-"""Write down the GPUs of this machine as a model for ``--gpu sim:MODEL``.
+"""Record the GPUs of this machine as a model for ``--gpu sim:MODEL``.
 
     python scripts/record_machine.py cudakit/gpu/models/NAME.json "one line about the machine"
 
-What moves is read twice, a second apart, so that activity counts too: start a load first. UUIDs, serial
+Telemetry is read twice, a second apart, so that activity is recorded too: start a load first. UUIDs, serial
 numbers, users, commands and paths are replaced by made-up ones of the same form.
 """
 
@@ -37,7 +37,7 @@ def described(found: Record) -> dict[str, str]:
 
 
 def scrubbed(found: Record) -> Record:
-    """Replace what says whose machine this is."""
+    """Replace what identifies the machine and its users."""
     text = dumps(found)
     for number, uuid in enumerate(sorted(uuids(found))):
         text = text.replace(uuid[4:], f"{number:08x}-5eed-4c0d-a517-{number:012x}")

@@ -1,6 +1,6 @@
-"""The command line: the table of commands, and the one way in.
+"""The command line: the table of commands, and the entry point.
 
-No module of a command is imported before that command is chosen: ``cudakit --help`` stays instant.
+The module of a command is imported when the command is chosen: ``cudakit --help`` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from cudakit.cli.failure import report
 
-# Name: where the click command lives, and its line in ``cudakit --help``.
+# Name: the place of the click command, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": (
         "cudakit.cli.bench:bench",
@@ -52,18 +52,18 @@ Completion, for bash (zsh and fish likewise):
 
 
 def load_command(name: str) -> click.Command:
-    """Import the module of a command of the table, and nothing else."""
+    """Import the module of a command."""
     module, attribute = COMMANDS[name][0].split(":")
     return cast(click.Command, getattr(import_module(module), attribute))
 
 
 class LazyGroup(click.Group):
-    """A group that lists stubs, and imports a command only to run it or to complete its options."""
+    """A group that lists stubs, and imports a command to run it or to complete its options."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Replace the stub that stands in the listing by the command itself."""
+        """Replace the stub by the command."""
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load_command(name) if name and stub else stub, rest
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 the last line of defence
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 every failure is reported
         return report(error, as_json=_wants_json(arguments))
     return code
 
@@ -104,7 +104,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         return _show_help()
     try:
-        # The words as they were written are there for commands that record them.
+        # Commands that record their command line find it in ``obj``.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
             findings: Any = program.invoke(context)
     except click.exceptions.Exit as done:
@@ -113,7 +113,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _show_help() -> int:
-    # Made as for a run: a bare Context would leave the command without its -h.
+    # Not a bare Context, which would lack -h.
     context = program.make_context("cudakit", [], resilient_parsing=True)
     click.echo(program.get_help(context), err=True)
     return 2

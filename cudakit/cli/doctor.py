@@ -1,4 +1,4 @@
-"""``cudakit doctor``: why does CUDA not work, or not well, here?"""
+"""``cudakit doctor``: diagnose the CUDA set-up and GPU health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _ids(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Read ``CK005,ck012`` as ids."""
+    """Parse ``CK005,ck012`` as ids."""
     parts = text if isinstance(text, tuple) else text.split(",")
     return tuple(part.strip().upper() for part in parts if part.strip())
 

@@ -1,4 +1,4 @@
-"""Every way in which a command can end, and what is said of a failure: one line and a hint."""
+"""The exit codes, and the report of a failure: one line and a hint."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ExitCode(IntEnum):
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
-    """Tell the user what happened and return the exit code; with ``as_json`` on stdout as well."""
+    """Print an error and return its exit code; with ``as_json`` on stdout as well."""
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _tell(error, as_json=as_json)
+        return _print_error(error, as_json=as_json)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
-        _settle_stdout()
+        _flush_stdout()
 
 
 @contextmanager
@@ -56,11 +56,11 @@ def before_the_start() -> Iterator[None]:
         raise click.exceptions.Exit(code if code in (126, 127) else _NOT_STARTED) from error
 
 
-def _tell(error: BaseException, *, as_json: bool) -> int:
+def _print_error(error: BaseException, *, as_json: bool) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
-        # An interrupt inside an exec (a dataclass is being made) would have CPython end ``python -m`` by the
-        # signal, whoever caught it; the next exec makes it forget (pythonrun.c, run_eval_code_obj).
+        # After an interrupt inside an exec (creation of a dataclass), even a caught one, CPython ends
+        # ``python -m`` by the signal; the next exec resets that (pythonrun.c, run_eval_code_obj).
         exec("")  # noqa: S102
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -70,14 +70,14 @@ def _tell(error: BaseException, *, as_json: bool) -> int:
     if known.hint:
         click.echo(f"hint: {printable(known.hint)}", err=True)
     if as_json and sys.stdout is not None:
-        # The person has been told: that the program cannot be is no reason to end otherwise.
+        # The error is on stderr already: a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
-            _tell_program(known)
+            _print_json(known)
     return known.exit_code
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Say whether an interrupt is at the bottom of it: what it leaves half done may fail to close."""
+    """Return whether an interrupt caused the error, also if closing something failed after it."""
     while error is not None:
         if isinstance(error, (KeyboardInterrupt, click.Abort)):
             return True
@@ -85,7 +85,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def _tell_program(error: CudakitError) -> None:
+def _print_json(error: CudakitError) -> None:
     from cudakit.render.json import render_error
 
     with open_output(None) as output:
@@ -122,8 +122,8 @@ def _print_traceback(error: BaseException) -> None:
     traceback.print_exception(error, file=sys.stderr)
 
 
-def _settle_stdout() -> None:
-    """Flush stdout; where its reader or its disk is gone, drop the rest: the exit flushes again."""
+def _flush_stdout() -> None:
+    """Flush stdout; drop the rest if its reader or its disk is gone, because the exit flushes again."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Ctrl-C where work says that it may be broken off, rather than amid whatever is being done."""
+"""Ctrl-C at safe points of long work, not between any two instructions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import FrameType
 
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back until the block asks for it, by a call of what it is given; a second one is at once.
+    """Defer Ctrl-C until the block calls the yielded function; a second Ctrl-C is immediate.
 
-    An exception that comes between any two instructions leaves things half done, which then fail when they
-    are closed. Where Ctrl-C is ignored, or somebody else's, it stays so; so it does outside of the main
-    thread, which alone may set this up (signal.signal).
+    An exception between any two instructions leaves objects half made, which then fail to close. If Ctrl-C is
+    ignored or handled by someone else, nothing changes, nor outside of the main thread, which alone may call
+    signal.signal.
     """
     held = _Held()
     if not _is_ours():

@@ -155,7 +155,7 @@ def memviz(
     if settings:
         if before is not None:
             raise click.UsageError("--what-if and --diff are two questions: ask one at a time")
-        return _try_settings(files, spec, settings, memory, output, exports)
+        return _replay(files, spec, settings, memory, output, exports)
     if memory is not None:
         raise click.UsageError("--what-if-limit is a limit for replays: it needs --what-if")
     if before is None:
@@ -212,7 +212,7 @@ def _compare(
     return ExitCode.FINDINGS if grew else ExitCode.OK
 
 
-def _try_settings(
+def _replay(
     files: tuple[str, ...],
     spec: MemorySpec,
     settings: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""What commands share: the output options, and how values with units are read."""
+"""Options that commands share, and the parsers of values with units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.units import parse_bytes, parse_ratio
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where and how a command is to answer."""
+    """The output of a command: file, format, verbosity."""
 
     json: bool  # the result as one JSON document instead of a report
     path: str | None  # a file; None and "-" are standard output

@@ -1,4 +1,4 @@
-"""Where a command's text goes: a file that appears complete or not at all, or standard output."""
+"""The output of a command: files that appear complete or not at all, or standard output."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cudakit.errors import EnvironmentUnusable, UsageError
 if TYPE_CHECKING:
     from cudakit.document import Document
 
-# Of a pipe or a file: stacks need more than 80 columns, a mail or a ticket bears no more than this.
+# Of a pipe or a file: stacks need more than 80 columns; mails and tickets allow no more than this.
 DEFAULT_WIDTH = 100
-# Below this a table cannot be read, whatever is cut.
+# Narrower tables are unreadable.
 MINIMUM_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An open stream for text, and what a renderer must know of it."""
+    """An open text stream with its width and colours."""
 
     stream: TextIO
     name: str
@@ -32,22 +32,21 @@ class Output:
     color: bool
 
     def write(self, text: str | Iterable[str]) -> None:
-        """Write a text, or its pieces as they come.
+        """Write a text, or its pieces.
 
-        A character that the stream cannot encode is written as its escape. Raises
-        EnvironmentUnusable where the disk is full.
+        A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
         for piece in (text,) if isinstance(text, str) else text:
             with _explained(self.name):
                 self._write(piece)
 
     def flush(self) -> None:
-        """Have the system take what was written. Raises EnvironmentUnusable where the disk is full."""
+        """Flush the stream. Raises EnvironmentUnusable if the disk is full."""
         with _explained(self.name):
             self.stream.flush()
 
     def answer(self, result: object, document: Callable[[], Document], *, as_json: bool) -> None:
-        """Write a Result as JSON, or the Document made of it as a report."""
+        """Write a Result as JSON, or its Document as a report."""
         if as_json:
             from cudakit.render import json
 
@@ -73,9 +72,9 @@ Files: TypeAlias = tuple[tuple[str, Output], ...]
 def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     """Open a file, or standard output for None and ``-``; enter the block before the long work.
 
-    The text is written beside the file and takes its place when the block ends well; when it fails,
-    nothing is left. A device or a pipe is written directly. Raises UsageError where the file exists
-    and ``force`` is not given, is a directory or cannot be written.
+    The text is written to a temporary file that replaces the target if the block succeeds, and is deleted if
+    it fails. A device or a pipe is written directly. Raises UsageError if the file exists without ``force``,
+    is a directory, or cannot be written.
     """
     if path is None or path == "-":
         yield _describe(_standard_output(), "standard output")
@@ -98,10 +97,10 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
 
 @contextmanager
 def open_by_name(paths: Iterable[str], formats: Sequence[str], *, force: bool) -> Iterator[Files]:
-    """Open files; each appears complete when the block ends well, or not at all.
+    """Open files as ``open_output`` does, each with its format.
 
-    Of ``formats``, which are ends of names, the first that fits says what a file holds. Raises UsageError
-    for a name that ends with none of them and for a file named twice, before any file is made.
+    The format is the first of ``formats`` that is the suffix of the name. Raises UsageError for a name with
+    another suffix and for a file named twice, before any file is created.
     """
     paths = list(paths)
     _refuse_doubles(paths)
@@ -131,14 +130,15 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def is_capable_terminal(stream: TextIO | None) -> bool:
-    """Say whether the stream is a terminal that understands colours and moving the cursor."""
+    """Return whether the stream is a terminal with colours and cursor movement."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:
-    """Put text from a file on one line that cannot steer a terminal; what could is escaped."""
-    line = " ".join(part.strip() for part in text.splitlines())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    """Return untrusted text as one line without control characters."""
+    from cudakit.render.escape import visible
+
+    return visible(" ".join(part.strip() for part in text.splitlines()))
 
 
 def _describe(stream: TextIO, name: str) -> Output:
@@ -147,7 +147,7 @@ def _describe(stream: TextIO, name: str) -> Output:
 
 
 def _standard_output() -> TextIO:
-    # The type says otherwise, but a process started with ``>&-`` has none.
+    # None in a process started with ``>&-``, contrary to its type.
     stdout: TextIO | None = sys.stdout
     if stdout is None:
         raise UsageError("standard output is closed", hint="write to a file with -o FILE")
@@ -171,13 +171,13 @@ def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
 
 
 def _partial(target: Path) -> Path:
-    # In the same directory, for a rename to be one step; not named after the target, whose name
-    # may be as long as names can be.
+    # In the same directory, so that the rename is atomic; not named after the target, whose name may have
+    # the maximal length.
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
 def _create(place: Path, *, name: str) -> TextIO:
-    # A file of ours must be new; a device is there already.
+    # A temporary file must be new; a device exists.
     mode: Literal["w", "x"] = "w" if place.exists() else "x"
     try:
         return place.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")

@@ -1,4 +1,4 @@
-"""How far long work has come, on one line of a terminal."""
+"""The progress of long work, on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO, TypeAlias
 
 from cudakit.cli.output import is_capable_terminal, printable, terminal_width
 
-# Takes the name of the present stage, and how much of it is done, from 0 to 1.
+# Takes the name of the current stage, and the part of it that is done, from 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
 
 
@@ -36,7 +36,7 @@ class _Line:
         self.replace(text[: terminal_width(self._stream) - 1])
 
     def replace(self, text: str) -> None:
-        # Work reports often, and a terminal may be far away.
+        # Work reports often, and a terminal may be remote.
         if text != self._text:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()

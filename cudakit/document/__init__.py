@@ -1,7 +1,7 @@
 """The common vocabulary of reports: what can be shown, by whatever renderer.
 
-A feature makes a Document of typed, raw values; a renderer makes words or pictures of it. Nothing here
-knows a feature, a terminal or a page, and nothing here is escaped or formatted.
+A feature makes a Document of typed, raw values; a renderer formats and escapes it. Nothing here depends on
+a feature, a terminal or a page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A size or amount of memory in bytes; ``derived`` marks one worked out rather than recorded."""
+    """A size or amount of memory in bytes; ``derived`` marks a computed, not recorded, value."""
 
     value: int
     derived: bool = False
@@ -66,7 +66,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words, possibly from an untrusted file: renderers escape them."""
+    """Text, possibly from an untrusted file: renderers escape it."""
 
     value: str
 
@@ -84,8 +84,7 @@ class Frame:
 class Stack:
     """A call stack, innermost frame first; empty means that none was recorded.
 
-    ``site`` is the index of the frame that a reader should see first when there is room for one only
-    (the innermost frame outside libraries).
+    ``site`` is the index of the frame to show where only one fits: the innermost frame outside libraries.
     """
 
     frames: tuple[Frame, ...]
@@ -110,7 +109,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column; ``kind`` is what its cells are, and decides alignment and what may be cut."""
+    """A table's column; ``kind`` selects the alignment of its cells and how they are shortened."""
 
     name: str
     kind: Literal["number", "text", "stack", "bar"] = "text"
@@ -118,10 +117,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of values; ``caption`` says what was left out, ``total_row`` closes the table.
+    """Rows of values; ``caption`` describes the rows left out, ``total_row`` is the last row.
 
-    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its figure. The rows whose
-    numbers are in ``faint`` stand back: they are there, and do not count.
+    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its number. ``faint`` has the indices
+    of rows in a muted style, such as those of GPUs that CUDA does not see.
     """
 
     columns: tuple[Column, ...]
@@ -174,19 +173,19 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with a program and where, for tools that read no sentences."""
+    """A defect of the program and its locations, for tools that read structured results."""
 
-    rule: str  # its name, which stays the same: "read-after-write"
-    meaning: str  # of the rule, in a sentence
-    places: tuple[tuple[str, Stack], ...]  # what happened where, the first to look at first
-    count: int = 1  # how often it was found
+    rule: str  # a stable name: "read-after-write"
+    meaning: str  # of the rule, one sentence
+    places: tuple[tuple[str, Stack], ...]  # label and stack; the most relevant one first
+    count: int = 1  # number of occurrences
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One sentence that the reader must not miss, and what to do about it, most promising first.
+    """One important sentence, and what to do about it, the most promising remedy first.
 
-    The ``finding`` is for formats that other tools read; the nodes beside the note show the same.
+    ``finding`` is the same fact for formats that other tools read.
     """
 
     level: Literal["ok", "info", "warn", "error"]
@@ -219,7 +218,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and the nodes under it."""
 
     title: str
     nodes: tuple[Node, ...]
@@ -230,7 +229,7 @@ Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Section
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What one command has to show."""
+    """The report of one command."""
 
     title: str
     nodes: tuple[Node, ...]

@@ -1,4 +1,4 @@
-"""Axes: which values get a tick, and how a tick reads."""
+"""Axes: their range, ticks and tick labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
 LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 
-# About as many ticks as a reader can take in, and as fit beside one another in 700 pixels.
+# The usual number of ticks, and the number of labels that fit beside one another in 700 pixels.
 _TICKS = 5
 _MOST_AT = 12
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -46,20 +46,20 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """Return where a value lies between low (0) and high (1)."""
+        """Return the position of a value between low (0) and high (1)."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def shares(self, values: Array) -> Array:
-        """Return where each of many values lies."""
+        """Return the positions of many values."""
         if self.logarithmic:
             return np.log(values / self.low) / math.log(self.high / self.low)
         return (values - self.low) / (self.high - self.low)
 
 
 def tight_axis(low: float, high: float, unit: Unit) -> Axis:
-    """Make an axis that ends with its data, as an axis of time does."""
+    """Make an axis that ends with its data, as for time."""
     if not _is_range(low, high):
         margin = max(0.5, abs(low) * 1e-9)
         low, high = low - margin, high + margin
@@ -67,9 +67,9 @@ def tight_axis(low: float, high: float, unit: Unit) -> Axis:
 
 
 def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
-    """Make an axis that contains 0 and ends at ticks, as an axis of amounts should.
+    """Make an axis that contains 0 and ends at ticks, as for amounts.
 
-    ``of`` is what a rate is of: ``B``, ``FLOP``.
+    ``of`` is the unit of a rate's amount: ``B``, ``FLOP``.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if not _is_range(low, high):
@@ -82,8 +82,8 @@ def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
 def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
     """Make a logarithmic axis of positive values, at least a factor of two long.
 
-    Bytes have ticks at powers of two, all else at powers of ten, and between them where those are few.
-    ``of`` is what a rate is of.
+    Ticks of bytes are powers of two, all others powers of ten, with steps between them if those are few.
+    ``of`` is the unit of a rate's amount.
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
@@ -93,7 +93,7 @@ def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
 
 
 def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
-    """Put the ticks of an axis where its data are, if those are few and apart enough to be read."""
+    """Place the ticks at the data if these are few and far enough apart for labels."""
     places = np.unique(values)
     shares = axis.shares(places)
     if len(places) > _MOST_AT or (len(places) > 1 and np.diff(shares).min() < 1 / _MOST_AT):
@@ -119,7 +119,7 @@ def _decimal_ticks(low: float, high: float) -> list[float]:
 
 
 def _is_range(low: float, high: float) -> bool:
-    """Say whether two values are far enough apart to be divided into ticks."""
+    """Return whether two values are far enough apart to be divided into ticks."""
     return high - low > max(max(abs(low), abs(high)) * 1e-12, 1e-300)
 
 
@@ -127,7 +127,7 @@ def _ticks(
     low: float, high: float, unit: Unit, step: float | None = None, of: str = ""
 ) -> tuple[Tick, ...]:
     step = step or _step(high - low, unit)
-    # A tick must not be lost to the rounding of a division.
+    # The rounding of the division must not drop a tick.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     label = _labels(unit, step, of)
     return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
@@ -178,7 +178,7 @@ def _bytes_label(value: float) -> str:
 
 
 def _seconds_labels(step: float) -> Callable[[float], str]:
-    """Write all ticks of an axis in the one unit that suits their distance."""
+    """Return the labels of ticks that are ``step`` seconds apart, all in one unit."""
     units = (_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")
     size, name = next((unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
     return lambda value: f"{_plain(value / size)} {name}"

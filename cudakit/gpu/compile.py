@@ -39,7 +39,7 @@ def compile_cuda(
 
 
 def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, str]:
-    """Choose from what NVRTC knows the architecture to compile for, and "CUBIN" or "PTX".
+    """Choose an architecture that NVRTC knows, and "CUBIN" or "PTX".
 
     Raises CudaError where the device is older than all of them.
     """
@@ -58,14 +58,14 @@ def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[st
 
 
 class Nvrtc:
-    """The compiler. Raises MissingDependency where there is none."""
+    """The compiler. Raises MissingDependency without NVRTC."""
 
     def __init__(self) -> None:
         self._nvrtc = _loaded()
         self.version: tuple[int, int] = _check(self._nvrtc.nvrtcVersion())
 
     def architectures(self) -> list[int]:
-        """List what it compiles for: 90 is compute capability 9.0."""
+        """Return the supported architectures: 90 is compute capability 9.0."""
         known: list[int] = _check(self._nvrtc.nvrtcGetSupportedArchs())
         return known
 
@@ -78,7 +78,7 @@ class Nvrtc:
         name: str = "kernels.cu",
         headers: Mapping[str, str] = _NO_HEADERS,
     ) -> bytes:
-        """Compile a source to a "CUBIN" or to "PTX"; ``headers`` are what it may include, by name.
+        """Compile a source to a "CUBIN" or to "PTX"; ``headers`` are the texts of includable files by name.
 
         Raises CudaError with the compiler's log for a source that does not compile.
         """

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: what was compiled once for an architecture is not compiled again.
+"""Compiled kernels on disk, so that a source is compiled once per architecture.
 
 A file is named by what went into it, and holds a SHA-256 of the rest of itself and the machine code. The
 cache helps where it can and is never in the way: what cannot be read is compiled, what cannot be written
@@ -18,18 +18,18 @@ from pathlib import Path
 _FORM = "cudakit compiled kernels 1"  # of files and their names
 _DIGEST_BYTES = 32
 _SUFFIX = ".image"
-# A source that is made anew for every shape must not fill the disk.
+# Sources generated per shape must not fill the disk.
 _MOST_FILES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class CompileCache:
-    """Images by key in a directory, which is made when the first one is kept."""
+    """Images by key in a directory, which is created with the first image."""
 
     directory: Path
 
     def get(self, key: str) -> bytes | None:
-        """Return what was kept; None for nothing, or for a file that is not as it was written."""
+        """Return an image; None without one, or for a damaged file."""
         try:
             content = self._place(key).read_bytes()
         except OSError:
@@ -38,7 +38,7 @@ class CompileCache:
         return image if image and sha256(image).digest() == digest else None
 
     def keep(self, key: str, image: bytes) -> None:
-        """Keep an image, seen whole or not at all by who reads meanwhile. The oldest make room."""
+        """Keep an image, written atomically; the oldest images are deleted."""
         with suppress(OSError):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._replace(self._place(key), sha256(image).digest() + image)
@@ -66,7 +66,7 @@ class CompileCache:
 
 
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:
-    """Name what comes of a source: the same name means the same image."""
+    """Return the key of a source: equal keys mean equal images."""
     parts = (_FORM, compiler, target, *options, source)
     return sha256(b"".join(_counted(part.encode()) for part in parts)).hexdigest()
 
@@ -74,7 +74,7 @@ def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -
 def user_cache(variables: Mapping[str, str]) -> CompileCache | None:
     """Return the cache of this user, by the XDG Base Directory Specification; None without a home."""
     named = variables.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # the specification: relative paths are to be ignored
+    if os.path.isabs(named):  # by the specification, relative paths are ignored
         return CompileCache(Path(named) / "cudakit" / "kernels")
     try:
         return CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")

@@ -1,4 +1,4 @@
-"""Readable names for what C++ compilers mangled (Itanium C++ ABI, section 5.1)."""
+"""Readable names of mangled C++ symbols (Itanium C++ ABI, section 5.1)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# numpy's own modules need it, so that it is there where cudakit runs.
+# numpy's modules link this library, so that it is present.
 _LIBRARY = "libstdc++.so.6"
 
-# A name that is longer was not made by a compiler for a kernel.
+# No compiler produces longer names for kernels.
 _LONGEST = 64 * 1024
 
 
 def demangle(name: str) -> str:
-    """Return the readable form of a mangled name, and any other name as it is.
+    """Return the readable form of a mangled name, and any other name unchanged.
 
     By ``__cxa_demangle`` of the C++ runtime (Itanium C++ ABI, section 3.4). Without the runtime, names
     stay as they are.

@@ -182,6 +182,9 @@ class Device:
     def elapsed(self, begin: Event, end: Event) -> float:
         return self.streams.elapsed(begin, end)
 
+    def relaxed(self) -> AbstractContextManager[None]:
+        return self.streams.relaxed()
+
     def compile(self, source: str) -> bytes:
         return self.kernels.compile(source)
 
@@ -241,6 +244,3 @@ class Device:
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         return self.graphs.dependencies(node)
-
-    def relaxed(self) -> AbstractContextManager[None]:
-        return self.graphs.relaxed()

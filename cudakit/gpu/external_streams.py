@@ -1,4 +1,4 @@
-"""A stream of the driver, as frameworks take it."""
+"""A stream of the driver for frameworks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 
 class StreamHandle(int):
-    """The driver's handle of a stream, which every library takes, as a number or by its protocol."""
+    """The driver's handle of a stream, as a number and by the protocol of cuda.core."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return version and handle, as cuda.core asks for them."""
+        """Return version and handle, as cuda.core requests."""
         return 0, int(self)
 
 
 def stream_of_cupy(cupy: Any, handle: int) -> Any:
-    """Wrap a stream for CuPy, which does not own it. Of the current device.
+    """Return CuPy's object for a stream of the current device, which it does not own.
 
     ExternalStream is deprecated since CuPy 14, which has Stream.from_external.
     """

@@ -1,4 +1,4 @@
-"""File descriptors of other processes, which stand for physical memory of a device.
+"""File descriptors of other processes, which refer to physical memory of a device.
 
 A descriptor is taken by pidfd_open(2) and pidfd_getfd(2), as PyTorch does for its expandable segments
 (c10/cuda/CUDACachingAllocator.cpp, ExpandableSegment::fromShared).
@@ -17,12 +17,12 @@ from cudakit.gpu.api import Descriptor, ProcessId
 
 # The same on every architecture that CUDA runs on (include/uapi/asm-generic/unistd.h of Linux).
 _PIDFD_GETFD = 438
-# Which of the fields behind the name starttime is (proc_pid_stat(5): the 22nd, the name is the 2nd).
+# Index of starttime among the fields behind the name (proc_pid_stat(5): the 22nd, the name is the 2nd).
 _STARTED = 22 - 3
 
 
 def this_process() -> ProcessId:
-    """Return who this process is."""
+    """Return the id of this process."""
     return ProcessId(os.getpid(), _started(os.getpid()) or 0)
 
 
@@ -41,7 +41,7 @@ def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | Non
     try:
         held = os.pidfd_open(process.pid)
         try:
-            if _started(process.pid) != process.started:  # looked at while its number is held
+            if _started(process.pid) != process.started:  # checked while the pidfd holds its number
                 raise ended(process)
             return ask(held, descriptor.number)
         finally:
@@ -51,7 +51,7 @@ def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | Non
 
 
 def ended(process: ProcessId) -> CudakitError:
-    """Return the error for a process that is not there."""
+    """Return the error for a process that has ended."""
     return EnvironmentUnusable(
         f"process {process.pid}, which shared the memory, has ended, or is not seen from here",
         hint="open it while that process lives; across containers, share their processes (--pid)",
@@ -80,7 +80,7 @@ def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
 
 
 def _remedy(number: int | None) -> str:
-    """Say what helps (pidfd_getfd(2), "ERRORS": it takes what ptrace(2) takes to attach)."""
+    """Return a hint (pidfd_getfd(2), "ERRORS": it needs the permission of ptrace(2) to attach)."""
     plain = "share memory of plain segments instead: expandable_segments:False"
     if number in (errno.EPERM, errno.EACCES):
         return (
@@ -93,7 +93,7 @@ def _remedy(number: int | None) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Return when a process started, None where there is none to be seen."""
+    """Return when a process started, None if it is not visible."""
     try:
         told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView, Process, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
-from cudakit.gpu.probe import Probe, ask
+from cudakit.gpu.probe import Probe, start_probe
 from cudakit.serialize import from_plain, to_plain
 from cudakit.units import Unavailable
 
@@ -22,25 +22,25 @@ DEFAULT_MODEL = "h200"
 def open_machine(choice: str = "auto") -> Machine:
     """Return the real machine for ``auto`` and ``cuda``, a simulated one for ``sim`` or ``sim:MODEL``.
 
-    The real driver is asked at once, in the background. Never fails for want of one: the views then
-    say what is missing. Raises UsageError for a choice or a model that does not exist.
+    A child process begins to query the real driver at once. Without a driver the views are Unavailable with
+    the reason. Raises UsageError for a choice or a model that does not exist.
     """
     kind, _, model = choice.partition(":")
     if kind == "sim":
         return RecordedMachine(model_record(model or DEFAULT_MODEL))
     if choice not in ("auto", "cuda"):
         raise UsageError(f"no such GPU: {choice!r}", hint="write auto, cuda, sim or sim:MODEL")
-    return RealMachine(ask())
+    return RealMachine(start_probe())
 
 
 def models() -> tuple[str, ...]:
-    """Name the machines that can be simulated."""
+    """Return the names of the machines that can be simulated."""
     names = (place.name for place in files("cudakit.gpu").joinpath("models").iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def model_record(model: str) -> Record:
-    """Read what was recorded of a machine. Raises UsageError for a model that does not exist."""
+    """Load the record of a model. Raises UsageError for a model that does not exist."""
     if model not in models():
         raise UsageError(
             f"no machine {model!r} can be simulated", hint=f"choose among {', '.join(models())}"
@@ -51,7 +51,7 @@ def model_record(model: str) -> Record:
 
 @dataclass(slots=True)
 class RealMachine:
-    """NVML in this process and CUDA in a child, each asked once, and both at the same time."""
+    """NVML in this process and CUDA in a child process, queried once each, at the same time."""
 
     probe: Probe
     simulated: bool = False
@@ -95,7 +95,7 @@ class RealMachine:
 
 
 def record(machine: Machine) -> Record:
-    """Write down all that a machine says now."""
+    """Return a record of everything that a machine reports now."""
     view = machine.nvml(links=True)
     devices = view.devices if isinstance(view, NvmlView) else ()
     return Record(
@@ -116,19 +116,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one machine said at one time. Telemetry and the rest have the order of ``nvml.devices``."""
+    """The state of one machine at one time. All tuples are in the order of ``nvml.devices``."""
 
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
     telemetry: tuple[Telemetry | Unavailable, ...] = ()
     activity: tuple[Telemetry | Unavailable, ...] = ()
     processes: tuple[tuple[Process, ...] | Unavailable, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # date, driver and where it came from
+    about: Mapping[str, str] = field(default_factory=dict)  # date, driver and origin
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMachine:
-    """The Machine of a Record: always says the same."""
+    """The Machine of a Record: its answers never change."""
 
     record: Record
     simulated: bool = True
@@ -169,13 +169,13 @@ def _limited(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetr
 
 
 def dumps(record: Record) -> str:
-    """Write a Record as JSON."""
+    """Return a Record as JSON."""
     plain = to_plain(record, inline_reasons=True)
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
 
 
 def loads(text: str, *, name: str = "record") -> Record:
-    """Read what ``dumps`` wrote. Raises InputError, which calls it ``name``, for anything else."""
+    """Parse the JSON of ``dumps``. Raises InputError, which refers to it as ``name``, for anything else."""
     try:
         return from_plain(Record, json.loads(text), strict=True)
     except ValueError as error:

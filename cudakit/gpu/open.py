@@ -1,4 +1,4 @@
-"""The Gpu that a name stands for: what ``--gpu`` takes."""
+"""The device for a value of ``--gpu``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WITHOUT = "--gpu sim simulates one"
 def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     """Open a device: ``auto`` and ``cuda`` the real one, ``sim`` or ``sim:MODEL`` a simulated one.
 
-    ``ordinal`` is CUDA's number of the device. Never simulates what was not asked to be. Raises
+    ``ordinal`` is CUDA's number of the device. Never simulates unless asked to. Raises
     EnvironmentUnusable without a GPU, UsageError for another name.
     """
     kind, _, model = name.partition(":")

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element, Floats, decode
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import ComputeDevice, LoadedKernels
+from cudakit.kernels.loaded import LoadedKernels
 
 _WORD_BYTES = 4
 _RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

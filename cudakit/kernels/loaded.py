@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from cudakit.gpu.api import Argument, Dim3, Kernels, Memory, Stream, Streams
+from cudakit.gpu.api import Argument, Dim3, Kernels, Stream
 
 _BLOCK = 256
 # More blocks only cost scheduling time; kernels stride over the remaining elements.
 _MOST_BLOCKS = 1 << 16
-
-
-class ComputeDevice(Memory, Streams, Kernels, Protocol):
-    """A device on which kernels run, and whose results are copied to the host."""
 
 
 class LoadedKernels:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudakit.gpu.api import Argument, Ptr, Stream
+from cudakit.gpu.api import Argument, ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Matrix
 from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.kernels.loaded import ComputeDevice, LoadedKernels
+from cudakit.kernels.loaded import LoadedKernels
 
 _NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
 _RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

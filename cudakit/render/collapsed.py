@@ -20,14 +20,14 @@ from cudakit.document import (
     walk,
 )
 from cudakit.errors import UsageError
+from cudakit.render.columns import valid_utf8
 from cudakit.units import Unavailable
 
 _CHUNK_CHARACTERS = 64 * 1024
 _NANOSECONDS = 1_000_000_000
 
-# What ends a line for some reader (U+0085, U+2028, U+2029), and what a terminal may obey.
+# Line ends of some readers (U+0085, U+2028, U+2029), and characters that control terminals.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Frame = TypeVar("_Frame")
 
@@ -35,8 +35,8 @@ _Frame = TypeVar("_Frame")
 def render(document: Document) -> Iterator[str]:
     """Write the first Tree as collapsed stacks, in chunks of about 64 KiB.
 
-    A line for each node with an amount of its own, what its children do not account for: bytes, a
-    count, or nanoseconds for Seconds. In a label ``;`` becomes ``:``, a control character a space.
+    Each node with an amount of its own, beyond the sum of its children, is a line: bytes, a count, or
+    nanoseconds for Seconds. In a label ``;`` becomes ``:``, a control character a space.
 
     Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
     """
@@ -57,9 +57,9 @@ def trees(document: Document) -> tuple[Tree, ...]:
 def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
     """Walk a tree in pre-order: the path from the root to a node, and the node's own amount.
 
-    ``frame`` makes an item of the path from a label; the list is the walk's own and changes after
-    each step. Bytes and counts stay as they are, Seconds are nanoseconds, Unavailable is 0. A node
-    without an amount of its own, or whose parts exceed it, is left out.
+    ``frame`` makes an item of the path from a label; the yielded list is reused after each step. Bytes and
+    counts stay as they are, Seconds are nanoseconds, Unavailable is 0. A node without an amount of its own,
+    or whose parts exceed it, is left out.
     """
     path: list[_Frame] = []
     pending = [(tree, 0)]
@@ -96,5 +96,5 @@ def _chunks(tree: Tree) -> Iterator[str]:
 
 
 def _label(label: str) -> str:
-    words = _CONTROL.sub(" ", _SURROGATE.sub("\ufffd", label)).replace(";", ":").strip()
+    words = _CONTROL.sub(" ", valid_utf8(label)).replace(";", ":").strip()
     return words or "?"

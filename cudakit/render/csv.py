@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
-from cudakit.document import Columns, Document, walk
+from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
+from cudakit.render.columns import Texts, decoder, is_address, valid_utf8
 
-# Rows a chunk: near 64 KiB of text where each row names a stack.
+# Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
 
-# A spreadsheet takes a cell that begins so for a formula (OWASP, "CSV Injection").
+# Spreadsheets evaluate a cell with such a beginning as a formula (OWASP, "CSV Injection").
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NEEDS_QUOTES = re.compile('[",\r\n]')
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-_Array: TypeAlias = npt.NDArray[Any]
-_Cells: TypeAlias = Callable[[_Array], list[str]]
 
 
 def render(document: Document) -> Iterator[str]:
     """Write the first Columns node as CSV, in chunks of lines that end in CR LF.
 
-    The header is the array names. Ids are written as their words in ``text``; an id without a word
-    is an empty cell, as are NaN and masked items. Unsigned integers named ``address`` or
-    ``*_address`` are written as ``0x`` hex. A word that a spreadsheet would take
-    for a formula gets a leading apostrophe.
+    The header is the array names. Ids are written as their ``text``; an id without a text is an empty
+    cell, as are NaN and masked items. Unsigned integers named ``address`` or ``*_address`` are written as
+    ``0x`` hex. Text that a spreadsheet would evaluate as a formula has a leading apostrophe.
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """
@@ -56,51 +47,44 @@ def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:
     ]
     for start in range(0, rows, _CHUNK_ROWS):
         block = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
-        # A line of nothing would be no row at all: a lone empty cell is quoted.
+        # Readers skip an empty line: a lone empty cell is quoted.
         yield "".join([(",".join(row) or '""') + "\r\n" for row in zip(*block, strict=True)])
 
 
-def _cells(name: str, array: _Array, words: tuple[str, ...] | None) -> _Cells:
-    """Choose how the items of one column are written."""
+def _cells(name: str, array: Array, words: tuple[str, ...] | None) -> Texts:
+    """Return the function that formats the items of one column."""
     if words is not None:
-        return partial(_decoded, np.array([*map(_word, words), ""], dtype=object))
-    kind = array.dtype.kind
-    if kind == "u" and (name == "address" or name.endswith("_address")):
+        return decoder(map(_word, words), unknown="")
+    if is_address(name, array):
         return _addresses
+    kind = array.dtype.kind
     return {"b": _truths, "i": _integers, "u": _integers, "f": _decimals}.get(kind, _words)
 
 
-def _decoded(words: _Array, ids: _Array) -> list[str]:
-    empty = len(words) - 1
-    index = ids.astype(np.int64)
-    cells: list[str] = words[np.where((index >= 0) & (index < empty), index, empty)].tolist()
-    return cells
-
-
-def _addresses(array: _Array) -> list[str]:
+def _addresses(array: Array) -> list[str]:
     return list(map(hex, array.tolist()))
 
 
-def _truths(array: _Array) -> list[str]:
+def _truths(array: Array) -> list[str]:
     return ["true" if item else "false" for item in array.tolist()]
 
 
-def _integers(array: _Array) -> list[str]:
-    # A masked item, one that does not exist, is None here.
+def _integers(array: Array) -> list[str]:
+    # tolist() returns None for a masked item.
     return ["" if item is None else str(item) for item in array.tolist()]
 
 
-def _decimals(array: _Array) -> list[str]:
+def _decimals(array: Array) -> list[str]:
     return ["" if math.isnan(item) else str(item) for item in array.tolist()]
 
 
-def _words(array: _Array) -> list[str]:
+def _words(array: Array) -> list[str]:
     return [_word(str(item)) for item in array.tolist()]
 
 
 def _word(word: str) -> str:
-    """Make a cell of text: no formula, quoted where RFC 4180 asks for it, valid UTF-8."""
-    cell = _SURROGATE.sub("\ufffd", word)
+    """Format text as a cell: no formula, quoted if RFC 4180 requires it, valid UTF-8."""
+    cell = valid_utf8(word)
     if cell.startswith(_FORMULA):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

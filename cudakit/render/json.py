@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from cudakit.errors import CudakitError
 from cudakit.serialize import to_plain
 
-# A lone surrogate has no UTF-8; a terminal may obey the control characters that JSON lets through.
+# UTF-8 cannot encode lone surrogates; JSON does not escape C1 control characters, which terminals obey.
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 # Deep enough for a list of rows under a list of devices: each row is then a line.
@@ -22,8 +22,8 @@ _INDENTED_LEVELS = 4
 def render(result: object) -> str:
     """Write a Result as one JSON object, its outer levels indented by 2, ending in a newline.
 
-    ``serialize.to_plain`` decides the form of each value. The text is valid UTF-8. Raises TypeError for what
-    JSON has no form for.
+    ``serialize.to_plain`` defines the form of each value. The text is valid UTF-8. Raises TypeError for
+    values without a JSON form.
     """
     return _text(to_plain(result))
 
@@ -53,7 +53,7 @@ def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
 
 
 def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
-    """Indent the outer levels; what lies deeper is a line each, as fast as ``json`` writes it."""
+    """Indent the outer levels; deeper values are one line each, at the speed of ``json``."""
     if depth == levels or not plain or not isinstance(plain, (dict, list)):
         yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
         return

@@ -1,6 +1,6 @@
 """A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
 
-Reads every kind of node; Columns are not shown, of a View its fallback, of a Chart its numbers.
+Handles every kind of node: a View is its fallback, a Chart its numbers; Columns are not shown.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from cudakit.document import (
     Value,
     View,
 )
-from cudakit.render.amounts import NO_STACK, frame_words, words, x_words, y_words
+from cudakit.render.values import NO_STACK, format_frame, format_value, format_x, format_y
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
 _DEEPEST_HEADING = 6
 _MOST_POINTS = 40
 
-# What means something in CommonMark or GitHub's dialect of it, wherever it stands in a line; links too.
+# Syntax of CommonMark and GitHub's dialect anywhere in a line; links too.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
-# What means something at the beginning of a paragraph: lists, rules and underlined headings.
+# Syntax at the beginning of a paragraph: lists, rules and underlined headings.
 _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
 def render(document: Document) -> str:
-    """Write a Document; every word in it is escaped, so that it reads as it is."""
+    """Write a Document; all of its text is escaped."""
     parts = (f"# {_escaped(document.title)}", *_nodes(document.nodes, level=2))
     return "\n\n".join(parts) + "\n"
 
@@ -65,7 +65,7 @@ def _node(node: Node, level: int) -> Iterator[str]:
 
 
 def _section(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
-    """Write a heading and what stands under it; nothing where that is nothing."""
+    """Write a heading and the nodes under it; nothing for an empty section."""
     inner = list(_nodes(nodes, level + 1))
     if inner:
         yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escaped(title)}"
@@ -84,19 +84,19 @@ def _table(table: Table) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    """Write a chart as a table of its points, thinned out where there are many."""
+    """Write a chart as a table of its points, at most about 40 of them."""
     title = f"**{_escaped(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
     places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
-    across = x_words(chart)
+    across = format_x(chart)
     lines = [
         _line((_escaped(chart.x_label), *(_escaped(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),
         *(
             _line(
                 _escaped(text)
-                for text in (across[i], *(y_words(chart, float(s.y[i])) for s in chart.series))
+                for text in (across[i], *(format_y(chart, float(s.y[i])) for s in chart.series))
             )
             for i in places
         ),
@@ -122,8 +122,8 @@ def _line(cells: Iterator[str] | Sequence[str]) -> str:
 
 def _cell(value: Value) -> str:
     if isinstance(value, Stack):
-        return " ← ".join(_escaped(frame_words(frame)) for frame in value.frames) or NO_STACK
-    return _escaped(words(value))
+        return " ← ".join(_escaped(format_frame(frame)) for frame in value.frames) or NO_STACK
+    return _escaped(format_value(value))
 
 
 def _paragraph(text: str) -> str:
@@ -131,6 +131,6 @@ def _paragraph(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Make words that mean themselves, on one line."""
+    """Escape text for one line of Markdown."""
     plain = _INVISIBLE.sub(" ", text).strip()
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", plain)

@@ -1,6 +1,6 @@
-"""HTML and SVG as text that is safe by construction: the one place of a page where escaping happens.
+"""HTML and SVG text that is safe by construction: the only place that escapes for pages.
 
-A plain string is text and is escaped wherever it is put; only ``element`` and ``join`` make Markup.
+A plain string is text and is escaped; only ``element`` and ``join`` make Markup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-# A name that is longer was made to flood the page; a tooltip should fit a screen.
+from cudakit.render.escape import shortened, visible
+
+# A longer name would flood the page; a tooltip should fit a screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 
@@ -18,7 +20,7 @@ _SHAPES = frozenset({"circle", "line", "path", "rect"})
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML."""
 
     __slots__ = ()
 
@@ -31,7 +33,7 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     """Make an element; a child that is not Markup is text, None is nothing.
 
     Attribute names are given with ``_`` for ``-`` and may end in ``_`` (``class_``). None and False leave
-    an attribute out, True writes it without a value. Raises ValueError for what the page's
+    an attribute out, True writes it without a value. Raises ValueError for attributes that the page's
     content-security policy forbids: ``style``, event handlers, links that leave the page.
     """
     opening = tag + "".join(_attribute(key, value) for key, value in attributes.items())
@@ -49,15 +51,8 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
-    r"""Make text harmless: no markup, nothing invisible, at most ``limit`` characters.
-
-    What Unicode does not count as printable (controls, bidirectional overrides, lone surrogates) is
-    written as ``\x1b`` or ``\u202e``.
-    """
-    head = text[: limit + 1]
-    if not head.isprintable():
-        head = "".join(map(_visible, head))
-    return Markup(html.escape(head if len(head) <= limit else head[: limit - 1] + "…"))
+    """Escape text: no markup, nothing invisible, at most ``limit`` characters."""
+    return Markup(html.escape(shortened(visible(text[: limit + 1]), limit)))
 
 
 def _child(child: str) -> str:
@@ -77,15 +72,9 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def _limit(attribute: str) -> int:
-    # The data of a path is ours and long; everything else may carry words from a file.
+    # Path data is long and contains no text of a file.
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 
 
 def _is_inside(link: str) -> bool:
     return link.startswith(("#", "data:,"))
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")

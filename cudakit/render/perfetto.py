@@ -1,6 +1,6 @@
 """A Document's curves and spans as a trace that ui.perfetto.dev and chrome://tracing open.
 
-The format is the Trace Event Format: JSON, times in microseconds. Perfetto decides what is safe:
+The format is the Trace Event Format: JSON, times in microseconds. Limits of Perfetto:
 it drops a slice that overlaps another of its thread without nesting, reads a time as a double and
 cuts it to nanoseconds, and rejects a file with an escaped surrogate pair (its importers/json).
 """
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from heapq import heappop, heappush, merge
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from cudakit.document import Chart, Columns, Document, walk
+from cudakit.document import Array, Chart, Columns, Document, walk
 from cudakit.errors import UsageError
+from cudakit.render.columns import Texts, decoder, is_address, valid_utf8
 
 _CHUNK_CHARACTERS = 64 * 1024
 _BLOCK_ROWS = 1024
@@ -34,11 +32,8 @@ _FIRST_TID = _PID + 1
 _LIMIT_NS = 2**62 - 1024
 
 _SLICE_ARRAYS = frozenset({"start_us", "duration_us", "track", "name"})
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
-_Array: TypeAlias = npt.NDArray[Any]
 _Event: TypeAlias = tuple[int, str]  # nanoseconds, one JSON object
-_Encoder: TypeAlias = Callable[[_Array], list[str]]
 
 
 def render(document: Document) -> Iterator[str]:
@@ -136,7 +131,7 @@ def _per_x(chart: Chart) -> int:
     return 1_000_000_000 if chart.x_unit == "seconds" else 1_000
 
 
-def _counter_events(name: str, unit: str, at_ns: _Array, y: _Array) -> Iterator[_Event]:
+def _counter_events(name: str, unit: str, at_ns: Array, y: Array) -> Iterator[_Event]:
     head = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
     template = f'{head},"args":{{"{unit}":%s}}}}'
     for block in _blocks(len(y)):
@@ -152,10 +147,10 @@ class _Slices:
     """The spans of a Columns node in order of start; every array has one item a span."""
 
     columns: Columns
-    row: _Array  # index into the arrays of columns
-    start_ns: _Array
-    duration_ns: _Array
-    tid: _Array
+    row: Array  # index into the arrays of columns
+    start_ns: Array
+    duration_ns: Array
+    tid: Array
     lane_names: tuple[str, ...]  # by tid, from the first
 
 
@@ -175,10 +170,10 @@ def _slices(columns: Columns, *, first_tid: int) -> _Slices:
     return _Slices(columns, row, start_ns, duration_ns, tid, tuple(names))
 
 
-def _lanes(track: _Array, start_ns: _Array, end_ns: _Array, *, tracks: int) -> _Array:
+def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Array:
     """Give each span the lowest lane of its track that is free when it starts.
 
-    Greedy colouring of intervals in order of start: as many lanes as spans overlap at most.
+    Greedy colouring of intervals in order of start: the number of lanes is the largest overlap.
     """
     busy: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]  # heaps of (end, lane)
     free: list[list[int]] = [[] for _ in range(tracks)]  # heaps of lanes
@@ -196,7 +191,7 @@ def _lanes(track: _Array, start_ns: _Array, end_ns: _Array, *, tracks: int) -> _
     return lanes
 
 
-def _track_names(columns: Columns, ids: _Array) -> list[str]:
+def _track_names(columns: Columns, ids: Array) -> list[str]:
     words = columns.text.get("track", ())
     return [words[track] if 0 <= track < len(words) else f"track {track}" for track in ids.tolist()]
 
@@ -234,7 +229,7 @@ def _blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
 
 
-def _nanoseconds(times: _Array, per_unit: int) -> _Array:
+def _nanoseconds(times: Array, per_unit: int) -> Array:
     """Convert times of ``per_unit`` nanoseconds each to int64, cut to what 64 bits can add."""
     if times.dtype.kind == "f":
         scaled = np.rint(times.astype(np.float64) * per_unit)
@@ -243,12 +238,12 @@ def _nanoseconds(times: _Array, per_unit: int) -> _Array:
     return np.clip(times.astype(np.int64), -limit, limit) * per_unit
 
 
-def _times(at_ns: _Array) -> list[str]:
-    # A tenth of a nanosecond more: 1.001 as a double, times 1000 and cut, would be 1000 ns.
+def _times(at_ns: Array) -> list[str]:
+    # Plus a tenth of a nanosecond: Perfetto truncates 1.001 as a double times 1000 to 1000 ns.
     return [text + "1" if "." in text else text for text in _durations(at_ns)]
 
 
-def _durations(span_ns: _Array) -> list[str]:
+def _durations(span_ns: Array) -> list[str]:
     """Write nanoseconds as microseconds, with three decimals unless they are whole."""
     whole, rest = np.divmod(np.abs(span_ns), 1_000)
     if not rest.any():
@@ -260,30 +255,23 @@ def _durations(span_ns: _Array) -> list[str]:
     ]
 
 
-def _encoder(name: str, columns: Columns) -> _Encoder:
-    """Choose how the items of one array are written in JSON."""
+def _encoder(name: str, columns: Columns) -> Texts:
+    """Return the function that writes the items of one array in JSON."""
     words = columns.text.get(name)
     if words is not None:
         unknown = '""' if name == "name" else "null"
-        return partial(_decoded, np.array([*map(_quote, words), unknown], dtype=object))
-    kind = columns.arrays[name].dtype.kind
-    if kind == "u" and (name == "address" or name.endswith("_address")):
+        return decoder(map(_quote, words), unknown=unknown)
+    array = columns.arrays[name]
+    if is_address(name, array):
         return _addresses
-    return _numbers if kind in "biuf" else _texts
+    return _numbers if array.dtype.kind in "biuf" else _texts
 
 
-def _decoded(texts: _Array, ids: _Array) -> list[str]:
-    unknown = len(texts) - 1
-    index = ids.astype(np.int64)
-    decoded: list[str] = texts[np.where((index >= 0) & (index < unknown), index, unknown)].tolist()
-    return decoded
-
-
-def _addresses(array: _Array) -> list[str]:
+def _addresses(array: Array) -> list[str]:
     return [f'"{item:#x}"' for item in array.tolist()]
 
 
-def _numbers(array: _Array) -> list[str]:
+def _numbers(array: Array) -> list[str]:
     if array.dtype.kind == "b":
         return ["true" if item else "false" for item in array.tolist()]
     if array.dtype.kind == "f":
@@ -291,9 +279,9 @@ def _numbers(array: _Array) -> list[str]:
     return list(map(str, array.tolist()))
 
 
-def _texts(array: _Array) -> list[str]:
+def _texts(array: Array) -> list[str]:
     return [_quote(str(item)) for item in array.tolist()]
 
 
 def _quote(text: str) -> str:
-    return json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False)
+    return json.dumps(valid_utf8(text), ensure_ascii=False)

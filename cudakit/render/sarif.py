@@ -7,18 +7,17 @@ Version 2.1.0".
 from __future__ import annotations
 
 import json
-import re
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from cudakit.document import Document, Finding, Frame, Note, Stack, walk
-from cudakit.render.amounts import site
+from cudakit.render.columns import valid_utf8
+from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT = "SRCROOT"
 _LEVELS: Final = {"error": "error", "warn": "warning", "info": "note", "ok": "note"}
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Object: TypeAlias = dict[str, Any]
 
@@ -26,8 +25,8 @@ _Object: TypeAlias = dict[str, Any]
 def render(document: Document, *, root: str = "") -> str:
     """Write every Note that has a Finding as a result, and every other Note as a notification.
 
-    A result's location is where the first of its places is; all places are related locations, and their
-    stacks, outermost frame first, the threads of a code flow. ``root`` is an absolute directory: files in
+    A result's location is that of its first place; all places are related locations, and their stacks,
+    outermost frame first, the threads of a code flow. ``root`` is an absolute directory: files in
     it are named relative to it. The text is ASCII: names are escaped as JSON, files as URIs (RFC 3986).
     """
     notes = tuple(node for node in walk(document.nodes) if isinstance(node, Note))
@@ -94,7 +93,7 @@ def _thread(label: str, stack: Stack, root: str) -> _Object:
 
 
 def _location(frame: Frame, root: str) -> _Object:
-    """Write where a frame stands; generated code has a name only."""
+    """Write the location of a frame; generated code has a name only."""
     location: _Object = {}
     if frame.name:
         location["logicalLocations"] = [{"fullyQualifiedName": frame.name, "kind": "function"}]
@@ -129,15 +128,15 @@ def _escaped(path: str) -> str:
         raw = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raw = path.encode("utf-8", "replace")
-    # A relative path that began with a word and a colon would be an address of its own.
+    # A relative path that begins with a word and a colon would parse as an absolute URI: colons are quoted.
     return quote(raw, safe="/")
 
 
 def _clean(value: Any) -> Any:
-    """Take out what no text in UTF-8 can hold."""
+    """Make all texts valid UTF-8."""
     match value:
         case str():
-            return _SURROGATE.sub("\ufffd", value)
+            return valid_utf8(value)
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():

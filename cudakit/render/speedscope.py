@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 from cudakit.document import Bytes, Change, Document, Seconds, Tree
 from cudakit.render.collapsed import stacks, trees
+from cudakit.render.columns import valid_utf8
 
 # Names the file format (speedscope, src/lib/file-format-spec.ts); nothing is fetched from it.
 _FORMAT = "https://www.speedscope.app/file-format-schema.json"
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def render(document: Document) -> str:
     """Write every Tree as a profile of weighted stacks, named after its root's label.
 
-    Weights are what a node's children do not account for: bytes, seconds, or a count without a
-    unit. Frames are shared between profiles by label.
+    The weight of a node is its amount beyond the sum of its children: bytes, seconds, or a count
+    without a unit. Frames are shared between profiles by label.
 
     Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
     """
@@ -34,7 +32,7 @@ def render(document: Document) -> str:
         "exporter": "cudakit",
     }
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return _SURROGATE.sub("\ufffd", text) + "\n"
+    return valid_utf8(text) + "\n"
 
 
 def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The program as a process: started, stopped and continued with this one, and how it ended."""
+"""The program as a child process: start, job control and exit status."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from signal import Signals
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
 
-# By a terminal; who stops a program in another way wants only that program to stop.
+# Stop signals of a terminal. SIGSTOP from elsewhere is meant for the program alone.
 _JOB_CONTROL = frozenset({Signals.SIGTSTP, Signals.SIGTTIN, Signals.SIGTTOU})
-# Python ignores them; what it starts shall not.
+# Ignored by Python; reset for the program.
 _IGNORED_BY_PYTHON = (Signals.SIGPIPE, Signals.SIGXFSZ)
 
 
@@ -23,11 +23,11 @@ class Child:
     def __init__(
         self, command: Command, environment: Mapping[str, str], *, mask: Iterable[Signals]
     ) -> None:
-        self.status: int | None = None  # as of subprocess: -N where signal N ended it
+        self.status: int | None = None  # as of subprocess: -N if signal N ended it
         self.process = _spawn(command, environment, mask)
 
     def poll(self) -> int | None:
-        """Return the status if the program has ended; if a terminal stopped it, stop as well."""
+        """Return the status if the program has ended; stop with a program that a terminal stopped."""
         while self.status is None:
             process, status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
             if not process:
@@ -52,7 +52,7 @@ def _spawn(command: Command, environment: Mapping[str, str], mask: Iterable[Sign
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise CommandNotExecutable(f"{command.program}: {error.strerror}") from error
-    # A script that does not say what runs it: as a shell and execvp do.
+    # A script without a shebang line: run by sh, as shells and execvp do.
     argv = ("/bin/sh", command.program, *command.argv[1:])
     return _posix_spawn(argv[0], argv, environment, mask)
 
@@ -66,14 +66,14 @@ def _posix_spawn(
 def finish(status: int) -> int:
     """End as the program ended: return its exit code, or die by the signal that killed it.
 
-    What this process has in buffers is to be written before. Where a signal does not kill, the code is 128
-    and its number, as a shell has it.
+    Buffers must be flushed before. If the signal does not kill this process, the exit code is 128 plus its
+    number, as in a shell.
     """
     if status >= 0:
         return status
     number = -status
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # a core of this process tells nothing
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # a core dump of this process is useless
     if number not in (Signals.SIGKILL, Signals.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -82,5 +82,5 @@ def finish(status: int) -> int:
 
 
 def shell_status(status: int) -> int:
-    """Return a status as a shell has it: 128 and the number of the signal that ended the program."""
+    """Return a status as in a shell: 128 plus the number of the signal that ended the program."""
     return status if status >= 0 else 128 - status

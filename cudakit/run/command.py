@@ -16,9 +16,9 @@ from cudakit.errors import UsageError
 _USAGE = "cudakit run [options] script.py | -m module | -c code | command [arguments]"
 
 _NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
-_LONGEST_SHEBANG = 256  # bytes that the kernel reads (BINPRM_BUF_SIZE)
+_LONGEST_SHEBANG = 256  # bytes read by the kernel (BINPRM_BUF_SIZE)
 
-# Options of Python that keep it from reading PYTHONPATH, or from running sitecustomize.
+# Options with which Python does not read PYTHONPATH, or does not run sitecustomize.
 _CLOSED = {
     "I": "reads no environment",
     "E": "reads no environment",
@@ -27,13 +27,13 @@ _CLOSED = {
 
 
 class CommandNotFound(UsageError):
-    """There is no such program."""
+    """The program does not exist."""
 
     exit_code = 127  # as of a shell, env and timeout
 
 
 class CommandNotExecutable(UsageError):
-    """The program is there, and cannot be run."""
+    """The program exists and cannot be executed."""
 
     exit_code = 126
 
@@ -42,19 +42,19 @@ class CommandNotExecutable(UsageError):
 class Command:
     """A program and its arguments, ready to be started."""
 
-    program: str  # the path of the file that is executed
+    program: str  # the path of the executable
     argv: tuple[str, ...]  # with the program's own name
-    python: str | None = None  # the interpreter that runs it, where it is known to be Python
-    unwatched: str = ""  # why nothing can be watched in it; empty where it can be
+    python: str | None = None  # the interpreter, if the program is known to run in Python
+    unwatched: str = ""  # why its processes cannot be recorded; empty if they can
 
 
 def resolve(
     words: Sequence[str], *, python: str | None = None, environment: Mapping[str, str] | None = None
 ) -> Command:
-    """Return what a user means by ``script.py``, ``-m module``, ``-c code`` or a command, with arguments.
+    """Return the command for ``script.py``, ``-m module``, ``-c code`` or a program, with arguments.
 
-    ``python`` runs what is no command, and is that of the active environment unless one is named. Raises
-    CommandNotFound, CommandNotExecutable, and UsageError where the first word is an option of Python.
+    ``python`` runs scripts, modules and code; by default the Python of the active environment. Raises
+    CommandNotFound, CommandNotExecutable, and UsageError if the first word is another option of Python.
     """
     environment = os.environ if environment is None else environment
     if not words:
@@ -80,7 +80,7 @@ def _chosen(python: str | None, environment: Mapping[str, str]) -> str:
 
 
 def _is_script(word: str, environment: Mapping[str, str]) -> bool:
-    """Say whether Python is to run a file: one of its own, or one that does not run by itself."""
+    """Return whether Python is to run a file: a Python file, or one that is not executable."""
     path = Path(word)
     if path.is_dir():
         return (path / "__main__.py").is_file()
@@ -116,11 +116,11 @@ def _on_path(word: str, environment: Mapping[str, str]) -> str | None:
 def active_python(
     environment: Mapping[str, str], *, own: str = sys.executable, started_as: str = ""
 ) -> str:
-    """Return the Python of the active environment, as a user gets it who types ``python3``.
+    """Return the Python of the active environment, which ``python3`` starts in a shell.
 
-    That is the one of VIRTUAL_ENV, else the first of PATH. ``own`` is the one that runs cudakit, which may
-    be installed apart; it is taken where it was named itself: ``python -m cudakit``, or ``.venv/bin/cudakit``
-    of an environment that is not active. ``started_as`` replaces sys.argv[0].
+    That is the one of VIRTUAL_ENV, else the first in PATH. ``own`` runs cudakit, which may be installed
+    elsewhere; it is used if the user named it: ``python -m cudakit``, or ``.venv/bin/cudakit`` of an
+    environment that is not active. ``started_as`` replaces sys.argv[0].
     """
     if _named_itself(started_as or sys.argv[0], own, environment):
         return own
@@ -148,7 +148,7 @@ def _own_if_same(candidate: str, own: str) -> str:
 
 
 def interpreter(program: str) -> tuple[str, ...]:
-    """Return the Python, and its options, that runs an executable file; nothing if it is no Python."""
+    """Return the Python, with its options, that runs an executable file; empty if no Python does."""
     if _NAME.fullmatch(os.path.basename(program)):
         return (program,)
     try:
@@ -169,7 +169,7 @@ def _shebang(line: bytes) -> list[str]:
 
 
 def closed(command: Sequence[str]) -> str:
-    """Say why nothing can be watched in a Python with these arguments; empty where it can be."""
+    """Return why a Python with these arguments cannot be recorded; empty if it can."""
     for option in _options(command[1:]):
         if option in _CLOSED:
             given = shlex.join((os.path.basename(command[0]), f"-{option}"))
@@ -194,11 +194,11 @@ def _options(arguments: Sequence[str]) -> list[str]:
 
 
 def _takes_the_rest(word: str, found: list[str]) -> bool:
-    """Add the letters of one word; True where what comes behind it is the program and its arguments."""
+    """Add the letters of one word; return whether the words after it are the program and its arguments."""
     for letter in word[1:]:
         found.append(letter)
         if letter in "cm":
             return True
-        if letter in "WX":  # what is left of the word is its value
+        if letter in "WX":  # the rest of the word is its value
             break
     return False

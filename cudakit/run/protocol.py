@@ -1,4 +1,4 @@
-"""What the supervisor and the agents exchange: settings in the environment, lines in files of the spool."""
+"""The protocol of the supervisor and the agents: settings in the environment, lines in the spool."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-# The one directory of ours that the program gets to see; it holds sitecustomize.py and nothing else.
+# The only directory added to the program's path; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the agent is to do in each process."""
+    """The task of the agent in each process."""
 
-    sanitize: bool = False  # record what is enqueued on GPUs, simulated ones included
-    memory: Path | None = None  # record the memory of torch, and save it under this name
+    sanitize: bool = False  # record the work enqueued on GPUs, simulated ones included
+    memory: Path | None = None  # record the memory of torch, and save the snapshot under this name
     library: str = ""  # of the Sanitizer API
     recorder: str = ""  # the native recorder; empty: only simulated devices are recorded
-    frames: Mapping[str, str] = field(default_factory=dict)  # what reads stacks, by cache tag
-    patches: Mapping[str, str] = field(default_factory=dict)  # of exact accesses, by capability
-    follow: bool = True  # into processes that are started by the program
+    frames: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the extensions that read stacks, by cache tag
+    patches: Mapping[str, str] = field(
+        default_factory=dict
+    )  # device patches, by compute capability
+    follow: bool = True  # instrument child processes too
 
 
 def child_environment(
     environment: Mapping[str, str], settings: Settings, spool: Path
 ) -> dict[str, str]:
-    """Return an environment in which every Python starts the agent, which writes to a spool."""
+    """Return an environment in which every Python starts the agent."""
     ours = _without_agent(environment)
     paths = [str(AGENT), *filter(None, [ours.get("PYTHONPATH")])]
     ours["PYTHONPATH"] = os.pathsep.join(paths)
@@ -55,7 +59,7 @@ def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
 
 
 def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what a supervisor around this one has set: each program has one."""
+    """Remove the variables of an outer supervisor: a program has one."""
     rest = {name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")}
     if "PYTHONPATH" in rest:
         entries = rest["PYTHONPATH"].split(os.pathsep)
@@ -67,15 +71,15 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class About(StrEnum):
-    """What a line is about, and the suffix of the files that hold such lines."""
+    """The subject of a line, and the suffix of the files with such lines."""
 
-    FAILED = "failed"  # something that the agent was to do, and why it cannot
-    SNAPSHOTS = "snapshots"  # a snapshot of memory was saved: its path
+    FAILED = "failed"  # a task that the agent cannot perform, and why
+    SNAPSHOTS = "snapshots"  # the path of a saved memory snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One line of one process."""
+    """A line from a process."""
 
     process: int  # 0: the supervisor itself
     about: About
@@ -83,7 +87,7 @@ class Notice:
 
 
 class Notices:
-    """Reads the lines that come."""
+    """Reads the lines of agents in a spool."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,7 +1,7 @@
-"""Signals between whoever started cudakit and the program that it runs.
+"""Relays signals to the program that cudakit runs.
 
-Both are in the same process group, as the program would be without cudakit: what a terminal sends reaches
-the program by itself, and is not passed on a second time. What is sent to cudakit alone is passed on.
+Both are in the same process group, as the program would be without cudakit: signals of a terminal reach the
+program directly and are not relayed. Signals sent to cudakit alone are relayed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from signal import Signals
 from types import FrameType
 from typing import Any
 
-# Sent by the kernel, in our case its terminal (asm-generic/siginfo.h).
+# Sent by the kernel, here by its terminal driver (asm-generic/siginfo.h).
 _SI_KERNEL = 0x80
 _FROM_TERMINALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
-_PASSED_ON = _FROM_TERMINALS | {
+_RELAYED = _FROM_TERMINALS | {
     Signals.SIGTERM,
     Signals.SIGHUP,
     Signals.SIGUSR1,
@@ -27,22 +27,22 @@ _PASSED_ON = _FROM_TERMINALS | {
 }
 
 
-class Reception:
-    """Receives signals in the place of their default actions, while it is entered.
+class SignalRelay:
+    """Receives signals instead of their default actions, inside the ``with`` block.
 
-    ``mask`` is the mask of signals from before, for programs that are started meanwhile. Signals that were
-    ignored stay ignored, as ``nohup`` wants it.
+    ``mask`` is the signal mask from before, for programs started in the block. Ignored signals stay ignored,
+    as ``nohup`` requires.
     """
 
     def __init__(self) -> None:
         self.mask: set[Signals] = set()
         self._handled = {
-            number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN
+            number for number in _RELAYED if signal.getsignal(number) is not signal.SIG_IGN
         }
         self._handlers: dict[Signals, Any] = {}
-        self._elsewhere: deque[Signals] = deque()
+        self._from_other_threads: deque[Signals] = deque()
 
-    def __enter__(self) -> Reception:
+    def __enter__(self) -> SignalRelay:
         awaited = self._handled | {Signals.SIGCHLD}
         self._handlers = {number: signal.signal(number, self._note) for number in awaited}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -54,10 +54,10 @@ class Reception:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def received(self, seconds: float) -> Iterator[Signals]:
-        """Wait for a signal, or a change of a child; yield what is to be passed on."""
-        while self._elsewhere:
-            number = self._elsewhere.popleft()
+    def pending(self, seconds: float) -> Iterator[Signals]:
+        """Wait for a signal or a change of a child; yield the signals to relay."""
+        while self._from_other_threads:
+            number = self._from_other_threads.popleft()
             if number in self._handled and not (number in _FROM_TERMINALS and _is_in_foreground()):
                 yield number
         deadline = time.monotonic() + seconds
@@ -69,12 +69,12 @@ class Reception:
                 yield Signals(info.si_signo)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        # Another thread, one of a library, took it while this one was busy: who sent it is not known.
-        self._elsewhere.append(Signals(number))
+        # Delivered to another thread, of a library: the sender is unknown.
+        self._from_other_threads.append(Signals(number))
 
 
 def _is_in_foreground() -> bool:
-    """Say whether a terminal sends its signals to this process group."""
+    """Return whether this process group is the foreground group of its terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

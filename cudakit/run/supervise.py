@@ -1,4 +1,4 @@
-"""Runs a program as it runs without cudakit, and reads meanwhile what the agent in it records."""
+"""Runs a program as it runs without cudakit, and reads what its agents record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from cudakit.run.child import Child
 from cudakit.run.command import Command
 from cudakit.run.protocol import About, Notice, Notices, Settings, child_environment
-from cudakit.run.signals import Reception
+from cudakit.run.signals import SignalRelay
 from cudakit.trace.spool import Batch, Spool
 
 _SECONDS_BETWEEN_READS = 0.05
@@ -28,30 +28,30 @@ def supervise(
     environment: Mapping[str, str] | None = None,
     seconds_to_end: float = _SECONDS_TO_END,
 ) -> int:
-    """Run a command in the foreground, and hand over what is recorded while it runs.
+    """Run a command in the foreground, and pass its records to ``consume`` while it runs.
 
-    ``consume`` is given what each process records, and returns True to end the program: by SIGTERM, and
-    some seconds later by SIGKILL. ``notify`` is given what agents have to say. Returns the status as
-    subprocess has it: -N where signal N ended the program (``finish``, ``shell_status``). Processes that
-    outlive the program are not waited for. What ``consume`` raises is raised when the program has ended.
-    Must be called in the main thread. Raises CommandNotFound and CommandNotExecutable.
+    ``consume`` gets the batches of each process, and returns True to end the program: by SIGTERM, and after
+    ``seconds_to_end`` by SIGKILL. ``notify`` gets the lines of agents. Returns the status as subprocess does:
+    -N if signal N ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive
+    the program. An exception of ``consume`` is raised after the program has ended. Must be called in the main
+    thread. Raises CommandNotFound and CommandNotExecutable.
     """
     with TemporaryDirectory(prefix="cudakit-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        told = child_environment(
+        child_env = child_environment(
             os.environ if environment is None else environment, settings, directory
         )
-        with Spool(directory, discard=True) as spool, Reception() as reception:
-            child = Child(command, told, mask=reception.mask)
-            reading = _Reading(spool, Notices(directory), consume, notify)
-            _accompany(child, reception, reading, seconds_to_end)
+        with Spool(directory, discard=True) as spool, SignalRelay() as relay:
+            child = Child(command, child_env, mask=relay.mask)
+            reading = _SpoolReader(spool, Notices(directory), consume, notify)
+            _wait_for_exit(child, relay, reading, seconds_to_end)
     if reading.failure:
         raise reading.failure
     return child.status or 0
 
 
-class _Reading:
-    """What is read of a spool, and by whom."""
+class _SpoolReader:
+    """Reads a spool and passes its content to ``consume`` and ``notify``."""
 
     def __init__(
         self,
@@ -68,37 +68,37 @@ class _Reading:
         self._notify = notify
 
     def read(self, between: Callable[[], None]) -> None:
-        """Hand over what came; ``between`` is called after each batch, for this may take long."""
+        """Pass on the new records and lines; ``between`` is called after each batch."""
         try:
             for batch in self._spool.batches():
-                # Where it is not wanted, it is read all the same: the spool must not grow.
+                # Read and dropped after the end: the spool must not grow.
                 if not self.enough and not self.failure:
                     self.enough = self._consume(batch)
                 between()
-            self._tell()
-        except Exception as failure:  # noqa: BLE001 the program does not suffer from it
+            self._notify_lines()
+        except Exception as failure:  # noqa: BLE001 must not disturb the program
             self.failure = self.failure or failure
 
-    def _tell(self) -> None:
+    def _notify_lines(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:
             self._notify(Notice(0, About.FAILED, self._spool.damaged.pop()))
 
 
-def _accompany(
-    child: Child, reception: Reception, reading: _Reading, seconds_to_end: float
+def _wait_for_exit(
+    child: Child, relay: SignalRelay, reading: _SpoolReader, seconds_to_end: float
 ) -> None:
-    """Pass on signals and read, until the program has ended and everything is read."""
+    """Relay signals and read the spool until the program has ended and everything is read."""
     deadline: float | None = None
 
-    def pass_on(seconds: float = 0.0) -> None:
-        for number in reception.received(seconds):
+    def relay_signals(seconds: float = 0.0) -> None:
+        for number in relay.pending(seconds):
             child.send(number)
 
     while child.poll() is None:
-        pass_on(_SECONDS_BETWEEN_READS)
-        reading.read(pass_on)
+        relay_signals(_SECONDS_BETWEEN_READS)
+        reading.read(relay_signals)
         if reading.enough and deadline is None:
             child.send(Signals.SIGTERM)
             deadline = time.monotonic() + seconds_to_end

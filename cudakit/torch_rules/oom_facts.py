@@ -29,26 +29,30 @@ class Fit:
     after_pending_frees: bool  # frees waiting for other streams done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request that no free block served, and the free memory beside it."""
+def fit_of(
+    *,
+    block_bytes: int,
+    segment_bytes: int,
+    usable_bytes: int,
+    releasable_bytes: int,
+    own_free_bytes: int,
+    largest_other_bytes: int,
+    largest_later_bytes: int,
+) -> Fit:
+    """Return which single change would have let a failed request fit.
 
-    block_bytes: int  # rounded up
-    segment_bytes: int  # what had to be allocated from the device
-    usable_bytes: int  # what the process could still have allocated from the device
-    releasable_bytes: int  # cached in empty segments
-    own_free_bytes: int  # in free blocks of its pool, size class and stream
-    largest_other_bytes: int  # the largest free block elsewhere
-    largest_later_bytes: int  # the largest free block of its own once pending frees are complete
-
-    def fit(self) -> Fit:
-        """Return which single change would have let the request fit."""
-        return Fit(
-            without_cache=self.usable_bytes + self.releasable_bytes >= self.segment_bytes,
-            without_holes=self.own_free_bytes + self.usable_bytes >= self.block_bytes,
-            in_another_pool=self.largest_other_bytes >= self.block_bytes,
-            after_pending_frees=self.largest_later_bytes >= self.block_bytes,
-        )
+    A block of ``block_bytes`` was requested. It needed a new segment of ``segment_bytes``, and the device
+    could still give ``usable_bytes``. ``releasable_bytes`` are cached in empty segments;
+    ``own_free_bytes`` are free in the pool, size class and stream of the request.
+    ``largest_other_bytes`` is the largest free block elsewhere, ``largest_later_bytes`` the largest of its
+    own once pending frees are complete.
+    """
+    return Fit(
+        without_cache=usable_bytes + releasable_bytes >= segment_bytes,
+        without_holes=own_free_bytes + usable_bytes >= block_bytes,
+        in_another_pool=largest_other_bytes >= block_bytes,
+        after_pending_frees=largest_later_bytes >= block_bytes,
+    )
 
 
 def is_limited(device_free_bytes: int, segment_bytes: int) -> bool:
@@ -159,7 +163,7 @@ class OomReport:
     def fit(self) -> Fit:
         """Return which single change would have let the request fit in what is reserved."""
         own, other = self.own, self.best_other
-        return Request(
+        return fit_of(
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,
             usable_bytes=0,
@@ -168,7 +172,7 @@ class OomReport:
             largest_other_bytes=other.largest_free_bytes if other else 0,
             # Pending frees are complete by now: such a block became free after the last search.
             largest_later_bytes=own.largest_free_bytes,
-        ).fit()
+        )
 
     def used_by_process(self) -> dict[int, int]:
         """Return the bytes that each process uses of the device, most first; empty if not known."""

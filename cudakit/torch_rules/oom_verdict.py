@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cudakit.torch_rules.oom_facts import Fit
-from cudakit.torch_rules.sizes import MIB
+from cudakit.torch_rules.oom_facts import Fit, fit_of, is_limited
+from cudakit.torch_rules.sizes import MIB, segment_size
 from cudakit.units import format_bytes
 
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -16,21 +16,52 @@ class FailedRequest:
     """A request that failed, and the memory at that moment; in bytes."""
 
     size: int
-    needed: int  # the segment that would have to be allocated
     device_free: int
     reserved: int
     active: int  # blocks in use and pending free
     free: int  # in free blocks of any pool
     own_free: int  # in free blocks that could have served the request
     own_largest: int  # the largest of those blocks
+    later_largest: int  # the same once pending frees are complete
+    other_largest: int  # the largest of the other free blocks
     releasable: int  # in segments without a block in use
     releasable_private: int  # of that, in private pools
     pending: int  # blocks freed, still used by another stream
-    short: int  # what is missing even if every free byte could be used
-    limited: bool  # the device had memory left: a limit of the process refused
     expandable: bool  # expandable segments are in use
     split_limited: bool  # max_split_size_mb is set
-    fit: Fit
+
+    @property
+    def needed(self) -> int:
+        """The segment that would have had to be allocated."""
+        return segment_size(self.size)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the device had memory left, so that a limit of the process refused."""
+        return is_limited(self.device_free, self.needed)
+
+    @property
+    def usable(self) -> int:
+        """What the process could still have allocated from the device."""
+        return 0 if self.limited else self.device_free
+
+    @property
+    def short(self) -> int:
+        """What is missing even if every free byte could be used."""
+        return max(self.size - self.free - self.usable, 0)
+
+    @property
+    def fit(self) -> Fit:
+        """Which single change would have let the request fit."""
+        return fit_of(
+            block_bytes=self.size,
+            segment_bytes=self.needed,
+            usable_bytes=self.usable,
+            releasable_bytes=self.releasable,
+            own_free_bytes=self.own_free,
+            largest_other_bytes=self.other_largest,
+            largest_later_bytes=self.later_largest,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from cudakit.torch_rules.setting_rules import (
     Reserve,
     is_power_of_two,
 )
-from cudakit.torch_rules.setting_text import Entry, Piece
+from cudakit.torch_rules.setting_text import Entry, Token
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads no number of 5000 digits
+_WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python refuses to read a number of 5000 digits
 _SHORT = re.compile(r"\+?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIVISIONS = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
@@ -28,14 +28,14 @@ _RESERVE = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (4
 
 
 def read_switch(entry: Entry) -> bool:
-    """Read True or False, written so."""
+    """Read ``True`` or ``False``."""
     if entry.word("True or False") not in ("True", "False"):
         raise entry.takes("True or False")
     return entry.value.text == "True"
 
 
 def read_backend(entry: Entry) -> str:
-    """Read who allocates."""
+    """Read the name of a backend."""
     if entry.word(" or ".join(BACKENDS)) not in BACKENDS:
         raise entry.takes(" or ".join(BACKENDS))
     return entry.value.text
@@ -47,7 +47,7 @@ def read_size(entry: Entry) -> int:
 
 
 def read_size_above_0(entry: Entry) -> int:
-    """Read MiB as bytes, where 0 is no value to give."""
+    """Read MiB above 0 as bytes."""
     size = read_size(entry)
     if size == 0:
         raise entry.takes("a whole number of MiB above 0")
@@ -67,7 +67,7 @@ def read_number(entry: Entry) -> float:
 
 
 def read_threshold(entry: Entry) -> float:
-    """Read a number between 0 and 1, where 0 is no value to give."""
+    """Read a number above 0 and below 1."""
     threshold = read_number(entry)
     if not 0 < threshold < 1:
         raise entry.takes("a number above 0 and below 1")
@@ -75,7 +75,7 @@ def read_threshold(entry: Entry) -> float:
 
 
 def read_divisions(entry: Entry) -> tuple[int, ...]:
-    """Read one number for all slots, or the slots that are named and, with ``>``, all after them.
+    """Read one number for all slots, or one for each named slot and, with ``>``, for all after it.
 
     The first that is named counts for all before it too; a slot between two that are named, and left
     out, has none (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
@@ -85,8 +85,8 @@ def read_divisions(entry: Entry) -> tuple[int, ...]:
     if not entry.pairs:
         raise entry.value.refused(f"{entry.key.text} takes {_DIVISIONS}, not an empty list")
     slots, last = [0] * DIVISION_SLOTS, -1
-    for interval, piece in entry.pairs:
-        divisions = _divisions(entry, piece, least=0)
+    for interval, token in entry.pairs:
+        divisions = _divisions(entry, token, least=0)
         if interval.text == ">":
             _check_rest(interval, last, ends=interval is entry.pairs[-1][0])
             slots[last + 1 :] = [divisions] * (DIVISION_SLOTS - last - 1)
@@ -105,7 +105,7 @@ def read_reserve(entry: Entry) -> Reserve:
 
 
 def read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
-    """Read a reserve for each class of streams that is named."""
+    """Read a reserve for each named class of streams."""
     if not entry.pairs:
         right = "a list of classes of streams ([serving:0.25,training:40G])"
         raise (
@@ -114,10 +114,10 @@ def read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
             else entry.value.refused(f"{entry.key.text} takes {right}, not an empty one")
         )
     reserves: dict[str, Reserve] = {}
-    for name, piece in entry.pairs:
+    for name, token in entry.pairs:
         if name.text in reserves:
             raise name.refused(f"the class {name.shown} is there twice")
-        reserves[name.text] = _reserve(entry, piece)
+        reserves[name.text] = _reserve(entry, token)
     return tuple(reserves.items())
 
 
@@ -147,7 +147,7 @@ def write_number(value: float) -> str:
 
 
 def write_divisions(slots: tuple[int, ...]) -> str:
-    """Write one number where all slots agree; else from the end of the first run to the last run."""
+    """Write one number if all slots agree; else from the end of the first run to the last run."""
     runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
     if not runs and slots[0]:
         return f"{slots[0]:d}"
@@ -175,15 +175,15 @@ def _whole(entry: Entry, right: str, most: int) -> int:
     return value
 
 
-def _divisions(entry: Entry, piece: Piece, *, least: int) -> int:
-    value = int(piece.text) if _SHORT.fullmatch(piece.text) else -1
+def _divisions(entry: Entry, token: Token, *, least: int) -> int:
+    value = int(token.text) if _SHORT.fullmatch(token.text) else -1
     if value < least or value >= 1 << 63 or (value and not is_power_of_two(value)):
-        raise entry.takes("powers of two" if least else "powers of two or 0", piece)
+        raise entry.takes("powers of two" if least else "powers of two or 0", token)
     return value
 
 
-def _slot(interval: Piece, last: int) -> int:
-    """Return the slot that begins at so many MiB; it must come after the last one."""
+def _slot(interval: Token, last: int) -> int:
+    """Return the slot that begins at the interval's MiB; it must come after the last one."""
     begin = int(interval.text) if _SHORT.fullmatch(interval.text) else -1
     if not is_power_of_two(begin) or begin > 1 << (DIVISION_SLOTS - 1):
         raise interval.refused(
@@ -196,7 +196,7 @@ def _slot(interval: Piece, last: int) -> int:
     return slot
 
 
-def _check_rest(interval: Piece, last: int, *, ends: bool) -> None:
+def _check_rest(interval: Token, last: int, *, ends: bool) -> None:
     if not ends or not 0 <= last < DIVISION_SLOTS - 1:
         raise interval.refused(
             "'>' is all intervals after the one before it: it ends the list, and is not alone in it",
@@ -204,15 +204,15 @@ def _check_rest(interval: Piece, last: int, *, ends: bool) -> None:
         )
 
 
-def _reserve(entry: Entry, piece: Piece) -> Reserve:
-    absolute = piece.text[-1] in "Gg"
-    number = piece.text[:-1] if absolute else piece.text
+def _reserve(entry: Entry, token: Token) -> Reserve:
+    absolute = token.text[-1] in "Gg"
+    number = token.text[:-1] if absolute else token.text
     if _NUMBER.fullmatch(number) is None:
-        raise entry.takes(_RESERVE, piece)
+        raise entry.takes(_RESERVE, token)
     try:
         return Reserve(value=float(number), unit="GiB" if absolute else "share")
     except InputError:
-        raise entry.takes(_RESERVE, piece) from None
+        raise entry.takes(_RESERVE, token) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class Key:
     field: str  # of Settings
     read: Callable[[Entry], Any]
     write: Callable[[Any], str]
-    native: bool = True  # does nothing beside another backend
+    native: bool = True  # has no effect with another backend
 
 
 def _switch(field: str, *, native: bool = True) -> Key:
@@ -274,7 +274,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
     }
 )
 
-# Other spellings that PyTorch takes on every device (CUDAAllocatorConfig::parseArgs).
+# Other spellings that PyTorch accepts on every device (CUDAAllocatorConfig::parseArgs).
 SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
         "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
@@ -282,5 +282,5 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# What PyTorch once took and now refuses.
+# Keys that PyTorch once accepted and now refuses.
 DROPPED = frozenset({"roundup_bypass_threshold_mb"})

@@ -18,7 +18,7 @@ _GIB = 1 << 30
 # A snapshot holds sizes as signed 64-bit numbers, where more would turn negative.
 LARGEST_MIB = (1 << 63) // MIB - 1
 BACKENDS = ("native", "cudaMallocAsync")
-# [2^i MiB, 2^(i+1) MiB) each; the first serves what is smaller too, the last what is larger
+# Slot i: [2^i MiB, 2^(i+1) MiB); the first also holds smaller sizes, the last larger ones
 # (c10/core/AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals).
 DIVISION_SLOTS = 16
 # CUDAAllocatorConfig::pinned_max_register_threads.
@@ -39,7 +39,7 @@ class Reserve:
     def __post_init__(self) -> None:
         if self.unit not in ("share", "GiB"):
             raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
-        value: object = self.value  # of any type, where nobody checks types
+        value: object = self.value  # callers without a type checker may pass anything
         most = FULL_RESERVE if self.unit == "share" else sys.float_info.max
         if not isinstance(value, float) or not 0 < value <= most:
             raise InputError(
@@ -48,13 +48,13 @@ class Reserve:
             )
 
     def size_bytes(self, total_bytes: int) -> int:
-        """Return the bytes on a device with so much memory; at most 9/8 of it, as in PyTorch."""
+        """Return the bytes on a device with ``total_bytes`` of memory; at most 9/8 of it, as in PyTorch."""
         whole = total_bytes if self.unit == "share" else _GIB
         return int(min(self.value * whole, FULL_RESERVE * total_bytes))
 
 
 class SettingRefused(InputError):
-    """A setting has a value that it cannot have."""
+    """The value of a setting is invalid."""
 
     def __init__(self, field: str, seen: str, right: str) -> None:
         super().__init__(f"{field} is {seen}; it must be {right}")
@@ -65,7 +65,7 @@ class SettingRefused(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Say what a value must be, and whether it is."""
+    """The condition on a value, and its words."""
 
     holds: Callable[[object], bool]
     right: str
@@ -73,7 +73,9 @@ class Rule:
 
 def shown(field: str, value: object) -> str:
     """Write the value of a setting for a message: whole MiB as such, the rest as Python does, cut short."""
-    if isinstance(value, int) and value.bit_length() > 80:  # Python writes no number of 5000 digits
+    if (
+        isinstance(value, int) and value.bit_length() > 80
+    ):  # Python refuses to write a number of 5000 digits
         return f"a number of {value.bit_length()} bits"
     if field.endswith("_bytes") and isinstance(value, int) and value and value % MIB == 0:
         return f"{value // MIB} MiB"
@@ -84,12 +86,12 @@ def shown(field: str, value: object) -> str:
 
 
 def is_power_of_two(value: int) -> bool:
-    """Tell whether a number is 1, 2, 4 and so on."""
+    """Return whether a number is 1, 2, 4 and so on."""
     return value > 0 and value & (value - 1) == 0
 
 
 def is_class_name(name: object) -> bool:
-    """Tell whether a configuration can hold the name of a class of streams."""
+    """Return whether a name is valid for a class of streams in a configuration."""
     return (
         isinstance(name, str) and name != "" and not any(c in ",:[]" or c.isspace() for c in name)
     )

@@ -1,4 +1,4 @@
-"""The grammar of a configuration: pieces that know where they stand, and entries of them.
+"""The grammar of a configuration: tokens with their positions, and entries of them.
 
     configuration   [entry {"," entry} [","]]
     entry           word ":" (word | "[" [pair {"," pair} [","]] "]")
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from cudakit.errors import InputError
 
-_PIECE = re.compile(r"[,:\[\]]|[^,:\[\]]+")
+_TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
 _SPACE = " \t\n\v\f\r"  # isspace of C
 _SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A word or a separator of the value of a variable; the empty one is its end."""
+class Token:
+    """A word or a separator of the value of a variable; the empty token is its end."""
 
     variable: str
     at: int  # from 0
@@ -31,7 +31,7 @@ class Piece:
 
     @property
     def shown(self) -> str:
-        """Return the piece as an error shows it: on one line, and not too long."""
+        """Return the token for an error message: on one line, shortened."""
         if not self.text:
             return "the end"
         return repr(self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}...")
@@ -45,9 +45,9 @@ class Piece:
 class Entry:
     """A key and its value: a word, or pairs in brackets."""
 
-    key: Piece
-    value: Piece  # the word, or the opening bracket
-    pairs: tuple[tuple[Piece, Piece], ...] | None = None
+    key: Token
+    value: Token  # the word, or the opening bracket
+    pairs: tuple[tuple[Token, Token], ...] | None = None
 
     def word(self, right: str) -> str:
         """Return the value, if it is a word; ``right`` is what the key takes."""
@@ -55,34 +55,34 @@ class Entry:
             raise self.value.refused(f"{self.key.text} takes {right}, not a list")
         return self.value.text
 
-    def takes(self, right: str, instead: Piece | None = None, *, hint: str = "") -> InputError:
+    def takes(self, right: str, instead: Token | None = None, *, hint: str = "") -> InputError:
         """Return the error that the key takes something else."""
-        piece = instead or self.value
-        return piece.refused(f"{self.key.text} takes {right}, not {piece.shown}", hint=hint)
+        token = instead or self.value
+        return token.refused(f"{self.key.text} takes {right}, not {token.shown}", hint=hint)
 
 
 def read_entries(variable: str, text: str) -> Iterator[Entry]:
-    """Read entries one by one. Raises InputError at the first piece that does not belong where it is."""
-    cursor = _Cursor([*_pieces(variable, text), Piece(variable, len(text), "")])
+    """Read entries one by one. Raises InputError at the first token that the grammar does not allow."""
+    cursor = _Cursor([*_tokens(variable, text), Token(variable, len(text), "")])
     while cursor.here.text:
         yield cursor.entry()
         if cursor.here.text:
             cursor.separator(",")
 
 
-def _pieces(variable: str, text: str) -> Iterator[Piece]:
-    for found in _PIECE.finditer(text):
+def _tokens(variable: str, text: str) -> Iterator[Token]:
+    for found in _TOKEN.finditer(text):
         word = found.group().lstrip(_SPACE)
         if word:
-            yield Piece(variable, found.end() - len(word), word.rstrip(_SPACE))
+            yield Token(variable, found.end() - len(word), word.rstrip(_SPACE))
 
 
 class _Cursor:
-    """Where the reading of the pieces stands."""
+    """The current position among the tokens."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
-        self._pieces = iter(pieces)
-        self.here = next(self._pieces)
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = iter(tokens)
+        self.here = next(self._tokens)
         self._before = self.here
 
     def entry(self) -> Entry:
@@ -93,7 +93,7 @@ class _Cursor:
         opening = self.take()
         return Entry(key, opening, tuple(self._pairs()))
 
-    def _pairs(self) -> Iterator[tuple[Piece, Piece]]:
+    def _pairs(self) -> Iterator[tuple[Token, Token]]:
         while self.here.text != "]":
             left = self.word("a pair or ']'")
             self.separator(":")
@@ -102,12 +102,12 @@ class _Cursor:
                 self.separator(",")
         self.take()
 
-    def word(self, expected: str) -> Piece:
+    def word(self, expected: str) -> Token:
         if self.here.text in ("", ",", ":", "[", "]"):
             raise self.here.refused(f"here should be {expected}, not {self.here.shown}")
         space = next((i for i, c in enumerate(self.here.text) if c.isspace()), None)
         if space is not None:
-            where = Piece(self.here.variable, self.here.at + space, self.here.text[space])
+            where = Token(self.here.variable, self.here.at + space, self.here.text[space])
             raise where.refused(
                 f"there is space inside {self.here.shown}", hint="separate settings by ','"
             )
@@ -120,7 +120,7 @@ class _Cursor:
             )
         self.take()
 
-    def take(self) -> Piece:
+    def take(self) -> Token:
         self._before = self.here
-        self.here = next(self._pieces, self.here)
+        self.here = next(self._tokens, self.here)
         return self._before

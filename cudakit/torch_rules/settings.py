@@ -17,7 +17,7 @@ from cudakit.torch_rules.setting_rules import (
     SettingRefused,
     shown,
 )
-from cudakit.torch_rules.setting_text import Entry, Piece, read_entries
+from cudakit.torch_rules.setting_text import Entry, Token, read_entries
 
 Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
 Recorded: TypeAlias = bool | int | float | str | dict[str, int]
@@ -36,47 +36,47 @@ class Settings:
     Raises SettingRefused, an InputError, which says the field, the value seen and what it must be.
     """
 
-    # Who allocates; beside cudaMallocAsync only the settings of pinned memory count.
+    # With cudaMallocAsync only the settings of pinned memory count.
     backend: Backend = "native"
 
-    # Blocks from this size on are not split; None: all may be.
+    # Blocks of at least this size are not split; None: no limit.
     max_split_size_bytes: int | None = None
     # See slack_bytes; None: large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
     # The segment of a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
-    # Of sizes in [2^i, 2^(i+1)) MiB; 0 and 1: not rounded.
+    # By slot i, for sizes in [2^i, 2^(i+1)) MiB; 0 and 1: not rounded.
     roundup_power2_divisions: tuple[int, ...] = _NO_DIVISIONS
-    # The share of the limit above which unused segments are given back by age; 0: off.
+    # The share of the limit above which unused segments are released, oldest first; 0: off.
     garbage_collection_threshold: float = 0.0
     # The limit, as a share of the device's memory; 1: none.
     memory_fraction: float = 1.0
-    # Refuse what is above the limit before the driver is asked.
+    # Refuse requests above the limit without a driver call.
     throw_on_cudamalloc_oom: bool = False
-    # Let other threads go on while the driver allocates.
+    # Release the lock during driver allocations.
     release_lock_on_cudamalloc: bool = False
-    # Reuse within a capture what the graph so far proves to be free.
+    # Reuse blocks within a capture that the graph so far proves to be free.
     graph_capture_record_stream_reuse: bool = False
 
     # Segments that grow within a range of addresses.
     expandable_segments: bool = False
-    # That range; None: 9/8 of the device's memory.
+    # The size of that range; None: 9/8 of the device's memory.
     expandable_segments_reserve: Reserve | None = None
-    # The same for streams of a class, by its name.
+    # The same by name of a class of streams.
     expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
-    # Look after events in a thread of its own.
+    # Process events in a background thread.
     pinned_use_background_threads: bool = False
-    # Allocate by cudaHostRegister instead of cudaHostAlloc, with so many threads that touch the pages.
+    # Allocate by cudaHostRegister instead of cudaHostAlloc; the threads touch the pages.
     pinned_use_cuda_host_register: bool = False
     pinned_num_register_threads: int = 1
-    # What is larger is not rounded to a power of two; None: all is.
+    # Larger requests are not rounded to a power of two; None: all are.
     pinned_max_round_threshold_bytes: int | None = None
-    # What is larger is given back when it is freed; None: all is kept.
+    # Larger blocks are released when freed; None: all are cached.
     pinned_max_cached_size_bytes: int | None = None
-    # Set aside at the first use, and carved up; 0: nothing.
+    # Reserved at the first use, and divided into blocks; 0: nothing.
     pinned_reserve_segment_size_bytes: int = 0
-    # Swallow what fails when pinned memory is freed.
+    # Ignore errors when pinned memory is freed.
     pinned_free_catch_all: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Settings:
         return self.large_segment_size_bytes if rounding is None else rounding
 
     def as_text(self) -> str:
-        """Write what is not the default as a string that PyTorch and ``parse_config`` read."""
+        """Return the non-default settings as a string that PyTorch and ``parse_config`` read."""
         changed = self._changed()
         return ",".join(
             f"{name}:{key.write(getattr(self, key.field))}"
@@ -103,7 +103,7 @@ class Settings:
         )
 
     def as_torch(self) -> dict[str, Recorded]:
-        """Return what PyTorch 2.11 writes into a snapshot as its ``allocator_settings``.
+        """Return the ``allocator_settings`` that PyTorch 2.11 writes into a snapshot.
 
         Sizes are bytes, -1 without a limit; divisions go by the MiB at which they begin. The string under
         PYTORCH_CUDA_ALLOC_CONF is ``as_text``: it has the settings that PyTorch leaves out too
@@ -125,14 +125,14 @@ class Settings:
         }
 
     def as_recorded(self) -> dict[str, Recorded]:
-        """Return what a snapshot has: what PyTorch writes, then every setting that is in force.
+        """Return the settings of a cudakit snapshot: those that PyTorch writes, then every setting in force.
 
         By the names of the keys; sizes are bytes, without ``_mb``, and -1 without a limit.
         """
         effective = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
         effective["max_non_split_rounding"] = self.slack_bytes
-        told = self.as_torch()
-        return told | {name: value for name, value in effective.items() if name not in told}
+        written = self.as_torch()
+        return written | {k: value for k, value in effective.items() if k not in written}
 
     def _recorded(self, key: Key) -> Recorded:
         value = getattr(self, key.field)
@@ -162,10 +162,10 @@ class Settings:
                 raise SettingRefused(key.field, value, right)
 
 
-# In the order in which PyTorch looks (AcceleratorAllocatorConfig::instance: the old name before the new one,
-# against what its header says).
+# In the order in which PyTorch reads them (AcceleratorAllocatorConfig::instance: the old name first, contrary
+# to its header).
 PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# The name of cudakit's own allocator alone goes first.
+# The variable that only cudakit's allocator reads comes first.
 VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
 
 
@@ -180,10 +180,10 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even where it is empty: nothing is merged, and the others are not read. Where they
     differ from it, a SettingsWarning says which one counts. Raises InputError as ``parse_config`` does.
     """
-    told = [variable for variable in VARIABLES if variable in environment]
-    if not told:
+    present = [variable for variable in VARIABLES if variable in environment]
+    if not present:
         return Settings()
-    first, *others = told
+    first, *others = present
     if ignored := [name for name in others if environment[name] != environment[first]]:
         warnings.warn(
             f"{' and '.join([first, *ignored])} are set; {first} counts for this allocator",
@@ -227,7 +227,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
         ) from None
 
 
-def _known(key: Piece) -> str:
+def _known(key: Token) -> str:
     """Return the name under which PyTorch documents a key."""
     name = SPELLINGS.get(key.text, key.text)
     if name in KEYS:

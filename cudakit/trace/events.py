@@ -1,8 +1,8 @@
-"""What can have happened on a GPU: a closed vocabulary, whoever saw it.
+"""The common event format: a closed vocabulary of what happened on a GPU, from any recorder.
 
-Numbers mean what they mean to the one who wrote them: addresses are the process's, a stream, an event, a
-graph and an executable is a number that is never given again, 0 is "none" or "unknown". A producer writes
-these as objects (``log.Writer``) or as the records of ``layout``, consumers read records.
+Addresses are those of the recorded process. Streams, events, graphs and executables have numbers that are
+never reused; 0 is "none" or "unknown". Producers write these objects (``log.Writer``) or the records of
+``layout``; consumers read records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudakit.trace.kinds import (
     Work,
 )
 
-# How wide a field is in a record: numpy's type, and how many of them.
+# The type of a field in a record, as numpy spells it, with its count.
 U8 = Annotated[int, "<u1"]
 U16 = Annotated[int, "<u2"]
 I16 = Annotated[int, "<i2"]
@@ -32,12 +32,12 @@ U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
 Dim3: TypeAlias = Annotated[tuple[int, int, int], "3<u4"]
-Text = Annotated[str, "<u4"]  # in a record: its number in the table of strings
+Text = Annotated[str, "<u4"]  # in a record: its index in the string table
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """Memory can be used from here on, with a stream: by what is ordered after it there."""
+    """Memory was allocated; with a stream, for work ordered after this point of the stream."""
 
     kind: ClassVar[Kind] = Kind.ALLOC
     address: U64
@@ -49,7 +49,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Memory cannot be used from here on, with a stream: by what is ordered after it there."""
+    """Memory was freed; with a stream, for work ordered after this point of the stream."""
 
     kind: ClassVar[Kind] = Kind.FREE
     address: U64
@@ -61,10 +61,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel was enqueued. Its accesses have the same ``seq`` and come later, not always at once.
+    """A kernel was enqueued. Its accesses have the same ``seq`` and follow, possibly later.
 
-    Where they are ``pending``, what comes at once is assumed, and an ``Accessed`` of the same ``seq`` says
-    when all is told.
+    If they are ``pending``, the accesses that follow at once are assumed ones, and an ``Accessed`` with the
+    same ``seq`` marks the end of the exact ones.
     """
 
     kind: ClassVar[Kind] = Kind.LAUNCH
@@ -77,9 +77,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a launch, or a node of a graph, did to the bytes from ``lo`` up to ``hi``.
+    """An access of a launch, or of a graph node, to the bytes from ``lo`` up to ``hi``.
 
-    With a stride, to ``count`` elements of which the first begins at ``lo`` and the last ends at ``hi``.
+    With a stride: to ``count`` elements, the first of which begins at ``lo`` and the last ends at ``hi``.
     """
 
     kind: ClassVar[Kind] = Kind.ACCESS
@@ -89,12 +89,12 @@ class Access:
     known: Known = Known.EXACT
     stride_bytes: I64 = 0
     count: U64 = 0
-    node: U32 = 0  # of a graph: which of its nodes
+    node: U32 = 0  # the node's number in its graph
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``rows`` of ``size_bytes`` each, one pitch apart, were copied; a box is a copy for each slice."""
+    """``rows`` of ``size_bytes`` each, one pitch apart, were copied; a 3D copy is one event per slice."""
 
     kind: ClassVar[Kind] = Kind.COPY
     stream: U32
@@ -111,7 +111,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Memory was set to one value."""
+    """Memory was filled with one value."""
 
     kind: ClassVar[Kind] = Kind.FILL
     stream: U32
@@ -124,7 +124,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class StreamCreate:
-    """A stream is there; the default ones from their first use."""
+    """A stream was created; a default stream, first used."""
 
     kind: ClassVar[Kind] = Kind.STREAM_CREATE
     stream: U32
@@ -134,7 +134,7 @@ class StreamCreate:
 
 @dataclass(frozen=True, slots=True)
 class StreamDestroy:
-    """A stream takes no more work; what it has goes on."""
+    """A stream was destroyed; work already enqueued continues."""
 
     kind: ClassVar[Kind] = Kind.STREAM_DESTROY
     stream: U32
@@ -142,7 +142,7 @@ class StreamDestroy:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event stands for all that is in the stream by now."""
+    """An event was recorded after all work enqueued so far in the stream."""
 
     kind: ClassVar[Kind] = Kind.EVENT_RECORD
     event: U32
@@ -151,7 +151,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamWait:
-    """What comes next in the stream waits for the last record of the event."""
+    """Later work of the stream waits for the last record of the event."""
 
     kind: ClassVar[Kind] = Kind.STREAM_WAIT
     stream: U32
@@ -168,7 +168,7 @@ class EventSync:
 
 @dataclass(frozen=True, slots=True)
 class EventQueryOk:
-    """The host learnt that the last record of an event is reached."""
+    """A query showed the host that the last record of an event was reached."""
 
     kind: ClassVar[Kind] = Kind.EVENT_QUERY_OK
     event: U32
@@ -184,7 +184,7 @@ class StreamSync:
 
 @dataclass(frozen=True, slots=True)
 class StreamQueryOk:
-    """The host learnt that a stream has nothing left to do."""
+    """A query showed the host that a stream was idle."""
 
     kind: ClassVar[Kind] = Kind.STREAM_QUERY_OK
     stream: U32
@@ -199,7 +199,7 @@ class ContextSync:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A stream called a function of the host, which began or returned."""
+    """A stream called a host function, which began or returned."""
 
     kind: ClassVar[Kind] = Kind.HOST_CALL
     stream: U32
@@ -208,7 +208,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureBegin:
-    """What comes next in the stream becomes nodes of a graph, and does not run."""
+    """Stream capture began: later work of the stream becomes graph nodes."""
 
     kind: ClassVar[Kind] = Kind.CAPTURE_BEGIN
     graph: U32
@@ -217,7 +217,7 @@ class CaptureBegin:
 
 @dataclass(frozen=True, slots=True)
 class CaptureEnd:
-    """The graph is complete; one that failed is never launched."""
+    """Stream capture ended; a failed capture is never launched."""
 
     kind: ClassVar[Kind] = Kind.CAPTURE_END
     graph: U32
@@ -241,7 +241,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """One node of a graph waits for another."""
+    """One graph node depends on another."""
 
     kind: ClassVar[Kind] = Kind.GRAPH_EDGE
     graph: U32
@@ -251,18 +251,18 @@ class GraphEdge:
 
 @dataclass(frozen=True, slots=True)
 class GraphLaunch:
-    """All nodes of a graph were enqueued, as one piece of work of the stream."""
+    """A graph was launched into a stream."""
 
     kind: ClassVar[Kind] = Kind.GRAPH_LAUNCH
     stream: U32
     graph: U32
     executable: U32
-    pending: U32 = 0  # how many ``Accessed`` come for it: one for each node that is a kernel
+    pending: U32 = 0  # the number of ``Accessed`` to follow: one for each kernel node
 
 
 @dataclass(frozen=True, slots=True)
 class Memop:
-    """A stream waits for a word in memory, or writes it."""
+    """A stream memory operation waits for a word in memory, or writes it."""
 
     kind: ClassVar[Kind] = Kind.MEMOP
     stream: U32
@@ -298,7 +298,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something happened that could not be understood, so many times."""
+    """An operation was not understood, ``count`` times."""
 
     kind: ClassVar[Kind] = Kind.GAP
     what: Text
@@ -307,16 +307,16 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Accessed:
-    """All that a launch did is told, or all that a node of a graph did in it; of the same ``seq``."""
+    """All accesses of the launch with this ``seq`` are recorded, or all of one node of a graph launch."""
 
     kind: ClassVar[Kind] = Kind.ACCESSED
-    node: U32 = 0  # of a graph; 0: the launch itself
-    exact: Annotated[bool, "?"] = True  # else something was lost, and what was assumed stands
+    node: U32 = 0  # of a graph; 0: a kernel launch
+    exact: Annotated[bool, "?"] = True  # else accesses were lost, and the assumed ones remain valid
 
 
 @dataclass(frozen=True, slots=True)
 class Arenas:
-    """So much memory of its device the recording holds from here on."""
+    """The amount of device memory that the recorder holds from this point."""
 
     kind: ClassVar[Kind] = Kind.ARENAS
     size_bytes: U64
@@ -332,12 +332,12 @@ Fact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact, and when, where and by whom it was seen."""
+    """One fact with its time, device, context, thread and call site."""
 
     fact: Fact
     seq: U64 = 0  # order of the API calls; several facts of one call share it
     time_ns: I64 = 0
     thread: U64 = 0
     context: U32 = 0
-    site: U32 = 0  # the Python stack, by its number in the table of stacks
+    site: U32 = 0  # the Python stack, an index into the stack table
     device: I16 = 0

@@ -1,6 +1,6 @@
-"""The words of the vocabulary: the closed sets that the facts are made of.
+"""The enumerations of the common event format.
 
-Numbers are part of the format of records, and never change.
+Their numbers are part of the record format and never change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum, IntFlag
 
 
 class Kind(IntEnum):
-    """What a record is of."""
+    """The kind of an event."""
 
     ALLOC = 1
     FREE = 2
@@ -42,14 +42,14 @@ class Kind(IntEnum):
 
 
 class Layer(IntEnum):
-    """Who handed out memory."""
+    """The layer that allocated memory."""
 
     DRIVER = 1
     POOL = 2  # an allocator above the driver: torch, CuPy, RMM
 
 
 class How(IntEnum):
-    """By which means memory came and went."""
+    """The kind of allocation."""
 
     SYNC = 1
     STREAM_ORDERED = 2
@@ -60,7 +60,7 @@ class How(IntEnum):
 
 
 class Mode(IntFlag):
-    """What an access does."""
+    """The mode of an access."""
 
     READ = 1
     WRITE = 2
@@ -68,27 +68,25 @@ class Mode(IntFlag):
 
 
 class Known(IntEnum):
-    """How well an access is known."""
+    """The precision of a recorded access."""
 
     EXACT = 1
-    SUMMARY = (
-        2  # what the kernel did, and the bytes between: the pieces were too many to tell apart
-    )
-    ASSUMED = 3  # from its arguments
-    UNCERTAIN = 4  # from a table among its arguments, which may hold what earlier calls left there
+    SUMMARY = 2  # the accessed bytes and gaps between them: there were too many pieces
+    ASSUMED = 3  # from the kernel's arguments
+    UNCERTAIN = 4  # from a pointer table among the arguments, which may be stale
 
 
 class StreamFlag(IntEnum):
-    """How a stream relates to the legacy default stream."""
+    """The relation of a stream to the legacy default stream."""
 
     BLOCKING = 1
     NON_BLOCKING = 2
-    PER_THREAD = 3  # the default stream of one thread, a blocking one
+    PER_THREAD = 3  # the default stream of a thread; it is blocking
     LEGACY = 4
 
 
 class Direction(IntEnum):
-    """Between which memories a copy goes."""
+    """The direction of a copy."""
 
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
@@ -97,7 +95,7 @@ class Direction(IntEnum):
 
 
 class HostMemory(IntEnum):
-    """What the host's side of a copy is."""
+    """The host memory of a copy."""
 
     NONE = 0
     PINNED = 1
@@ -105,14 +103,14 @@ class HostMemory(IntEnum):
 
 
 class Phase(IntEnum):
-    """Which end of something that lasts."""
+    """The begin or the end of an interval."""
 
     BEGIN = 1
     END = 2
 
 
 class Work(IntEnum):
-    """What the node of a graph does."""
+    """The type of a graph node."""
 
     EMPTY = 0
     LAUNCH = 1
@@ -126,7 +124,7 @@ class Work(IntEnum):
 
 
 class Flag(IntEnum):
-    """What a stream memory operation does with its word."""
+    """The type of a stream memory operation."""
 
     WAIT = 1
     WRITE = 2

@@ -1,7 +1,7 @@
-"""Events as records of one fixed size: what every record has, and behind it what its kind has.
+"""Events as records of one fixed size: common fields, then the fields of the kind.
 
-A record is 96 bytes, little-endian, each field at a multiple of its own size, as a C compiler lays it out.
-``batch["kind"] == Kind.COPY`` picks the copies of a batch, ``view(copies, Kind.COPY)`` shows their fields.
+A record is 96 bytes, little-endian, with fields aligned as by a C compiler. ``batch["kind"] == Kind.COPY``
+selects the copies of a batch, ``view(copies, Kind.COPY)`` gives access to their fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMON = (
     ("seq", "<u8"),
     ("time_ns", "<i8"),
     ("thread", "<u8"),
-    ("stream", "<u4"),  # 0 where the kind has none
+    ("stream", "<u4"),  # 0 if the kind has none
     ("context", "<u4"),
     ("site", "<u4"),
     ("device", "<i2"),
@@ -55,12 +55,12 @@ def layout(kind: Kind) -> np.dtype[np.void]:
 
 
 def view(records: Records, kind: Kind) -> Records:
-    """Show records that are all of one kind with that kind's fields."""
+    """Return a view of records, all of one kind, with the fields of that kind."""
     return np.ascontiguousarray(records).view(layout(kind))
 
 
 def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
-    """Write events as records; ``number`` gives a string its place in the table of strings."""
+    """Write events as records; ``number`` returns the index of a string in the string table."""
     records = np.zeros(len(events), RECORD)
     for row, event in enumerate(events):
         fact = event.fact
@@ -75,7 +75,7 @@ def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
 
 
 def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
-    """Make events of records again: for tests and small traces."""
+    """Make events of records, for tests and small traces."""
     for row in range(len(records)):
         kind = Kind(int(records["kind"][row]))
         record = records[row : row + 1].view(layout(kind))

@@ -1,17 +1,17 @@
-"""A trace on disk: appended to while the program runs, readable wherever it was cut off.
+"""A trace file: appended to while the program runs, readable if truncated anywhere.
 
 The file begins with 32 bytes: ``cudakit\\n``, the version of the format, the bytes of a record, the clock
-(``Clock``), four zeros and, in eight bytes, where the readable part ends: a file that is mapped is larger
-than what was written into it; 0 is the end of the file. Blocks follow, each with 16 bytes before it: a
-tag of four letters, the number of its items, the number of its bytes. All numbers are little-endian.
+(``Clock``), four zeros and, in eight bytes, the end of the readable part: a mapped file is larger than its
+content; 0 is the end of the file. Blocks follow, each after a header of 16 bytes: a tag of four letters, the
+number of its items, the number of its bytes. All numbers are little-endian.
 
 * ``text``: strings, each its length in bytes and UTF-8. The first string of a file has the number 1, 0 is
   the empty one.
 * ``stak``: Python stacks, innermost frame first: the number of frames, then function, file and line of
   each, the first two as numbers of strings. The first stack has the number 1, 0 is the unknown one.
-* ``rcds``: records (``layout.RECORD``). What they name stands before them.
+* ``rcds``: records (``layout.RECORD``). The strings and stacks they refer to come before them.
 
-A trace may go on in another file: the numbers of its strings and stacks go on there as well.
+A trace may continue in another file, with the numbers of strings and stacks.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _BLOCK = struct.Struct("<4sIQ")
 _NUMBER = struct.Struct("<I")
 _FRAME = struct.Struct("<3I")
 
-# Enough to make the cost of a write small, few enough that a crash loses little.
+# Large enough for cheap writes, small enough that a crash loses little.
 _RECORDS_PER_BLOCK = 512
 _WINDOW_BYTES = 1 << 20
 
 
 class Clock(IntEnum):
-    """What the times of a trace count from."""
+    """The clock of the times in a trace."""
 
     MONOTONIC = 1  # of the host: CLOCK_MONOTONIC
     VIRTUAL = 2  # of a simulated device: from its start
 
 
 class Frame(NamedTuple):
-    """One frame of a Python stack; line 0 is unknown."""
+    """A frame of a Python stack; line 0 is unknown."""
 
     function: str
     file: str
@@ -81,13 +81,13 @@ class Writer:
         self.close()
 
     def write(self, event: Event) -> None:
-        """Append an event; it is on disk after the next ``flush``, which comes by itself as well."""
+        """Append an event; it is on disk after the next ``flush``, which also happens automatically."""
         self._events.append(event)
         if len(self._events) >= _RECORDS_PER_BLOCK:
             self.flush()
 
     def stack(self, stack: Stack) -> int:
-        """Give a stack, innermost frame first, its number: the ``site`` of events."""
+        """Return the number of a stack, innermost frame first: the ``site`` of events."""
         number = self._stacks.get(stack)
         if number is None:
             number = self._stacks[stack] = len(self._stacks)
@@ -96,18 +96,18 @@ class Writer:
 
     @property
     def size_bytes(self) -> int:
-        """How much was written into the file that is open."""
+        """The size of the open file."""
         return self._file.tell()
 
     def go_on(self, path: Path) -> None:
-        """Continue the trace in another new file: numbers go on, and nothing is written twice."""
+        """Continue the trace in another new file; strings and stacks keep their numbers."""
         self.close()
         self._file = self._new_file(path)
 
     def start_over(self, path: Path) -> None:
-        """Begin another trace, in a process that was forked off: what is not on disk is the parent's.
+        """Begin another trace, in a forked process: events not yet on disk belong to the parent.
 
-        Numbers that were given out stay valid: all strings and stacks are written again.
+        All strings and stacks are written again, so that their numbers stay valid.
         """
         self._file.close()
         self._events.clear()
@@ -116,7 +116,7 @@ class Writer:
         self._file = self._new_file(path)
 
     def flush(self) -> None:
-        """Write out what was appended so far."""
+        """Write the events appended so far."""
         records = pack(self._events, self._number)
         self._block(b"text", self._new_strings)
         self._block(b"stak", self._new_stacks)
@@ -125,7 +125,7 @@ class Writer:
             written.clear()
 
     def close(self) -> None:
-        """Write out everything, and end."""
+        """Write all events and close the file."""
         if not self._file.closed:
             self.flush()
             self._file.close()
@@ -156,15 +156,15 @@ class Writer:
 
 
 class Reader:
-    """Reads a file, also one that is still being written, or was cut off.
+    """Reads a file, also while it is being written or if it is truncated.
 
-    ``after`` is the reader of the file that this one continues. Raises InputError for what is no trace, or
-    one of another version.
+    ``after`` is the reader of the file that this one continues. Raises InputError for a file that is not a
+    trace, or is of another version.
     """
 
     def __init__(self, path: Path, *, after: Reader | None = None) -> None:
         self._path = path
-        # Without a buffer: it would read ahead, beyond the end of what is written.
+        # Unbuffered: a buffer would read beyond the end of the written part.
         self._file = path.open("rb", buffering=0)
         try:
             self.clock = self._read_header()
@@ -173,9 +173,9 @@ class Reader:
             raise
         self.strings: list[str] = after.strings if after else [""]
         self.stacks: list[Stack] = after.stacks if after else [()]
-        self._records_left = 0  # of a block whose end was not there yet
+        self._records_left = 0  # of an incomplete block
         self._at = self._end = _HEADER.size
-        self._window = b""  # what was read of the file, and from where on
+        self._window = b""  # a part of the file, and its offset
         self._window_at = 0
 
     def __enter__(self) -> Reader:
@@ -188,9 +188,9 @@ class Reader:
         self._file.close()
 
     def batches(self, *, records: int = 65536) -> Iterator[Records]:
-        """Yield what is there now, in batches of at most so many records; called again, what came since.
+        """Yield the records since the last call, in batches of at most ``records``.
 
-        The strings and stacks that a batch names are in ``strings`` and ``stacks`` by then.
+        ``strings`` and ``stacks`` contain all that a batch refers to.
         """
         self._end = self._readable_bytes()
         while found := self._gather(records):
@@ -211,7 +211,7 @@ class Reader:
         return Clock(clock)
 
     def _gather(self, records: int) -> bytes:
-        """Read on until so many records are together, or no more are there."""
+        """Read up to ``records`` records."""
         found: list[bytes] = []
         while records and (self._records_left or self._next_block()):
             count = min(records, self._records_left, (self._end - self._at) // RECORD_BYTES)
@@ -223,20 +223,20 @@ class Reader:
         return b"".join(found)
 
     def _next_block(self) -> bool:
-        """Read up to the next block of records; False where none has begun."""
+        """Read up to the next block of records; return False if there is none yet."""
         while self._end - self._at >= _BLOCK.size:
             tag, count, size_bytes = _BLOCK.unpack(self._take(_BLOCK.size))
             if tag == b"rcds":
                 self._records_left = count
                 return True
-            if self._end - self._at < size_bytes:  # it is still being written
+            if self._end - self._at < size_bytes:  # incomplete
                 self._at -= _BLOCK.size
                 return False
             self._read_table(tag, count, self._take(size_bytes))
         return False
 
     def _take(self, size_bytes: int) -> bytes:
-        """Return the next bytes, all of which are there."""
+        """Return the next bytes, which must be readable."""
         begin = self._at - self._window_at
         if begin + size_bytes > len(self._window):
             wanted = max(size_bytes, min(self._end - self._at, _WINDOW_BYTES))
@@ -257,7 +257,7 @@ class Reader:
             raise InputError(f"{self._path} is damaged: a table of it cannot be read") from error
 
     def _readable_bytes(self) -> int:
-        """Return where the readable part ends, which moves on while the file is written."""
+        """Return the end of the readable part, which grows while the file is written."""
         size_bytes = os.fstat(self._file.fileno()).st_size
         (end,) = _END.unpack(os.pread(self._file.fileno(), _END.size, _END_AT))
         return min(end, size_bytes) if end else size_bytes

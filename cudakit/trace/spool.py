@@ -1,9 +1,8 @@
-"""A directory of traces: each process of a program writes its own, while another reads them all.
+"""A spool: a directory of traces, one or more for each process of a program, with one reader.
 
-A trace is a chain of files ``PID-NNNNNN.trace``, counted from 0, of which each continues the one before
-(``trace.log``); a second one of the same process is ``PID.1-NNNNNN.trace``, and so on. A program that
-replaces itself (``exec``), or a new process with the number of an old one, may write a new first file in
-the place of the old: a new chain.
+A trace is a chain of files ``PID-NNNNNN.trace``, counted from 0, each of which continues the previous one
+(``trace.log``); a second trace of a process is ``PID.1-NNNNNN.trace``, and so on. After ``exec``, or if the
+operating system reuses a PID, a new first file may replace the old one: a new chain.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cudakit.trace.log import Clock, Reader, Stack, Writer
 
 _SEGMENT = re.compile(r"((\d+)(?:\.\d+)?)-(\d{6,})\.trace")
 _HEADER_BYTES = 32
-# Few enough that whoever feeds on them can look up in between.
+# Small enough that the consumer can handle signals between batches.
 _RECORDS_PER_BATCH = 8192
 _SEGMENT_BYTES = 4 << 20
 
@@ -34,21 +33,21 @@ _Segments: TypeAlias = Mapping[int, "os.DirEntry[str]"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one trace, in order, and the tables that they name."""
+    """Records of one trace, in order, with their string and stack tables."""
 
     process: int
     records: Records
     strings: Sequence[str]
     stacks: Sequence[Stack]
-    chain: int = 0  # of the process, counted from 0: numbers of different chains are unrelated
-    simulated: bool = False  # whether a simulated device did this
+    chain: int = 0  # of the process, counted from 0; tables of different chains are unrelated
+    simulated: bool = False  # recorded on a simulated device
 
 
 class Spool:
-    """Reads what processes write into a directory, each process in its order.
+    """Reads the traces in a directory, those of each process in order.
 
-    With ``discard`` what was read is deleted; of a chain's first file the name stays. What cannot be read is
-    left out, and said in ``damaged``.
+    ``discard`` deletes files after reading; the first file of a chain is kept, empty. ``damaged`` has the
+    messages of traces that cannot be read.
     """
 
     def __init__(self, directory: Path, *, discard: bool = False) -> None:
@@ -65,7 +64,7 @@ class Spool:
         self.close()
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what came since the last call, up to what is there when this one begins."""
+        """Yield the records since the last call, up to those present when this call begins."""
         for name, segments in self._listing().items():
             chain = self._chains.get(name)
             if chain is not None and chain.is_over(segments):
@@ -76,7 +75,7 @@ class Spool:
             yield from self._readable(chain, chain.batches(segments))
 
     def close(self) -> None:
-        """Close the files that are open."""
+        """Close all open files."""
         for chain in self._chains.values():
             chain.close()
 
@@ -102,13 +101,13 @@ class Spool:
 
 
 class _Chain:
-    """The files of one trace, read one after the other."""
+    """The files of one trace."""
 
     def __init__(self, process: int, number: int, *, discard: bool) -> None:
         self._process = process
         self._number = number
         self._discard = discard
-        self._segment = 0  # the one that is read, or is to be read next
+        self._segment = 0  # the current or next one
         self._first: int | None = None  # the inode of segment 0
         self._path = ""
         self._reader: Reader | None = None
@@ -116,11 +115,11 @@ class _Chain:
         self._given_up = False
 
     def is_over(self, segments: _Segments) -> bool:
-        """Say whether a new chain took the place of this one."""
+        """Return whether a new chain has replaced this one."""
         return self._first is not None and 0 in segments and segments[0].inode() != self._first
 
     def batches(self, segments: _Segments) -> Iterator[Batch]:
-        # In this order: what ends after it was asked is read to its end next time.
+        # Asked first: a process that ends after this is read to its end in the next call.
         alive = _is_alive(self._process)
         while self._open(segments):
             yield from self._read()
@@ -131,7 +130,7 @@ class _Chain:
             self._end_segment()
 
     def rest(self) -> Iterator[Batch]:
-        """Read to the end the file that is open, whose name is taken by another."""
+        """Read the rest of the open file, whose name belongs to another chain now."""
         yield from self._read()
         self.close()
 
@@ -145,7 +144,7 @@ class _Chain:
         self._reader = None
 
     def _open(self, segments: _Segments) -> Reader | None:
-        """Open the file that comes next, once its header is there."""
+        """Open the next file once its header is complete."""
         entry = segments.get(self._segment)
         if self._reader or self._given_up or not entry or entry.stat().st_size < _HEADER_BYTES:
             return self._reader
@@ -166,18 +165,18 @@ class _Chain:
     def _end_segment(self) -> None:
         self.close()
         if self._discard and self._segment == 0:
-            os.truncate(self._path, 0)  # its name keeps the chain's place
+            os.truncate(self._path, 0)  # its name marks the chain as existing
         elif self._discard:
             os.unlink(self._path)
         self._segment += 1
 
 
 class SpoolWriter:
-    """Writes the events of this process into a spool; a sink, as ``Writer`` is, and ``stack`` likewise.
+    """Writes the events of this process into a spool, with the interface of ``Writer``.
 
-    Every event is in a file when ``write`` returns, and no file is made before the first. A process that
-    is forked off writes a trace of its own. Where a file cannot be written, what comes is lost, and a line
-    in ``PID.failed`` says so: nothing is raised.
+    Every event is in a file when ``write`` returns; the first event creates the file. A forked process writes
+    a trace of its own. If a file cannot be written, later events are lost, and a line in ``PID.failed``
+    reports that; nothing is raised.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class SpoolWriter:
             self._fail(error)
 
     def stack(self, stack: Stack) -> int:
-        """Give a stack, innermost frame first, its number."""
+        """Return the number of a stack, innermost frame first."""
         try:
             writer = self._open()
         except OSError as error:
@@ -210,16 +209,16 @@ class SpoolWriter:
         return writer.stack(stack) if writer else 0
 
     def close(self) -> None:
-        """End the trace; its events are all written by then."""
+        """End the trace."""
         if self._writer:
             self._writer.close()
         self._failed = True
 
     def __del__(self) -> None:
-        self.close()  # or Python would warn of an open file, in a program that has opened none
+        self.close()  # else Python warns of an open file that the program has not opened
 
     def _open(self) -> Writer | None:
-        """Return the writer of this process, in a file that has room; None after a failure."""
+        """Return the writer of this process, in a file below the size limit; None after a failure."""
         if self._failed:
             return None
         if self._process != os.getpid():
@@ -253,7 +252,7 @@ class SpoolWriter:
 
 
 def complain(directory: Path, message: str) -> None:
-    """Leave a line for the reader of a spool: something failed in this process. Never fails itself."""
+    """Report a failure of this process to the reader of a spool. Never raises."""
     try:
         with (directory / f"{os.getpid()}.failed").open("a", encoding="utf-8") as file:
             file.write(" ".join(message.split()) + "\n")

@@ -23,13 +23,12 @@ MOST_SHOWN = 12  # differences of one kind at a check
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was seen of a subject at a check, and what of it is not as it must be."""
+    """The state of a subject at a check, and what of it is not as expected."""
 
-    label: str
+    check: Check
     statistics: dict[str, int]
     seen: Seen
     wrong: tuple[str, ...]
-    facts: dict[str, bool]
 
 
 def run(scenario: Scenario, subject: Subject) -> list[Taken]:
@@ -55,13 +54,7 @@ def _checks(scenario: Scenario, subject: Subject) -> Iterator[Taken]:
             restores.append(slice(known, len(seen.trace)))
         for entries in restores:
             seen.trace[entries] = segment_by_segment(seen.trace[entries])
-        yield Taken(
-            check.label,
-            statistics,
-            seen,
-            tuple(wrong(check, before, statistics, seen)),
-            dict(check.facts),
-        )
+        yield Taken(check, statistics, seen, tuple(wrong(check, before, statistics, seen)))
         before, known = statistics, len(seen.trace)
 
 
@@ -97,7 +90,7 @@ def differences(ours: list[Taken], theirs: list[Taken]) -> Iterator[str]:
         yield f"{len(ours)} checks against {len(theirs)}"
     for own, other in zip(ours, theirs, strict=False):
         for found in _at_a_check(own, other):
-            yield from (f"{own.label}: {difference}" for difference in _first(list(found)))
+            yield from (f"{own.check.label}: {difference}" for difference in _first(list(found)))
 
 
 def _first(found: list[str]) -> list[str]:
@@ -107,7 +100,7 @@ def _first(found: list[str]) -> list[str]:
 
 def _at_a_check(own: Taken, other: Taken) -> Iterator[Iterator[str]]:
     """Compare what there is, one kind after the other."""
-    yield _mappings("fact", own.facts, other.facts)
+    yield _mappings("fact", own.check.facts, other.check.facts)
     yield _mappings("setting", own.seen.settings, other.seen.settings, extra_is_fine=True)
     yield _lacking(own.seen.keys, other.seen.keys)
     yield _sequences("segment", own.seen.segments, other.seen.segments)
@@ -228,7 +221,9 @@ def as_row(verdict: Verdict) -> dict[str, Any]:
 
 def _wrong(who: str, taken: list[Taken]) -> list[str]:
     return [
-        f"{at.label}: {who} is not as expected: {problem}" for at in taken for problem in at.wrong
+        f"{at.check.label}: {who} is not as expected: {problem}"
+        for at in taken
+        for problem in at.wrong
     ]
 
 

@@ -154,6 +154,11 @@ class Check:
     facts: Mapping[str, bool] = field(default_factory=dict)
     restored: bool = False
 
+    @property
+    def expects_something(self) -> bool:
+        """Whether the check can fail by itself, without another subject."""
+        return bool(self.changes or self.now or self.blocks is not None or self.facts)
+
 
 Steps: TypeAlias = Iterator[Check]
 

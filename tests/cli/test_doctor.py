@@ -33,7 +33,7 @@ def parsed(text: str) -> Any:
 # --- the machine that the tests run on -------------------------------------------------------------
 
 
-def test_the_machine_here_is_judged_whatever_it_has(cli: Cli) -> None:
+def test_this_machine_is_diagnosed(cli: Cli) -> None:
     run = cli("doctor", "--json")
     result = parsed(run.stdout)
 
@@ -45,7 +45,7 @@ def test_the_machine_here_is_judged_whatever_it_has(cli: Cli) -> None:
     assert not [one for one in result["checks"] if "the check broke" in one["summary"]]
 
 
-def test_a_machine_without_driver_fails_one_check_and_not_all(cli: Cli) -> None:
+def test_machine_without_driver_fails_one_check(cli: Cli) -> None:
     result = parsed(cli("doctor", "--only", "CK001,CK003,CK005", "--json").stdout)
 
     if result["checks"][0]["status"] == "ok":
@@ -53,7 +53,7 @@ def test_a_machine_without_driver_fails_one_check_and_not_all(cli: Cli) -> None:
     assert [check["status"] for check in result["checks"]] == ["fail", "unknown", "unknown"]
 
 
-def test_nothing_here_is_initialised_and_no_framework_imported(command: list[str]) -> None:
+def test_doctor_imports_no_framework(command: list[str]) -> None:
     script = (
         "import sys; from cudakit.cli import main; code = main(['doctor', '-q']);"
         "loaded = {'torch', 'cupy', 'jax', 'cuda', 'numba'} & set(sys.modules);"
@@ -68,7 +68,7 @@ def test_nothing_here_is_initialised_and_no_framework_imported(command: list[str
 # --- a simulated machine ---------------------------------------------------------------------------
 
 
-def test_a_simulated_gpu_is_well_and_says_that_it_is_simulated(cli: Cli) -> None:
+def test_simulated_gpu_is_ok_and_marked(cli: Cli) -> None:
     run = cli(*SIM)
 
     assert run.exit_code == ExitCode.OK
@@ -76,9 +76,17 @@ def test_a_simulated_gpu_is_well_and_says_that_it_is_simulated(cli: Cli) -> None
     assert parsed(cli(*SIM, "--json").stdout)["simulated"] is True
 
 
-def test_a_warning_is_a_finding_only_where_that_is_asked_for(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
+def test_variables_that_choose_devices_do_not_affect_simulated_gpu(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    plain = cli(*SIM, "--json").stdout
+    monkeypatch.setenv(name, "7")
+
+    assert cli(*SIM, "--json").stdout == plain
+
+
+def test_warning_is_finding_with_strict_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
 
     assert cli(*SIM).exit_code == ExitCode.OK
@@ -86,19 +94,19 @@ def test_a_warning_is_a_finding_only_where_that_is_asked_for(
     assert cli(*SIM, "--strict", "--skip", "CK020").exit_code == ExitCode.OK
 
 
-def test_checks_are_chosen_by_id_in_any_case(cli: Cli) -> None:
+def test_ids_ignore_case(cli: Cli) -> None:
     result = parsed(cli(*SIM, "--only", "ck020, CK024", "--json").stdout)
 
     assert [check["id"] for check in result["checks"]] == ["CK020", "CK024"]
 
 
-def test_trials_of_a_simulated_gpu_are_not_judged(cli: Cli) -> None:
+def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:
     result = parsed(cli(*SIM, "--deep", "--only", "CK041", "--json").stdout)
 
     assert result["checks"][0]["summary"] == "the GPU is simulated"
 
 
-def test_a_report_names_versions_and_gpus_and_hides_who(cli: Cli) -> None:
+def test_report_has_versions_and_gpus_and_is_redacted(cli: Cli) -> None:
     run = cli(*SIM, "--report")
 
     assert "── Versions" in run.stdout
@@ -107,13 +115,13 @@ def test_a_report_names_versions_and_gpus_and_hides_who(cli: Cli) -> None:
     assert platform.node() not in run.stdout.split()
 
 
-def test_json_of_a_report_is_redacted_too(cli: Cli) -> None:
+def test_report_as_json_is_redacted(cli: Cli) -> None:
     devices = parsed(cli(*SIM, "--report", "--json").stdout)["devices"]
 
     assert [device["uuid"] for device in devices] == ["GPU-<uuid>"]
 
 
-def test_a_report_is_written_to_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_report_is_written_to_file(cli: Cli, tmp_path: Path) -> None:
     place = tmp_path / "report.txt"
 
     assert cli(*SIM, "--report", "-o", place).stdout == ""
@@ -125,7 +133,7 @@ def test_a_report_is_written_to_a_file(cli: Cli, tmp_path: Path) -> None:
 # --- without looking -------------------------------------------------------------------------------
 
 
-def test_an_explanation_looks_at_no_machine(cli: Cli) -> None:
+def test_explain_needs_no_machine(cli: Cli) -> None:
     run = cli("doctor", "--explain", "ck012")
 
     assert run.exit_code == ExitCode.OK
@@ -144,7 +152,7 @@ def test_an_explanation_looks_at_no_machine(cli: Cli) -> None:
         (("--gpu", "sim:abacus"), "no machine 'abacus' can be simulated"),
     ],
 )
-def test_what_cannot_be_done_is_a_usage_error(
+def test_invalid_arguments_are_usage_errors(
     cli: Cli, arguments: tuple[str, ...], words: str
 ) -> None:
     run = cli("doctor", *arguments)

@@ -68,13 +68,14 @@ def test_log_of_a_gpu_run_gives_the_expected_report(name: str) -> None:
     assert log.stat().st_size <= race_logs.MOST_BYTES, "it is kept in the repository"
 
 
-@pytest.fixture
-def simulated(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Record a program of a simulated device, whose accesses are as exact as those of a GPU."""
-    command = [sys.executable, str(JUDGE), "sim_kernels", "--keep", str(tmp_path / "logs")]
+    logs = tmp_path_factory.mktemp("logs")
+    command = [sys.executable, str(JUDGE), "sim_kernels", "--keep", str(logs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return tmp_path / "logs"
+    return logs
 
 
 def test_log_gives_the_report_of_the_run(simulated: Path) -> None:
@@ -99,7 +100,7 @@ def test_race_of_other_kernels_or_another_kind_is_wrong(simulated: Path) -> None
     assert other.startswith("of another kind: ")
 
 
-def test_clean_report_counts_only_with_exact_accesses(simulated: Path) -> None:
+def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path: Path) -> None:
     fixed = simulated / "sim_kernels_fixed.npz"
     cases = {case.variant: case for case in judge_races.cases() if case.name == "sim_kernels"}
     (chain,) = race_logs.load(fixed)
@@ -107,11 +108,11 @@ def test_clean_report_counts_only_with_exact_accesses(simulated: Path) -> None:
     assumed = view(chain.records[accesses], Kind.ACCESS)
     assumed["known"] = Known.ASSUMED
     chain.records[accesses] = assumed.view(chain.records.dtype)
-    race_logs.save(simulated / "assumed.npz", [chain])
+    race_logs.save(tmp_path / "assumed.npz", [chain])
 
     exact = replace(cases["fixed"], exact=True)
     assert complaints(exact, fixed) == []
-    assert complaints(exact, simulated / "assumed.npz") == [
+    assert complaints(exact, tmp_path / "assumed.npz") == [
         "only 0.0% of the launches are known exactly"
     ]
 

@@ -7,7 +7,7 @@ from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 
 
 @pytest.mark.parametrize("status", Status)
-def test_every_status_is_the_drivers_and_has_words(status: Status) -> None:
+def test_status_has_name_of_driver_and_message(status: Status) -> None:
     error = cuda_error(status)
 
     assert driver.CUresult(error.code).name == error.name
@@ -15,15 +15,15 @@ def test_every_status_is_the_drivers_and_has_words(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", STICKY)
-def test_a_status_that_loses_the_context_says_that_the_process_must_end(status: Status) -> None:
+def test_sticky_status_has_hint_to_end_process(status: Status) -> None:
     assert "end this process" in cuda_error(status).hint
 
 
-def test_other_statuses_do_not_end_the_process() -> None:
+def test_other_statuses_have_no_hint_to_end_process() -> None:
     assert not [s for s in set(Status) - STICKY if "end this process" in cuda_error(s).hint]
 
 
-def test_the_values_that_were_seen_are_in_the_message() -> None:
+def test_observed_values_are_in_message() -> None:
     error = cuda_error(2, seen="8.0 GiB asked, 1.2 GiB free on cuda:0")
 
     assert str(error) == (
@@ -32,7 +32,7 @@ def test_the_values_that_were_seen_are_in_the_message() -> None:
     )
 
 
-def test_an_error_without_words_here_has_the_drivers_own() -> None:
+def test_unknown_code_has_text_of_driver() -> None:
     error = cuda_error(915, name="CUDA_ERROR_NEW", text="something new", seen="cuda:0")
 
     assert (error.code, str(error)) == (915, "CUDA_ERROR_NEW: something new: cuda:0")

@@ -20,17 +20,17 @@ from cudakit.gpu.machine import (
     open_machine,
     record,
 )
-from cudakit.gpu.probe import ask
+from cudakit.gpu.probe import start_probe
 from cudakit.units import Unavailable
 
 NO_DRIVER = [sys.executable, "-c", 'print(\'{"missing": "libcuda.so.1: no such file"}\')']
 
 
 def without_driver() -> RealMachine:
-    return RealMachine(ask(environment={}, command=NO_DRIVER))
+    return RealMachine(start_probe(environment={}, command=NO_DRIVER))
 
 
-def test_the_real_machine_is_not_simulated_and_the_others_are() -> None:
+def test_only_real_machine_is_not_simulated() -> None:
     machine = open_machine("auto")
 
     assert not machine.simulated
@@ -39,12 +39,12 @@ def test_the_real_machine_is_not_simulated_and_the_others_are() -> None:
 
 
 @pytest.mark.parametrize("choice", ["", "gpu", "cuda:0", "SIM", "sims"])
-def test_a_gpu_that_there_is_no_word_for_is_refused(choice: str) -> None:
+def test_unknown_gpu_choice_is_refused(choice: str) -> None:
     with pytest.raises(UsageError, match="no such GPU"):
         open_machine(choice)
 
 
-def test_a_model_that_does_not_exist_names_those_that_do() -> None:
+def test_unknown_model_is_refused_with_known_models() -> None:
     with pytest.raises(UsageError, match="'gtx9999'") as failure:
         open_machine("sim:gtx9999")
 
@@ -53,7 +53,7 @@ def test_a_model_that_does_not_exist_names_those_that_do() -> None:
 
 
 @pytest.mark.parametrize("model", ["../h200", "h200.json", ""])
-def test_a_model_is_a_name_and_no_path(model: str) -> None:
+def test_model_path_is_refused(model: str) -> None:
     if model:
         with pytest.raises(UsageError):
             open_machine(f"sim:{model}")
@@ -61,7 +61,7 @@ def test_a_model_is_a_name_and_no_path(model: str) -> None:
         assert open_machine("sim:").simulated
 
 
-def test_a_machine_without_a_driver_says_what_is_missing() -> None:
+def test_machine_without_driver_has_reasons() -> None:
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
         pytest.skip("there is a driver")
     machine = without_driver()
@@ -78,13 +78,13 @@ def test_a_machine_without_a_driver_says_what_is_missing() -> None:
     )
 
 
-def test_the_driver_is_asked_once() -> None:
+def test_driver_is_queried_once() -> None:
     machine = without_driver()
 
     assert machine.cuda() is machine.cuda()
 
 
-def test_links_are_there_only_where_they_are_asked_for() -> None:
+def test_links_are_read_on_request_only() -> None:
     machine = open_machine("sim:h200x2")
     plain, linked = machine.nvml(), machine.nvml(links=True)
 
@@ -93,7 +93,7 @@ def test_links_are_there_only_where_they_are_asked_for() -> None:
     assert (plain.links, [link.path for link in linked.links]) == ((), ["NV18"])
 
 
-def test_a_machine_can_be_written_down() -> None:
+def test_machine_is_recorded() -> None:
     made = record(open_machine("sim:h200x2"))
 
     assert isinstance(made.cuda, CudaView)
@@ -103,7 +103,7 @@ def test_a_machine_can_be_written_down() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_machine_knows_its_gpus_twice_and_by_the_same_name() -> None:
+def test_real_machine_has_same_gpus_in_cuda_and_nvml() -> None:
     machine = open_machine()
     nvml, cuda = machine.nvml(), machine.cuda()
 
@@ -115,7 +115,7 @@ def test_a_real_machine_knows_its_gpus_twice_and_by_the_same_name() -> None:
 
 
 @pytest.mark.gpu
-def test_looking_at_a_real_machine_leaves_this_process_able_to_fork() -> None:
+def test_querying_real_machine_keeps_process_able_to_fork() -> None:
     machine = open_machine()
     machine.nvml(), machine.cuda()
 
@@ -181,7 +181,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_what_is_written_down_is_read_again(record: Record) -> None:
+def test_record_survives_json(record: Record) -> None:
     assert loads(dumps(record)) == record
 
 
@@ -201,13 +201,13 @@ def test_what_is_written_down_is_read_again(record: Record) -> None:
         ),
     ],
 )
-def test_what_is_no_record_is_refused_with_the_place_that_is_wrong(text: str, reason: str) -> None:
+def test_invalid_record_is_refused_with_location(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=f"box.json is not a recorded machine: .*{reason}"):
         loads(text, name="box.json")
 
 
 @pytest.mark.parametrize("model", models())
-def test_every_model_can_be_read_and_says_where_it_is_from(model: str) -> None:
+def test_model_is_readable_and_has_origin(model: str) -> None:
     record = model_record(model)
 
     assert {"date", "driver", "machine"} <= record.about.keys()
@@ -216,7 +216,7 @@ def test_every_model_can_be_read_and_says_where_it_is_from(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", models())
-def test_no_model_says_whose_machine_it_was(model: str) -> None:
+def test_model_identifies_no_machine(model: str) -> None:
     record = model_record(model)
 
     assert isinstance(record.nvml, NvmlView)
@@ -228,7 +228,7 @@ def test_no_model_says_whose_machine_it_was(model: str) -> None:
         )
 
 
-def test_a_recorded_machine_says_of_each_device_what_was_recorded_of_it() -> None:
+def test_recorded_machine_returns_its_record() -> None:
     devices = tuple(DeviceFacts(at, f"GPU-{at}", "", {}) for at in range(2))
     machine = RecordedMachine(
         Record(

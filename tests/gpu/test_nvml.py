@@ -18,10 +18,10 @@ from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.facts import FACTS, INSTANCE
+from cudakit.gpu.nvml.names import CLOCK_EVENT_REASONS, clock_event_reasons
 from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.reader import FieldValue, Question, cpu_ranges, same
+from cudakit.gpu.nvml.reader import Call, FieldValue, cpu_ranges, same
 from cudakit.gpu.nvml.telemetry import TELEMETRY
-from cudakit.gpu.nvml.words import CLOCK_EVENT_REASONS, clock_event_reasons
 from cudakit.units import Unavailable
 
 PACKAGE = Path(str(cudakit.gpu.__file__)).parent
@@ -477,4 +477,4 @@ def test_processes_are_unavailable_where_nvml_refuses_every_kind() -> None:
 
 
 def test_a_question_is_its_function_and_its_arguments() -> None:
-    assert Question("f", ("A",)) == Question("f", ("A",)) != Question("f", ("B",))
+    assert Call("f", ("A",)) == Call("f", ("A",)) != Call("f", ("B",))

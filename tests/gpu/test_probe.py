@@ -12,7 +12,7 @@ import pytest
 
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.probe import ask, child, cuda_view
+from cudakit.gpu.probe import child, cuda_view, start_probe
 from cudakit.units import Unavailable
 
 FIRST = "11111111222233334444555555555555"
@@ -54,7 +54,7 @@ def view(
 
 def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
     """Ask a child that runs a script of the test instead of asking a driver."""
-    return ask(
+    return start_probe(
         environment=environment, command=[sys.executable, "-c", script], seconds=seconds
     ).answer()
 
@@ -93,13 +93,13 @@ def test_an_error_of_one_call_is_the_reason_of_its_field() -> None:
     assert facts.fields["name"] == "NVIDIA H200"
 
 
-def test_a_mig_instance_is_told_by_a_uuid_of_its_own() -> None:
+def test_mig_instance_has_own_uuid() -> None:
     (facts,) = view(found(device(uuid=SECOND, gpu_uuid=FIRST))).devices
 
     assert facts.uuid == "MIG-66666666-7777-8888-9999-aaaaaaaaaaaa"
 
 
-def test_hidden_devices_are_those_that_only_the_other_child_sees() -> None:
+def test_hidden_devices_are_seen_by_second_child_only() -> None:
     both = found(device(FIRST), device(SECOND))
     made = view(found(device(SECOND)), both, visible_devices="1")
 
@@ -113,7 +113,7 @@ def test_hidden_devices_are_those_that_only_the_other_child_sees() -> None:
     )
 
 
-def test_where_every_device_is_hidden_cuda_does_not_start_and_all_are_known_all_the_same() -> None:
+def test_all_devices_hidden_are_known_despite_cuda_error() -> None:
     error = {
         "version": 13000,
         "libcuda": None,
@@ -126,13 +126,13 @@ def test_where_every_device_is_hidden_cuda_does_not_start_and_all_are_known_all_
     assert isinstance(made.libcuda, Unavailable)
 
 
-def test_what_the_second_child_cannot_say_harms_nothing() -> None:
+def test_failure_of_second_child_is_ignored() -> None:
     made = view(found(device()), "the CUDA driver did not answer in time", visible_devices="0")
 
     assert (len(made.devices), made.hidden) == (1, ())
 
 
-def test_peers_are_pairs_in_one_direction_each() -> None:
+def test_peers_are_directed_pairs() -> None:
     made = view(found(device(FIRST), device(SECOND), peers=[[0, 1, 1], [1, 0, 0]]))
 
     assert made.peer_access == ((0, 1), (1, 0))
@@ -140,47 +140,47 @@ def test_peers_are_pairs_in_one_direction_each() -> None:
 
 
 @pytest.mark.parametrize(("number", "version"), [(13000, (13, 0)), (12090, (12, 9))])
-def test_the_version_is_read_as_cuda_writes_it(number: int, version: tuple[int, int]) -> None:
+def test_version_is_decoded_as_in_cuda_h(number: int, version: tuple[int, int]) -> None:
     assert view(found(version=number)).driver_version == version
 
 
 # --- children that do not answer -------------------------------------------------------------------
 
 
-def test_a_child_that_answers_is_believed() -> None:
+def test_answer_of_child_is_returned() -> None:
     made = answered(f"print({json.dumps(json.dumps(found(device())))})")
 
     assert isinstance(made, CudaView)
     assert made.devices[0].fields["name"] == "NVIDIA H200"
 
 
-def test_a_driver_that_hangs_is_given_up() -> None:
+def test_hanging_driver_times_out() -> None:
     made = answered("import time; time.sleep(60)", seconds=0.3)
 
     assert made == Unavailable("the CUDA driver did not answer within 0.3 s")
 
 
-def test_a_driver_that_crashes_takes_only_the_child_with_it() -> None:
+def test_crashing_driver_is_reported() -> None:
     made = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 
     assert made == Unavailable("the CUDA driver crashed when it was asked (SIGSEGV)")
 
 
-def test_a_child_that_cannot_work_says_its_last_word() -> None:
+def test_failing_child_is_quoted() -> None:
     made = answered("raise SystemExit('no ctypes here')")
 
     assert isinstance(made, Unavailable)
     assert made.reason == "the process that asks the CUDA driver ended with 1: no ctypes here"
 
 
-def test_without_an_interpreter_to_ask_in_the_reason_is_told() -> None:
-    made = ask(environment={}, command=["/nowhere/python"]).answer()
+def test_missing_interpreter_is_reported() -> None:
+    made = start_probe(environment={}, command=["/nowhere/python"]).answer()
 
     assert isinstance(made, Unavailable)
     assert "no process can be started" in made.reason
 
 
-def test_the_second_child_is_asked_without_the_variable_and_only_where_it_is_set() -> None:
+def test_second_child_runs_without_variable_if_set() -> None:
     script = (
         "import json, os;"
         "seen = os.environ.get('CUDA_VISIBLE_DEVICES', 'unset');"
@@ -198,7 +198,7 @@ def test_the_second_child_is_asked_without_the_variable_and_only_where_it_is_set
     assert (plain.visible_devices, hidden.visible_devices) == (None, "7")
 
 
-def test_a_profiler_that_enters_every_cuda_process_does_not_enter_the_child() -> None:
+def test_injected_profiler_does_not_enter_child() -> None:
     script = "import os; raise SystemExit(str('CUDA_INJECTION64_PATH' in os.environ))"
 
     assert str(answered(script, CUDA_INJECTION64_PATH="/opt/tool.so")).count("False") == 1
@@ -212,7 +212,7 @@ def run_child(*arguments: str, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_the_child_says_which_library_it_misses() -> None:
+def test_missing_library_is_named_by_child() -> None:
     if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
         pytest.skip("there is a driver")
 
@@ -221,7 +221,7 @@ def test_the_child_says_which_library_it_misses() -> None:
     assert "libcuda.so.1" in json.loads(done.stdout)["missing"]
 
 
-def test_the_child_is_of_the_standard_library_only() -> None:
+def test_child_imports_standard_library_only() -> None:
     tree = ast.parse(Path(str(child.__file__)).read_text(encoding="utf-8"))
 
     plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
@@ -269,12 +269,12 @@ def driver(tmp_path: Path) -> Any:
             ["cc", "-shared", "-fPIC", f"-DINIT={init}", f"-DHANG={hang}", "-o", library, source],  # noqa: S607
             check=True,
         )
-        return ask(environment={"LD_LIBRARY_PATH": str(tmp_path)}, seconds=2).answer()
+        return start_probe(environment={"LD_LIBRARY_PATH": str(tmp_path)}, seconds=2).answer()
 
     return build
 
 
-def test_a_driver_is_asked_for_all_that_there_is(driver: Any, tmp_path: Path) -> None:
+def test_child_queries_every_device(driver: Any, tmp_path: Path) -> None:
     made = driver()
 
     assert isinstance(made, CudaView)
@@ -288,7 +288,7 @@ def test_a_driver_is_asked_for_all_that_there_is(driver: Any, tmp_path: Path) ->
     assert made.libcuda == str(tmp_path / "libcuda.so.1")
 
 
-def test_a_driver_that_refuses_to_start_gives_code_name_and_explanation(driver: Any) -> None:
+def test_failed_cuinit_has_code_name_and_explanation(driver: Any) -> None:
     made = driver(init=100)
 
     assert isinstance(made, CudaView)
@@ -296,14 +296,14 @@ def test_a_driver_that_refuses_to_start_gives_code_name_and_explanation(driver: 
     assert made.devices == ()
 
 
-def test_a_driver_that_hangs_inside_its_own_code_is_ended(driver: Any) -> None:
+def test_driver_hanging_in_native_code_is_killed(driver: Any) -> None:
     made = driver(hang="sleep(60);")
 
     assert isinstance(made, Unavailable)
     assert "did not answer" in made.reason
 
 
-def test_a_driver_that_dies_inside_its_own_code_is_a_crash(driver: Any) -> None:
+def test_driver_crashing_in_native_code_is_reported(driver: Any) -> None:
     made = driver(hang="*(volatile int*)0=1;")
 
     assert isinstance(made, Unavailable)

@@ -84,7 +84,7 @@ def taken(*devices: Any) -> list[SelfTestStep]:
     return list(steps)
 
 
-def test_steps_on_a_device_that_works_all_succeed() -> None:
+def test_steps_succeed_on_working_device() -> None:
     steps = taken(Device(), Device())
 
     assert [step.name for step in steps] == STEPS
@@ -100,7 +100,7 @@ def test_steps_on_a_device_that_works_all_succeed() -> None:
         ("copy", "cuda:1: a copy brought 1 wrong values of 1,048,576; at 2 "),
     ],
 )
-def test_the_first_step_that_fails_is_the_last_and_names_the_device(fault: str, words: str) -> None:
+def test_first_failing_step_is_last_and_names_device(fault: str, words: str) -> None:
     steps = taken(Device(), Device(fault=fault))
 
     assert [step.name for step in steps] == STEPS[: STEPS.index(fault) + 1]
@@ -117,7 +117,7 @@ def line(name: str) -> str:
     return json.dumps({"name": name, "error": "", "hint": "", "seen": {"cuda:0": "well"}})
 
 
-def test_a_child_that_crashes_fails_the_step_that_it_was_at() -> None:
+def test_crashing_child_fails_its_step() -> None:
     crash = f"import os; print({line('context')!r}, flush=True); os.abort()"
 
     steps = run_self_test(command=python(crash))
@@ -128,7 +128,7 @@ def test_a_child_that_crashes_fails_the_step_that_it_was_at() -> None:
     assert steps[1].error == "the step 'compile' ended its process with -6"
 
 
-def test_a_child_that_hangs_fails_the_step_that_it_was_at() -> None:
+def test_hanging_child_fails_its_step() -> None:
     hang = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
 
     steps = run_self_test(command=python(hang), seconds=1)
@@ -137,18 +137,18 @@ def test_a_child_that_hangs_fails_the_step_that_it_was_at() -> None:
     assert steps[1].error == "the step 'compile' did not end in time"
 
 
-def test_a_child_that_complains_is_quoted() -> None:
+def test_stderr_of_child_is_quoted() -> None:
     steps = run_self_test(command=python("raise SystemExit('no such library')"))
 
     assert not isinstance(steps, Unavailable)
     assert steps[0].error == "the step 'context' ended its process with 1: no such library"
 
 
-def test_where_no_child_can_be_started_the_reason_is_told() -> None:
+def test_missing_child_has_reason() -> None:
     assert isinstance(run_self_test(command=["/nowhere/python"]), Unavailable)
 
 
-def test_the_real_child_answers_with_or_without_a_gpu() -> None:
+def test_real_child_answers_with_or_without_gpu() -> None:
     steps = run_self_test()
 
     assert not isinstance(steps, Unavailable)
@@ -157,7 +157,7 @@ def test_the_real_child_answers_with_or_without_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_device_passes() -> None:
+def test_self_test_passes_on_real_device() -> None:
     steps = run_self_test()
 
     assert not isinstance(steps, Unavailable)

@@ -70,7 +70,7 @@ def test_the_message_has_pytorchs_sentences_in_their_order() -> None:
         (process(os.getpid(), Unavailable("not counted")),),
     ],
 )
-def test_where_nvml_does_not_know_this_process_the_driver_says_what_is_used(
+def test_without_nvml_figures_memory_in_use_comes_from_the_driver(
     processes: tuple[Process, ...] | Unavailable,
 ) -> None:
     message = message_of(replace(REPORT, processes=processes))
@@ -147,7 +147,7 @@ def test_each_reason_has_its_remedy(changes: dict[str, object], words: str) -> N
     assert words in hint_of(replace(REPORT, **changes))  # type: ignore[arg-type]
 
 
-def test_where_nothing_would_have_helped_what_shows_who_has_the_memory_is_named() -> None:
+def test_without_a_remedy_recording_history_is_suggested() -> None:
     full = replace(REPORT, silos=(), reserved_bytes=79 * GIB)
     pin = Pin(0x7F00, MIB, MIB, 2 * MIB, MIB, [{"name": "f", "filename": "a.py", "line": 1}])
 

@@ -19,7 +19,7 @@ from cudakit.torch_rules.settings import Settings, parse_config
 DATA = Path(__file__).parents[1] / "data"
 
 
-def test_the_defaults_are_those_of_pytorch() -> None:
+def test_the_defaults_equal_pytorchs() -> None:
     assert Settings().as_text() == ""
     assert Settings().slack_bytes == Settings().large_segment_size_bytes == 20 * MIB
     assert Settings().max_split_size_bytes is None
@@ -38,7 +38,7 @@ def test_the_defaults_are_written_as_pytorch_wrote_them(name: str) -> None:
     assert {k: type(v) for k, v in ours.items()} == {k: type(v) for k, v in recorded.items()}
 
 
-def test_what_is_set_is_written_as_pytorch_writes_it() -> None:
+def test_changed_settings_are_written_as_pytorch_writes_them() -> None:
     written = Settings(
         max_split_size_bytes=128 * MIB, roundup_power2_divisions=(4,) * 16, memory_fraction=0.5
     ).as_torch()

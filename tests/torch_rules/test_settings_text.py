@@ -80,9 +80,7 @@ def tried(text: str) -> InputError | None:
         ),
     ],
 )
-def test_what_pytorch_takes_is_read_as_pytorch_reads_it(
-    text: str, expected: dict[str, Any]
-) -> None:
+def test_valid_settings_are_read_as_pytorch_reads_them(text: str, expected: dict[str, Any]) -> None:
     assert changed(parse_config(text)) == expected
 
 
@@ -99,9 +97,7 @@ def test_what_pytorch_takes_is_read_as_pytorch_reads_it(
         ("[16384:0,>:8]", (0,) * 15 + (8,)),
     ],
 )
-def test_divisions_fill_the_slots_that_they_fill_in_pytorch(
-    value: str, slots: tuple[int, ...]
-) -> None:
+def test_divisions_fill_the_same_slots_as_in_pytorch(value: str, slots: tuple[int, ...]) -> None:
     text = f"roundup_power2_divisions:{value}"
 
     assert parse_config(text).roundup_power2_divisions == slots
@@ -238,7 +234,7 @@ def test_divisions_that_pytorch_reads_differently_are_pointed_at(
         ("roundup_power2_divisions:[[1:1]]", 27, "should be a pair or ']', not '['"),
     ],
 )
-def test_what_is_in_the_wrong_place_is_pointed_at(text: str, at: int, words: str) -> None:
+def test_an_error_points_at_the_wrong_character(text: str, at: int, words: str) -> None:
     message = refusal(text).message
 
     assert message.startswith(f"{CUDA}, character {at}: ")
@@ -299,7 +295,7 @@ def test_a_variable_that_is_set_is_the_configuration(
         ({CUDA: OFF, NEUTRAL: "max_split_size_mb:128"}, False, f"{CUDA} counts"),
     ],
 )
-def test_of_several_that_differ_the_first_is_all_and_a_warning_says_so(
+def test_of_several_variables_the_first_counts_with_a_warning(
     environment: dict[str, str], *, expandable: bool, words: str
 ) -> None:
     with pytest.warns(SettingsWarning, match=words):

@@ -127,7 +127,7 @@ def test_a_block_is_never_smaller_than_its_request_and_always_a_multiple_of_512(
 
 
 @given(lists(integers(0, 1 << 45)), tuples(*[sampled_from((0, 1, 2, 4, 16, 64))] * 16))
-def test_many_requests_are_rounded_as_each_of_them_is(
+def test_rounding_an_array_equals_rounding_each_request(
     sizes: list[int], divisions: tuple[int, ...]
 ) -> None:
     found = rounded_array(np.array(sizes, np.int64), divisions)

@@ -10,8 +10,7 @@ from cudakit.cli.bench.measure import measuring
 from cudakit.cli.bench.options import Effort, given, names, sizes_option
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.allocators import Allocator
-    from cudakit.core.bench.spec import Spec
+    from cudakit.core.bench.spec import Allocator, Spec
     from cudakit.gpu.api import Gpu
 
 

@@ -52,7 +52,7 @@ def compare(
     if json and markdown:
         raise click.UsageError("--json and --markdown are two forms")
     from cudakit.core.bench.compare import compare as compare_results
-    from cudakit.core.bench.fail_on import parse_fail_on
+    from cudakit.core.bench.compare import parse_fail_on
     from cudakit.core.bench.load import load_result
 
     limits = [parse_fail_on(text) for text in fail_on]
@@ -64,7 +64,7 @@ def compare(
 
 
 def _write(comparison: Comparison, target: Output, *, as_json: bool, as_markdown: bool) -> None:
-    from cudakit.core.bench.present import present_comparison
+    from cudakit.core.bench.present.comparison import present_comparison
 
     if as_markdown:
         from cudakit.render import markdown

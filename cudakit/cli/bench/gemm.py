@@ -54,7 +54,7 @@ _HOW = (
     ),
     click.option(
         "--vs",
-        "rivals",
+        "baselines",
         type=names,
         multiple=True,
         metavar="NAME,...",
@@ -105,9 +105,9 @@ def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:
 
     simulated = _is_simulated()
     gemms, shapes = products(asked, simulated=simulated)
-    rivals = tuple(dict.fromkeys(name for some in asked.pop("rivals") for name in some))
+    baselines = tuple(dict.fromkeys(name for some in asked.pop("baselines") for name in some))
     settings = _settings(asked)
-    how = given(rivals=rivals, **asked)
+    how = given(baselines=baselines, **asked)
     if simulated:
         # The host does what the device is asked for: one at a time, on one buffer set.
         how = {"mode": "isolated", "cache": "hot", **how}

@@ -50,7 +50,7 @@ def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
 
 
 def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
-    from cudakit.core.bench.session import run
+    from cudakit.core.bench.pipeline import run
 
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         return run(spec, device, progress, run_context=run_context)
@@ -84,7 +84,7 @@ def _command() -> tuple[str, ...]:
 
 def exit_code(result: BenchResult) -> ExitCode:
     """Say first of all whether a value was wrong; a result that was broken off is there all the same."""
-    from cudakit.core.bench.verification import Verification
+    from cudakit.core.bench.workload import Verification
 
     checks = [case.verification for case in result.results]
     if any(isinstance(check, Verification) and not check.passed for check in checks):

@@ -162,7 +162,7 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rule(limits: dict[str, Any]) -> Effort:
-    from cudakit.core.bench.stopping import Rule
+    from cudakit.core.bench.method import Rule
 
     return {"rule": Rule(**limits)} if limits else {}
 

@@ -18,7 +18,7 @@ from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec
-    from cudakit.core.bench.tuning.limits import Limits
+    from cudakit.core.bench.tuning.search import Limits
     from cudakit.core.bench.tuning.torch_csv import TorchCsv
     from cudakit.core.bench.tuning.tuned import Tuned
     from cudakit.gpu.api import Gpu
@@ -104,7 +104,7 @@ class TuneOptions:
 
     def limits(self) -> Limits:
         """Return how long to search. Raises InputError for what makes no sense."""
-        from cudakit.core.bench.tuning.limits import Limits
+        from cudakit.core.bench.tuning.search import Limits
 
         return Limits(**given(time_s=self.time_s, iterations=self.iterations))
 
@@ -163,8 +163,8 @@ def tuned_algorithms(
     Says of which of the products the file has nothing. Opens the device for a moment. Raises InputError
     where they were tuned on an unlike machine.
     """
-    from cudakit.core.bench.tuning.load import load_tuned
-    from cudakit.core.bench.tuning.session import tuning_machine
+    from cudakit.core.bench.tuning.tune import tuning_machine
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
@@ -203,9 +203,9 @@ def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> Exi
 def _search(
     spec: GemmSpec, gpu: str, limits: Limits, tuning: TuneOptions, *, quiet: bool
 ) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.core.bench.tuning.load import load_tuned
-    from cudakit.core.bench.tuning.session import tune as search
     from cudakit.core.bench.tuning.torch_csv import torch_csv
+    from cudakit.core.bench.tuning.tune import tune as search
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(tuning.known) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
@@ -216,8 +216,8 @@ def _search(
 
 
 def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Mapping[str, str]:
-    from cudakit.core.bench.tuning.session import tuning_machine
     from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators
+    from cudakit.core.bench.tuning.tune import tuning_machine
 
     if device.simulated:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""``cudakit devices``: which GPU is which, and how each one fares."""
+"""``cudakit devices``: list the GPUs with their indices and current state."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def devices(
     wanted = named(view.names)
     with open_output(output.path, force=output.force) as target:
         machine = None if list_fields else _open(gpu)
-        # While the driver is being asked.
+        # Imported while the child process queries the driver.
         from cudakit.cli.devices import show
 
         if machine is None:
-            show.fields(target, view)
+            show.list_fields(target, view)
         elif spec:
-            show.selection(machine, target, view, spec)
+            show.print_selection(machine, target, view, spec)
         elif watch:
-            show.again_and_again(machine, show.Writer(target, view, wanted, watching=True), watch)
+            show.watch_devices(machine, show.Writer(target, view, wanted, watching=True), watch)
         else:
-            show.once(machine, show.Writer(target, view, wanted))
+            show.show_once(machine, show.Writer(target, view, wanted))
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""The options of ``cudakit devices``, and what becomes of them."""
+"""The options of ``cudakit devices``, parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is to be seen of which devices, and in which form."""
+    """The devices and fields to show, and the output format."""
 
     ids: tuple[str, ...]
     names: tuple[str, ...]  # of fields; none for a report
@@ -28,9 +28,9 @@ class View:
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a view; it arrives as the keyword ``view``.
+    """Add the options of a view to a command, which receives it as the keyword ``view``.
 
-    To be put below ``output_options``, whose ``--json`` is a form as well.
+    Apply below ``output_options``, whose ``--json`` is a format as well.
     """
 
     @functools.wraps(command)
@@ -47,7 +47,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--select`` and its limits; they arrive as the keyword ``spec``, or None."""
+    """Add ``--select`` and its limits to a command, which receives them as the keyword ``spec``, or None."""
 
     @functools.wraps(command)
     def collecting(
@@ -68,7 +68,7 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seconds(text: str) -> float:
-    """Read the value of ``--watch``: ``type=seconds``."""
+    """Parse the value of ``--watch``: ``type=seconds``."""
     try:
         number = float(text)
     except ValueError:
@@ -85,7 +85,7 @@ def _spec(count: int | None, min_free_bytes: int | None, max_ratio: float | None
 
 
 def _names(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    # Click converts the default, which is read already, as well.
+    # Click also converts the default, which is a tuple already.
     parts = text.split(",") if isinstance(text, str) else text
     return tuple(filter(None, (part.strip() for part in parts)))
 

@@ -12,27 +12,27 @@ import click
 from cudakit.cli.devices.options import View
 from cudakit.cli.output import Output, is_capable_terminal
 from cudakit.core.devices.fields import FieldInfo, FieldsList, registry
-from cudakit.core.devices.present.overview import FIELDS
+from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult, FieldsResult
-from cudakit.core.devices.select import SelectSpec, chosen, label, select
+from cudakit.core.devices.select import SelectSpec, filter_devices, label, select
 from cudakit.document import Document
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import Machine
 
 
-def fields(target: Output, view: View) -> None:
-    """List the fields that there are."""
+def list_fields(target: Output, view: View) -> None:
+    """Write the list of all fields."""
     from cudakit.core.devices.present.fields import listing
 
     known = tuple(registry().values())
     target.write(_json(FieldsList(known)) if view.form == "json" else _page(listing(known), target))
 
 
-def selection(machine: Machine, target: Output, view: View, spec: SelectSpec) -> None:
-    """Print a value for CUDA_VISIBLE_DEVICES."""
+def print_selection(machine: Machine, target: Output, view: View, spec: SelectSpec) -> None:
+    """Write a value for CUDA_VISIBLE_DEVICES."""
     result = open_query(machine).read()
-    selected = select(result, chosen(result, view.ids), spec)
+    selected = select(result, filter_devices(result, view.ids), spec)
     if view.form == "json":
         target.write(_json(selected))
     else:
@@ -40,8 +40,8 @@ def selection(machine: Machine, target: Output, view: View, spec: SelectSpec) ->
         target.write(f"{selected.visible_devices}\n")
 
 
-def once(machine: Machine, writer: Writer) -> None:
-    """Show the devices as they are now."""
+def show_once(machine: Machine, writer: Writer) -> None:
+    """Write the current state of the devices."""
     view = writer.view
     result = open_query(machine).read(
         activity=writer.counts_activity, processes=view.processes, topology=view.topology
@@ -51,8 +51,8 @@ def once(machine: Machine, writer: Writer) -> None:
     writer.target.write(writer.text(result))
 
 
-def again_and_again(machine: Machine, writer: Writer, seconds: float) -> None:
-    """Show what moves until Ctrl-C. Raises EnvironmentUnusable where a device is lost."""
+def watch_devices(machine: Machine, writer: Writer, seconds: float) -> None:
+    """Write the state repeatedly until Ctrl-C. Raises EnvironmentUnusable if a device is lost."""
     query, view = open_query(machine), writer.view
     activity = writer.counts_activity
     redraw = Redraw(writer.target)
@@ -61,16 +61,16 @@ def again_and_again(machine: Machine, writer: Writer, seconds: float) -> None:
             result = query.read(
                 names=view.names or FIELDS, activity=activity, processes=view.processes
             )
-            # A first look only starts the counters.
+            # The first read only starts the counters.
             if number or not activity:
                 redraw.show(writer.text(result, first=number <= activity))
             _refuse_lost(result)
     except KeyboardInterrupt:
-        return  # the way to end it, and no failure
+        return  # Ctrl-C is the way to end it
 
 
 def _warn_simulated(machine: Machine) -> None:
-    """Say it where the output has no place for it."""
+    """Warn on stderr: this output cannot contain the warning."""
     if machine.simulated:
         click.echo("these GPUs are simulated", err=True)
 
@@ -86,7 +86,7 @@ def _refuse_lost(result: DevicesResult) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes results in the form that a view asks for."""
+    """Writes results in the format of a view."""
 
     target: Output
     view: View
@@ -95,14 +95,14 @@ class Writer:
 
     @property
     def counts_activity(self) -> bool:
-        """Whether what is shown includes what GPUs did since the last look."""
+        """Whether the output includes activity since the last read."""
         if self.wanted:
             return any(field.kind == "activity" for field in self.wanted)
         return self.watching
 
     def text(self, result: DevicesResult, *, first: bool = True) -> str:
-        """Write a result; rows of fields have a header above the first only."""
-        shown = replace(result, devices=chosen(result, self.view.ids))
+        """Return a result as text; CSV has a header with the ``first`` only."""
+        shown = replace(result, devices=filter_devices(result, self.view.ids))
         if self.wanted:
             return self._fields(shown, header=first)
         if self.view.form == "json":
@@ -147,24 +147,24 @@ def _page(document: Document, target: Output) -> str:
     return console.render(document, width=target.width, color=target.color)
 
 
-# --- drawing again ---------------------------------------------------------------------------------
+# --- redrawing -------------------------------------------------------------------------------------
 
 
 _TO_END = "\x1b[J"
 _HOME = "\x1b[H"
-# Between the first two looks at counters, which say nothing alone.
+# Between the first two reads of the counters: activity is a difference.
 _FIRST_LOOK_SECONDS = 0.2
 
 
 @dataclass(slots=True)
 class Redraw:
-    """Shows a text in the place of the one before."""
+    """Replaces the text shown last on a terminal."""
 
     output: Output
-    _above: int = 0  # lines that stand there
+    _above: int = 0  # lines of the last text
 
     def show(self, text: str) -> None:
-        """Replace what was shown last; a pipe or a file gets one text after another."""
+        """Replace the text shown last; append to a pipe or a file."""
         if is_capable_terminal(self.output.stream):
             self.output.write(self._back() + text)
             self._above = text.count("\n")
@@ -176,13 +176,13 @@ class Redraw:
         if not self._above:
             return ""
         height = os.get_terminal_size(self.output.stream.fileno()).lines
-        # What has scrolled out of sight cannot be written over; a height of 0 is unknown.
+        # Lines that have scrolled away cannot be overwritten; a height of 0 is unknown.
         hidden = 0 < height <= self._above
         return (_HOME if hidden else f"\x1b[{self._above}F") + _TO_END
 
 
 def ticks(seconds: float, *, twice: bool) -> Iterator[int]:
-    """Count looks, one every so many seconds; ``twice``, the first is followed at once by another."""
+    """Yield 0, 1, ... every ``seconds``; ``twice`` yields 1 shortly after 0."""
     yield 0
     if twice:
         time.sleep(min(_FIRST_LOOK_SECONDS, seconds))
@@ -190,7 +190,7 @@ def ticks(seconds: float, *, twice: bool) -> Iterator[int]:
     due, number = time.monotonic(), 2
     while True:
         now = time.monotonic()
-        # What comes late is not made up for.
+        # Missed ticks are dropped.
         due = max(due + seconds, now)
         time.sleep(due - now)
         yield number

@@ -1,4 +1,4 @@
-"""What ``cudakit run`` says, on standard error: standard output is the program's."""
+"""The messages of ``cudakit run``, on standard error: standard output belongs to the program."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def warn(line: str) -> None:
-    """Say at once what the reader must know, whether wanted or not."""
+    """Print one line at once."""
     click.echo(f"cudakit: {printable(line)}", err=True)
 
 
 def races(result: SanitizeResult, *, quiet: bool) -> None:
-    """Write the report; ``quiet``, only the verdict, and that only of races."""
+    """Write the report; with ``quiet`` one line if there are races."""
     from cudakit.core.sanitize.present import report, title
     from cudakit.render import console
 
@@ -36,7 +36,7 @@ def races(result: SanitizeResult, *, quiet: bool) -> None:
 
 
 def snapshots(paths: Sequence[str]) -> None:
-    """Name the snapshots of memory, and the command that reads them."""
+    """Print the paths of memory snapshots, and the command that reads them."""
     for path in paths:
         warn(f"memory recorded; look at it with: cudakit memviz {path}")
     if not paths:

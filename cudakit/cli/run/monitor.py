@@ -1,4 +1,4 @@
-"""What is known of a program that runs: its races so far, and what could not be watched."""
+"""The state of a running program: its races so far, and the parts that cannot be recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Takes what the processes of a program record and say; ``warn`` is told at once what goes wrong."""
+    """Consumes the records and lines of a program's processes; ``warn`` prints problems at once."""
 
     def __init__(
         self,
@@ -41,48 +41,48 @@ class Monitor:
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
 
     def consume(self, batch: Batch) -> bool:
-        """Take what came; True stops the program."""
+        """Consume a batch; return True to stop the program."""
         if self._failure is None:
             try:
                 self._feed(batch)
-            except Exception as failure:  # noqa: BLE001 the program does not suffer from it
+            except Exception as failure:  # noqa: BLE001 must not disturb the program
                 self._failure = failure
         return self.stopped
 
     def notify(self, notice: Notice) -> None:
-        """Take what an agent has to say."""
+        """Consume a line of an agent."""
         if notice.about is About.SNAPSHOTS:
             self.snapshots.append(notice.text)
         else:
-            self.unwatched(notice.text)
+            self.add_note(notice.text)
 
-    def unwatched(self, reason: str) -> None:
-        """Take why something is not watched; the same reason is said once."""
+    def add_note(self, reason: str) -> None:
+        """Record why a part of the program is not checked; print each reason once."""
         if reason not in self._notes:
             self._warn(reason)
         self._notes[reason] += 1
 
     def finish(self) -> None:
-        """Take that nothing more comes: what is still held back is looked at as well as can be."""
+        """Check the events that still wait for others: no more will come."""
         if self._failure is None:
             self._detector.finish(self._report)
 
     def result(self, *, exit_status: int | None = None) -> SanitizeResult:
-        """Return what is known by now. Raises what went wrong while it was looked at."""
+        """Return the result so far. Raises the first exception of ``consume``."""
         if self._failure:
             raise self._failure
-        notes = [_times(reason, count) for reason, count in self._notes.items()]
+        notes = [_with_count(reason, count) for reason, count in self._notes.items()]
         return self._detector.result(
             self._report, exit_status=exit_status, stopped=self.stopped, notes=notes
         )
 
     def _feed(self, batch: Batch) -> None:
         found = self._detector.feed(batch, self._report)
-        # It may be suppressed, which takes a Result to see.
+        # A race may be suppressed, which only the Result shows.
         if found and self._stop_on_first and findings(self.result()) and not self.stopped:
             self.stopped = True
             self._warn("a race was found: the program is stopped")
 
 
-def _times(reason: str, count: int) -> str:
+def _with_count(reason: str, count: int) -> str:
     return f"{reason} ({count} processes)" if count > 1 else reason

@@ -1,4 +1,4 @@
-"""One run: everything is checked, the program is started, and what was found is told."""
+"""One run: check everything, start the program, report the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
 from cudakit.errors import EnvironmentUnusable, UsageError
-from cudakit.gpu.capture.exact import with_accesses
+from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
@@ -33,7 +33,7 @@ _FORMATS = ("html", "json", "sarif")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """What was asked."""
+    """The options of ``cudakit run``."""
 
     words: tuple[str, ...]
     sanitize: bool
@@ -73,7 +73,7 @@ class _Prepared:
 
 
 def run_program(spec: RunSpec) -> int:
-    """Run the program; return its exit code, or 1 for races, or die of the signal that it died of."""
+    """Run the program; return its exit code, or 1 for races, or end by the signal that ended it."""
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
@@ -86,17 +86,17 @@ def run_program(spec: RunSpec) -> int:
                 consume=monitor.consume,
                 notify=monitor.notify,
             )
-            code = _tell(spec, prepared, shell_status(status))
+            code = _report_findings(spec, prepared, shell_status(status))
     except Exception as error:
         if not status:
             raise
-        # The program's status says more than that its report could not be written.
+        # The program's status is more important than the failure to write the report.
         code = report(error, as_json=False)
     return code if monitor.stopped or not status else finish(status)
 
 
 def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
-    """Check all that can be checked, and open what is written later."""
+    """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
         show=Confidence(spec.show),
@@ -108,40 +108,40 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
     memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
     if command.unwatched:
-        monitor.unwatched(command.unwatched)
+        monitor.add_note(command.unwatched)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        monitor.unwatched("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
+        monitor.add_note("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, why_not = with_accesses(ready, spec.accesses, patches)
+        ready, why_not = add_device_patches(ready, spec.accesses, patches)
         if why_not:
-            monitor.unwatched(why_not)
+            monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())
     return _Prepared(command, settings, monitor, files)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
-    """Return what it takes to watch CUDA; None where it cannot be, and nothing is missed or that is said."""
+    """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
     found = preflight(command.python)
     if isinstance(found, Ready):
         return found
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
-        monitor.unwatched(f"CUDA is not watched: {found.message}; {found.hint}")
+        monitor.add_note(f"CUDA is not watched: {found.message}; {found.hint}")
     return None
 
 
 def _has_device() -> bool:
-    """Say whether anything is missed where CUDA cannot be watched: without a device nothing is."""
+    """Return whether the machine has a device: without one there is nothing to record."""
     from cudakit.gpu.cuda.current import device_count
 
     return device_count() > 0
 
 
-def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
-    """Say and write what was found; return 1 for races."""
+def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
+    """Print and write the findings; return 1 for races."""
     monitor = prepared.monitor
     if spec.memory and not spec.quiet:
         messages.snapshots(monitor.snapshots)
@@ -154,7 +154,7 @@ def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
         _write_outputs(prepared.files, result)
     except EnvironmentUnusable:
         if spec.quiet:
-            messages.races(result, quiet=False)  # nowhere else is what was found
+            messages.races(result, quiet=False)  # the only output of the findings
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
 
@@ -163,7 +163,7 @@ def _tell(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
 
 
 def _open_outputs(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files]:
-    """Open every file of ``-o``. Raises UsageError for a name that does not say what it is to hold."""
+    """Open every file of ``-o``. Raises UsageError for an unknown suffix."""
     if "-" in paths:
         raise UsageError(
             "standard output belongs to the program", hint="name a file, as in -o races.json"
@@ -172,14 +172,14 @@ def _open_outputs(paths: Sequence[str], *, force: bool) -> AbstractContextManage
 
 
 def _write_outputs(files: Files, result: SanitizeResult) -> None:
-    """Write the races into every file. Raises EnvironmentUnusable where a disk is full."""
+    """Write the races into every file. Raises EnvironmentUnusable if a disk is full."""
     for form, file in files:
         file.write(_rendered(result, form))
         file.flush()
 
 
 def _snapshot_file(path: str, *, force: bool) -> Path:
-    """Check that torch's snapshot can be written under this name. Raises UsageError."""
+    """Return the path of the snapshot. Raises UsageError if it cannot be written."""
     target = Path(path)
     stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():

@@ -12,11 +12,20 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Protocol, Self, TypeAlias, cast
 
 from cudakit.core.allocator.shared_memory import Handle, SharedMemory
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Exported, Fabric, Gpu, ProcessId, Ptr
+from cudakit.gpu.api import (
+    DeviceInfo,
+    Exported,
+    Fabric,
+    Ipc,
+    ProcessId,
+    Ptr,
+    Streams,
+    VirtualMemory,
+)
 
 # The driver's answers if nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
@@ -39,10 +48,14 @@ class ImportedHandle:
         self.ptr = ptr
 
 
-class IpcRegistry:
-    """The exported and the imported handles of one Gpu. Any thread may use it, and finalizers."""
+class IpcDevice(DeviceInfo, VirtualMemory, Ipc, Streams, Protocol):
+    """A device whose memory is shared with other processes."""
 
-    def __init__(self, gpu: Gpu, export_pages: _ExportPages) -> None:
+
+class IpcRegistry:
+    """The exported and the imported handles of one device. Any thread may use it, and finalizers."""
+
+    def __init__(self, gpu: IpcDevice, export_pages: _ExportPages) -> None:
         self._gpu = gpu
         self._export_pages = export_pages
         self._captures: Callable[[], int] = lambda: 0

@@ -15,7 +15,7 @@ from cudakit.core.allocator.pinned_pools import bin_of
 from cudakit.core.allocator.pool_stats import Stat
 from cudakit.core.allocator.upstream import EventSource, GpuEvents
 from cudakit.errors import CudaError, Unsupported
-from cudakit.gpu.api import Gpu, Ptr
+from cudakit.gpu.api import Memory, Ptr, Streams
 from cudakit.torch_rules.settings import Settings
 
 
@@ -33,15 +33,20 @@ class Registering(Protocol):
     def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
 
 
+class HostMemoryDevice(Memory, Streams, Protocol):
+    """A device that host memory is pinned for."""
+
+
 class GpuHostUpstream(GpuEvents):
-    """Host memory that a Gpu can access (cuMemHostAlloc, cuMemHostRegister), during captures too.
+    """Host memory that a device can access (cuMemHostAlloc, cuMemHostRegister), during captures too.
 
     An allocation is freed the way it was made, whatever the settings are by then, as in PyTorch
     (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: HostMemoryDevice) -> None:
         super().__init__(gpu)
+        self._gpu = gpu
         self._registered: set[int] = set()
 
     def malloc(self, size_bytes: int) -> int:

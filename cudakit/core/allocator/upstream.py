@@ -1,4 +1,4 @@
-"""What the allocator needs of a device, and the upstream of a Gpu, which provides it.
+"""What the allocator needs of a device, and the upstream of a device, which provides it.
 
 Streams are the allocator's numbers: 0 is the legacy default stream, a negative number is the default stream
 of a thread, and all others are handles of the driver.
@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from cudakit.core.allocator.ipc import IpcRegistry
+from cudakit.core.allocator.ipc import IpcDevice, IpcRegistry
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import (
     LEGACY,
@@ -20,12 +20,19 @@ from cudakit.gpu.api import (
     Backing,
     Event,
     Exported,
-    Gpu,
     GraphNode,
+    Graphs,
     HandleKind,
+    Ipc,
+    Memory,
     MemoryInfo,
+    Peers,
     Ptr,
     Stream,
+    Streams,
+)
+from cudakit.gpu.api import (
+    VirtualMemory as DeviceVirtualMemory,
 )
 
 DEFAULT_STREAM = 0
@@ -120,33 +127,42 @@ class Shareable(Protocol):
     def ipc(self) -> IpcRegistry: ...
 
 
-class GpuEvents:
-    """The events of a Gpu."""
+class _PagesDevice(DeviceVirtualMemory, Ipc, Streams, Protocol):
+    """A device whose pages are mapped and exported."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+
+class UpstreamDevice(IpcDevice, Memory, Peers, Graphs, Protocol):
+    """A device that an allocator takes memory from."""
+
+
+class GpuEvents:
+    """The events of a device."""
+
+    def __init__(self, gpu: Streams) -> None:
+        self._streams = gpu
         self.destroy_event = gpu.destroy_event
         self.query_event = gpu.query_event
         self.sync_event = gpu.sync_event
         self.sync = gpu.sync
 
     def event(self) -> Event:
-        return self._gpu.event(timing=False)
+        return self._streams.event(timing=False)
 
     def record(self, event: Event, stream: int) -> None:
         # Only its own thread can name the default stream of a thread. The legacy stream waits for it, as for
         # every blocking stream (CUDA Driver API, "Stream synchronization behavior").
-        self._gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
+        self._streams.record(event, Stream(stream) if stream > 0 else LEGACY)
 
 
 class GpuUpstream(GpuEvents):
-    """Memory of a Gpu, at once (cuMemAlloc), during captures too; other processes can open it.
+    """Memory of a device, at once (cuMemAlloc), during captures too; other processes can open it.
 
     Without ``shares`` they cannot open pages of expandable segments.
     """
 
-    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
+    def __init__(self, gpu: UpstreamDevice, *, shares: bool = True) -> None:
         super().__init__(gpu)
+        self._gpu = gpu
         self.pages = GpuPages(gpu, shares=shares)
         self.ipc = IpcRegistry(gpu, self.pages.export)
         self.peers = self.pages.peers
@@ -167,7 +183,7 @@ class GpuUpstream(GpuEvents):
 
 
 class GpuPages:
-    """Virtual memory of a Gpu, available during captures too.
+    """Virtual memory of a device, available during captures too.
 
     The reference to the physical memory of a page is released as soon as the page is mapped: the memory
     lives as long as the mapping (cuMemRelease, CUDA Driver API, "Virtual Memory Management"). It is created
@@ -175,7 +191,7 @@ class GpuPages:
     is off. ``peers`` are the other devices that can use it.
     """
 
-    def __init__(self, gpu: Gpu, *, shares: bool = True) -> None:
+    def __init__(self, gpu: _PagesDevice, *, shares: bool = True) -> None:
         self._gpu = gpu
         self.granularity = gpu.granularity
         self.peers: list[int] = []
@@ -313,9 +329,9 @@ class GpuPages:
 
 
 class GpuGraph:
-    """The graphs that captures on the streams of a Gpu have built so far."""
+    """The graphs that captures on the streams of a device have built so far."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Graphs) -> None:
         self._gpu = gpu
 
     def capture(self, stream: int) -> int | None:

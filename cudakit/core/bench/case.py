@@ -1,68 +1,87 @@
-"""A case of a bench: a workload, how it is measured, and what the device must have for it."""
+"""A case of a bench: a workload, its method, and the memory that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from cudakit.core.bench.limits import Work
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.workload import Workload
+from cudakit.core.bench.roofline import Work
+from cudakit.core.bench.workload import Axis, Baseline, Prepared, Workload
 from cudakit.errors import InputError
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import NOT_ASKED
 from cudakit.units import Unavailable, format_bytes
 
+# The library of a workload of ours.
+OURSELVES = "cudakit"
+
 _LATENCY = Unavailable("it is a latency, which no datasheet bounds")
-_NOT_ASKED = Unavailable("nobody was there to ask")
-# What is left over is for the kernels and for the buffers that the instrument itself needs.
+# The rest is for kernels and for the buffers of the timer.
 _SHARE_OF_FREE = 0.95
 
 
-class Rival(Workload, Protocol):
-    """The same work, done by somebody else."""
+@dataclass(frozen=True, slots=True, eq=False)  # a key of what was measured, by identity
+class Implementation:
+    """A workload, and the library that runs it. It is a Workload, whose name tells libraries apart."""
+
+    workload: Workload
+    library: str = OURSELVES
 
     @property
-    def library(self) -> str:
-        """Who does it."""
-        ...
+    def name(self) -> str:
+        own = self.workload.name
+        return own if self.library == OURSELVES else f"{own} by {self.library}"
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return self.workload.axes
+
+    def prepare(self, gpu: Gpu, seed: int) -> Prepared:
+        return self.workload.prepare(gpu, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured as one line of a result, and one more for each rival, who takes turns with it."""
+    """One line of a result, and one more for each baseline, whose samples are interleaved."""
 
     workload: Workload
     method: Method
-    work: Work | Unavailable = _LATENCY  # of one execution, which bounds its time
+    work: Work | Unavailable = _LATENCY  # of one execution: bounds its time
     size_bytes: int = 0  # of each of its buffers on the device
     buffers: int = 0  # of that size, in one buffer set
     host_bytes: int = 0  # of the host, in buffers of that size
-    more_bytes: int = 0  # on the device, in buffers of other sizes: of all that take turns
-    fitting: Callable[[int], str] | None = None  # what would fit into so many bytes, in words
-    rivals: tuple[Rival, ...] = ()
-    operation: str = "FLOP"  # what it does, where that is arithmetic
-    # What is recorded with the result besides the axes.
-    settings: Mapping[str, str | int | float] = field(default_factory=dict)
+    more_bytes: int = 0  # on the device, in buffers of other sizes, of all implementations
+    fitting: Callable[[int], str] | None = None  # describes what would fit into N bytes
+    baselines: tuple[Baseline, ...] = ()
+    operation: str = "FLOP"  # unit of its arithmetic, if any
+    settings: Mapping[str, Axis] = field(default_factory=dict)  # recorded besides the axes
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """Return the workload and its baselines, ours first."""
+        others = (Implementation(baseline, baseline.library) for baseline in self.baselines)
+        return (Implementation(self.workload), *others)
 
     @property
     def needed_bytes(self) -> int:
-        """Memory of the device that must be there for one buffer set of each who takes turns."""
+        """Device memory for one buffer set of each implementation."""
         return self.size_bytes * self.buffers + self.more_bytes
 
     @property
     def title(self) -> str:
-        """Its name and axes."""
+        """Return name and axes."""
         axes = (f"{name}={value}" for name, value in self.workload.axes.items())
         return " ".join((self.workload.name, *axes))
 
 
 def check_fit(
-    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = _NOT_ASKED
+    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_ASKED
 ) -> None:
-    """Refuse what does not fit in the free memory of a device or its host, before anything is allocated.
+    """Check that the cases fit in the free memory of device and host, before anything is allocated.
 
-    Raises InputError, which says what would fit.
+    Raises InputError, which states what would fit.
     """
     _check_host(cases, host_free_bytes)
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
@@ -94,11 +113,11 @@ def _amount(case: Case) -> str:
 
 
 def _fitting(case: Case, usable_bytes: int) -> str:
-    """Give the largest size that fits."""
+    """Describe the largest size that fits."""
     return _rounded(usable_bytes // max(case.buffers, 1))
 
 
 def _rounded(most: int) -> str:
-    """Round down, so that it can be read and typed."""
+    """Round down to a size that is easy to read and type."""
     unit = 1 << max(most.bit_length() - 8, 4)
     return format_bytes(most // unit * unit)

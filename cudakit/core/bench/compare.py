@@ -13,10 +13,11 @@ from enum import Enum
 from statistics import median
 from typing import ClassVar, TypeAlias
 
-from cudakit.core.bench.result import Axis, BenchResult, CaseResult
+from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import run_interval
-from cudakit.errors import InputError
-from cudakit.units import Unavailable
+from cudakit.core.bench.workload import Axis
+from cudakit.errors import InputError, UsageError
+from cudakit.units import Unavailable, parse_ratio
 
 # Of the median, to either side of it.
 RESOLUTION = 0.005
@@ -35,6 +36,9 @@ class Verdict(Enum):
     SLOWER = "slower"
     SAME = "same"
     AMBIGUOUS = "ambiguous"
+
+
+_FAILING = {verdict.value: verdict for verdict in Verdict if verdict is not Verdict.SAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,40 @@ def label(case: CaseResult | CaseComparison) -> str:
     """Name a case on one line: ``gemm dtype=bf16 m=8192``."""
     contender = () if case.contender == "cudakit" else (f"by {case.contender}",)
     return " ".join((case.name, *(f"{k}={v}" for k, v in case.axes.items()), *contender))
+
+
+@dataclass(frozen=True, slots=True)
+class FailOn:
+    """A verdict, and how large the change must be."""
+
+    verdict: Verdict
+    threshold: float = 0.0  # of the median; a change of exactly so much does not fail
+
+    def found(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
+        """Return the cases that make it fail."""
+        return tuple(case for case in comparison.cases if self._meets(case))
+
+    def _meets(self, case: CaseComparison) -> bool:
+        if case.verdict is not self.verdict:
+            return False
+        return isinstance(case.change, Unavailable) or abs(case.change) > self.threshold
+
+
+def parse_fail_on(text: str) -> FailOn:
+    """Read ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``. Raises UsageError on all else."""
+    word, colon, threshold = text.strip().partition(":")
+    if word not in _FAILING or (colon and not threshold):
+        raise UsageError(
+            f"--fail-on {text!r} is not understood",
+            hint=f"write {', '.join(_FAILING)}, or with the least change: slower:5%",
+        )
+    try:
+        ratio = parse_ratio(threshold) if threshold else 0.0
+    except ValueError as error:
+        raise UsageError(f"--fail-on {text!r}: {error}", hint="write slower:5%") from None
+    if ratio > 1 and not threshold.endswith("%"):
+        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
+    return FailOn(_FAILING[word], ratio)
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:

@@ -1,32 +1,57 @@
-"""Energy of one execution, from a counter that moves a few times a second only.
+"""Energy of one execution, from a counter that is updated only a few times a second.
 
-To read the counter takes milliseconds, so that it is not done between samples: the work goes on for a while
-behind them without a pause, and the counter is watched meanwhile.
+Reading the counter takes milliseconds, so it is not read between samples: after them the work continues
+without a pause, and the counter is read meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import cycle
-from typing import TypeAlias
+from statistics import median
+from typing import Protocol, TypeAlias
 
-from cudakit.core.bench.blocker import MOST_QUEUED
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.core.bench.prepare import Progress, WorkloadRun
+from cudakit.core.bench.timer import MOST_QUEUED
+from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 
-# Two of them are queued: long enough for the counter to be read meanwhile, which takes up to 6 ms.
+# Two chunks are queued: long enough for reading the counter meanwhile, which takes up to 6 ms.
 _CHUNK_S = 0.02
-# So many times the time that is to lie between the steps is waited, at most.
+# The longest wait, as a multiple of the time that the counter is to span.
 _MOST_TIMES = 3.0
-# Who waits costs energy too, which would be counted as that of the work.
+# An idle device draws power too, which would be counted as that of the work.
 _LEAST_BUSY = 0.9
 
 ReadJ: TypeAlias = Callable[[], float | Unavailable]
 
 
-class Steps:
-    """The moments when a counter was seen to move; what lies outside of them is not known."""
+def count_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
+    """Measure the energy of one execution of each run that has samples, if its method asks for it."""
+    for run in runs:
+        if run.sampler is None or not (run.method.energy_s and run.kept):
+            continue
+        meter = EnergyMeter(
+            run.timer.gpu,
+            run.timer.stream,
+            run.sampler.enqueue,
+            runs=run.executions,
+            run_s=median(reading.time_s for reading in run.kept),
+            least_s=run.method.energy_s,
+            now_s=run.timer.now_s,
+        )
+        try:
+            for fraction in meter.run():
+                progress(f"{run.title}: counting energy", fraction)
+        except BaseException:
+            run.stopped = "interrupted"
+            raise
+        run.energy_j = meter.per_run_j()
+
+
+class CounterSteps:
+    """The moments at which a counter was seen to change."""
 
     def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
         self._read_j, self._now_s = read_j, now_s
@@ -35,7 +60,7 @@ class Steps:
 
     @property
     def refusal(self) -> Unavailable | None:
-        """Why there is no counter, where there is none."""
+        """Why there is no counter, or None if there is one."""
         return self._seen_j if isinstance(self._seen_j, Unavailable) else None
 
     @property
@@ -43,8 +68,8 @@ class Steps:
         """Time from the first step to the last."""
         return self._moments[-1][0] - self._moments[0][0] if self._moments else 0.0
 
-    def look(self) -> None:
-        """Look whether the counter has moved."""
+    def poll(self) -> None:
+        """Read the counter, and record the moment if it has changed."""
         read_j = self._read_j()
         if read_j != self._seen_j and not isinstance(read_j, Unavailable):
             self._seen_j = read_j
@@ -55,16 +80,19 @@ class Steps:
         return (self._moments[-1][1] - self._moments[0][1]) / self.elapsed_s
 
 
-class Burn:
-    """Work that goes on without a pause until the counter has moved for long enough.
+class _MeteredDevice(DeviceInfo, Streams, Protocol):
+    """A device with an energy counter."""
 
-    ``work`` enqueues ``runs`` executions, of ``run_s`` seconds each; ``least_s`` lie between the first step
-    and the last.
+
+class EnergyMeter:
+    """Repeats work without a pause until the counter has changed over at least ``least_s``.
+
+    ``work`` enqueues ``runs`` executions, of ``run_s`` seconds each.
     """
 
     def __init__(
         self,
-        gpu: Gpu,
+        gpu: _MeteredDevice,
         stream: Stream,
         work: Callable[[Stream], None],
         *,
@@ -76,12 +104,12 @@ class Burn:
     ) -> None:
         self._gpu, self._stream, self._work = gpu, stream, work
         self._runs, self._run_s, self._least_s, self._now_s = runs, run_s, least_s, now_s
-        self._steps = Steps(read_j or (lambda: counted_j(gpu)), now_s)
+        self._steps = CounterSteps(read_j or (lambda: counted_j(gpu)), now_s)
         self._works = _works_in_chunk(runs, run_s)
         self._found: float | Unavailable = Unavailable("it was broken off")
 
-    def go_on(self) -> Iterator[float]:
-        """Run; yields how much of the way is done."""
+    def run(self) -> Iterator[float]:
+        """Repeat the work; yields the fraction of the time that has passed."""
         if refusal := self._steps.refusal:
             self._found = refusal
             return
@@ -97,7 +125,7 @@ class Burn:
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
-                    self._steps.look()
+                    self._steps.poll()
                 ends_s.append(self._now_s())
                 fraction = self._steps.elapsed_s / self._least_s
                 is_over = fraction >= 1 or ends_s[-1] - begin_s > _MOST_TIMES * self._least_s
@@ -109,7 +137,7 @@ class Burn:
         self._found = self._energy_j(ends_s)
 
     def per_run_j(self) -> float | Unavailable:
-        """Return the joules of one execution; Unavailable where the counter or the work leaves gaps."""
+        """Return the joules of one execution; Unavailable if the counter or the work has gaps."""
         return self._found
 
     def _enqueue(self) -> None:
@@ -127,8 +155,8 @@ class Burn:
         return self._steps.power_w() * elapsed_s
 
 
-def counted_j(gpu: Gpu) -> float | Unavailable:
-    """Read the joules that a device has counted since its driver was loaded."""
+def counted_j(gpu: DeviceInfo) -> float | Unavailable:
+    """Read the joules that a device has consumed since its driver was loaded."""
     counted = gpu.telemetry(("energy_j",)).fields.get("energy_j")
     if isinstance(counted, int | float):
         return counted

@@ -1,15 +1,14 @@
-"""The machine that a figure is of, and the state that it was in."""
+"""The machine and its state that a benchmark result records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import DeviceFacts, Field, Scalar, Telemetry
+from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts, Field, Scalar, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_NOT_ASKED = Unavailable("nobody was there to ask")
 _MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
 _SLOWED = {
     "slowed_by_power_cap_ns": "power cap",
@@ -18,7 +17,7 @@ _SLOWED = {
     "slowed_by_hardware_thermal_ns": "heat, by hardware",
     "slowed_by_power_brake_ns": "power brake",
 }
-# What changes how CUDA, its libraries and Python's users of them behave.
+# Prefixes of variables that change how CUDA and its libraries behave.
 _VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
 
 
@@ -57,7 +56,7 @@ class Environment:
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
     versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
-    other_processes: int | Unavailable = _NOT_ASKED  # on the GPU
+    other_processes: int | Unavailable = NOT_ASKED  # on the GPU
     host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
     variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
     command: tuple[str, ...] = ()  # what was called
@@ -66,7 +65,7 @@ class Environment:
 
     @property
     def slowed(self) -> Mapping[str, float]:
-        """Seconds for which the clock was held down between ``before`` and ``after``, by reason."""
+        """Seconds of throttling between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
         earlier = self.before.slowed_ns
@@ -81,14 +80,14 @@ class Environment:
     def energy_j(self) -> float | Unavailable:
         """Energy between ``before`` and ``after``."""
         if self.before is None or self.after is None:
-            return _NOT_ASKED
+            return NOT_ASKED
         first, last = self.before.energy_j, self.after.energy_j
         if isinstance(first, Unavailable):
             return first
         return last if isinstance(last, Unavailable) else last - first
 
     def unlike(self, other: Environment) -> tuple[str, ...]:
-        """Name what makes two machines different ones: figures of both say nothing of the software."""
+        """Return the differences that make results of two machines incomparable."""
         return (
             *_difference("the GPU is", self.gpu, other.gpu),
             *_difference("simulated is", self.simulated, other.simulated),
@@ -140,9 +139,9 @@ def environment(
 
 
 def moment(telemetry: Telemetry) -> Moment:
-    """Take from a look at the device what figures depend on."""
+    """Return the state of a device that measurements depend on."""
     fields = telemetry.fields
-    reasons = fields.get("clock_event_reasons", _NOT_ASKED)
+    reasons = fields.get("clock_event_reasons", NOT_ASKED)
     return Moment(
         time_ns=telemetry.time_ns,
         sm_clock_mhz=_number(fields, "clock_sm_mhz"),
@@ -159,26 +158,26 @@ def moment(telemetry: Telemetry) -> Moment:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Pick the environment variables that change how CUDA and its users behave, in order of name."""
+    """Return the environment variables that change how CUDA and its libraries behave, sorted by name."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
 
 
 def _number(
     fields: Mapping[str, Field], name: str, factor: float | None = None
 ) -> float | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if factor is None else value * factor
     return _why_not(value)
 
 
 def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     return value if isinstance(value, int) else _why_not(value)
 
 
 def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     return value if isinstance(value, Unavailable) else str(value)
 
 
@@ -191,8 +190,8 @@ def _why_not(value: Field) -> Unavailable:
 
 
 def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
-    generation = fields.get("pcie_generation_max", _NOT_ASKED)
-    width = fields.get("pcie_width_max", _NOT_ASKED)
+    generation = fields.get("pcie_generation_max", NOT_ASKED)
+    width = fields.get("pcie_width_max", NOT_ASKED)
     for value in (generation, width):
         if isinstance(value, Unavailable):
             return value
@@ -206,7 +205,7 @@ def _difference(what: str, mine: object, others: object) -> tuple[str, ...]:
 
 
 def _versions(mine: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, ...]:
-    # Other versions of cudakit or Python do not make the device do something else.
+    # The versions of cudakit and Python do not change what the device does.
     names = sorted((mine.keys() | others.keys()) - {"cudakit", "python"})
     return tuple(
         line

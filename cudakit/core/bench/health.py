@@ -1,23 +1,111 @@
-"""The health of a GPU: its figures, each judged by what is expected of it."""
+"""The health of a GPU: each figure, judged by what a healthy GPU reaches.
+
+Rates of models that were measured are compared with that measurement; those of other models with a share of
+what their datasheet allows, in a wider band. Latencies depend on the host and the driver, not on the model:
+they have a bound, several times what was measured, that only a machine with a fault exceeds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, Literal, TypeAlias
 
-from cudakit.core.bench.bands import Band, Health, band, figure_of, reached
-from cudakit.core.bench.causes import causes
-from cudakit.core.bench.limits import Fields
-from cudakit.core.bench.result import Axis, BenchResult, CaseResult
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.roofline import Fields, Limit
+from cudakit.core.bench.warnings import likely_causes
+from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
+
+Health: TypeAlias = Literal["pass", "warn", "fail"]
+# measured: on another GPU of the model; derived: from the datasheet of this one; bound: of any machine.
+Source: TypeAlias = Literal["measured", "derived", "bound"]
+
+# Shares of what is expected. GPUs of one node differ by 5 % and more, those of a kind by much less than
+# kinds do.
+_OF_MEASURED = (0.93, 0.85, 1.15)
+_OF_DERIVED = (0.75, 0.5, None)
+_OF_BOUND = 3
+
+# On one H200 SXM with random data: products of 8192 by 8192 by 8192 through cuBLAS; copies of pinned memory
+# over PCIe 5.0 x16, those within the device counting reads and writes; kernels on buffers of 1 GiB. Reads
+# are the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
+_H200: Mapping[str, float] = MappingProxyType(
+    {
+        "gemm fp64": 57.1e12,
+        "gemm fp32": 50.6e12,
+        "gemm tf32": 410e12,
+        "gemm fp16": 764e12,
+        "gemm bf16": 793e12,
+        "gemm fp8_e4m3": 1441e12,
+        "copy h2d": 55.5e9,
+        "copy d2h": 55.4e9,
+        "copy d2d": 4260e9,
+        "memory copy": 4273e9,
+        "memory triad": 4377e9,
+        "memory read": 4480e9,
+    }
+)
+_MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
+
+# What the figures above are of the datasheet's limit, about: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
+_SHARES = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
+_OF_THE_HOST = Unavailable("it depends on the host more than on the GPU")
+_NOT_DERIVED = MappingProxyType(
+    {"copy pageable-h2d": _OF_THE_HOST, "copy pageable-d2h": _OF_THE_HOST}
+)
+
+# In seconds; a launch takes about 3 us through cuda.core, an event 0.6 us, and a kernel and its events 12 us
+# on the host of that H200. An allocation of the pool is one of the driver after each synchronization.
+_BOUNDS: Mapping[str, float] = MappingProxyType(
+    {
+        "launch": 20e-6,
+        "launch-to-start": 40e-6,
+        "launch-to-finish": 50e-6,
+        "launch-back-to-back": 10e-6,
+        "event-record": 10e-6,
+        "stream-synchronize": 20e-6,
+        "alloc stream-ordered": 1e-3,
+    }
+)
+
+# The axis that names the figure, by the bench.
+_NAMED_BY = MappingProxyType(
+    {
+        "gemm": "dtype",
+        "copy": "direction",
+        "memory": "operation",
+        "launch": "call",
+        "alloc": "allocator",
+    }
+)
 
 _SIMULATED = Unavailable("not judged: simulated")
 _NOTHING_JUDGED = Unavailable(
     "no expectation is known of this GPU: figures are shown, and not judged"
 )
 _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What is expected of one figure. A rate should reach it, and a time stay below."""
+
+    unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
+    expected: float  # in that unit
+    warn: float  # what is worse is not quite what a healthy machine does
+    fail: float  # what is worse is wrong
+    warn_above: float | None  # a rate that is better than this is no luck but another GPU, or wrong
+    source: Source  # where it comes from
+
+    def judge(self, reached: float) -> Health:
+        """Say how a figure lies in the band."""
+        sign = 1 if self.unit == "s" else -1  # of times, more is worse
+        if sign * reached > sign * self.fail:
+            return "fail"
+        above = self.warn_above is not None and reached > self.warn_above
+        return "warn" if above or sign * reached > sign * self.warn else "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +160,7 @@ def conclude(
         simulated=result.simulated,
         quick=quick,
         health=_worst(figures) or (_SIMULATED if result.simulated else _NOTHING_JUDGED),
-        causes=causes(suspect, fields) if suspect else (),
+        causes=likely_causes(suspect, fields) if suspect else (),
         figures=figures,
         left_out=tuple(left_out),
         bench=result,
@@ -112,3 +200,58 @@ def _is_refused(case: CaseResult) -> bool:
 def _worst(figures: Sequence[Figure]) -> Health | None:
     judged = {one.health for one in figures}
     return next((health for health in _WORST_FIRST if health in judged), None)
+
+
+def figure_of(case: CaseResult) -> str:
+    """Name the figure of a case: its bench, and the axis that tells what it is, as ``gemm bf16``."""
+    kind = str(case.axes.get(_NAMED_BY.get(case.name, ""), ""))
+    bench = "" if case.name == "launch" and kind else case.name  # a call says enough
+    peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
+    return " ".join(filter(None, (bench, kind, peer)))
+
+
+def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
+    """Return the figure of a case and its unit: a rate where it has one, else its time."""
+    if case.operations:
+        return case.per_second(case.operations), f"{case.operation}/s"
+    if case.bytes_moved:
+        return case.per_second(case.bytes_moved), "B/s"
+    return case.median_s, "s"
+
+
+def band(case: CaseResult) -> Band | Unavailable:
+    """Return what is expected of a case, or that no expectation is known, and why."""
+    figure, (_, unit) = figure_of(case), reached(case)
+    if unit == "s":
+        return _bound(figure)
+    measured = _MEASURED.get(str(case.environment.gpu), {}).get(figure)
+    if measured is not None:
+        return _around(measured, unit, _OF_MEASURED, "measured")
+    if figure in _NOT_DERIVED:
+        return _NOT_DERIVED[figure]
+    return _derived(case, unit)
+
+
+def _bound(figure: str) -> Band | Unavailable:
+    most_s = _BOUNDS.get(figure)
+    if most_s is None:
+        return Unavailable("no expectation is known")
+    return Band("s", most_s, most_s, _OF_BOUND * most_s, None, "bound")
+
+
+def _derived(case: CaseResult, unit: str) -> Band | Unavailable:
+    limit, share = case.limit, _SHARES.get(case.name)
+    if share is None:
+        return Unavailable("no expectation is known")
+    if not isinstance(limit, Limit):
+        return Unavailable(f"no expectation is known: {limit.reason}")
+    amount = case.operations or case.bytes_moved
+    return _around(share * amount / limit.datasheet_s, unit, _OF_DERIVED, "derived")
+
+
+def _around(
+    expected: float, unit: str, shares: tuple[float, float, float | None], source: Source
+) -> Band:
+    warn, fail, above = shares
+    most = None if above is None else above * expected
+    return Band(unit, expected, warn * expected, fail * expected, most, source)

@@ -1,11 +1,9 @@
-"""How a figure was measured: as much a part of it as its unit."""
+"""How a figure is measured: mode, cache state, stopping rule, warm-up, rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
-
-from cudakit.core.bench.stopping import Rule
 
 # isolated: an execution between two events, nothing else on the device. batch: many between two events.
 # graph: many, captured and replayed as one. host: the clock of the host, around call and synchronization.
@@ -15,6 +13,16 @@ Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
 # rotate: each execution gets another set of buffers, more than the L2 cache holds. flush: the cache is
 # overwritten between executions. hot: the same buffers again and again.
 Cache: TypeAlias = Literal["rotate", "flush", "hot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When to stop."""
+
+    min_samples: int = 10  # at least
+    min_time_s: float = 0.5  # since the first sample began, at least
+    precision: float = 0.01  # half the 95 % interval of the median, relative to it
+    timeout_s: float = 15.0  # since the first sample began
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,11 @@ class Method:
 
     @property
     def at_host(self) -> bool:
-        """Whether it is the host that looks at its clock."""
+        """Whether the host's clock times it."""
         return self.mode in ("host", "call")
 
     def unlike(self, other: Method) -> tuple[str, ...]:
-        """Name what makes figures of two methods no figures of the same thing."""
+        """List the differences that make figures of two methods incomparable."""
         return tuple(
             f"{name} {mine} and {others}"
             for name in ("mode", "cache", "blocker", "fill")

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
-from cudakit.core.bench.costs import GraphCosts
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.limits import Limit
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.stats import Summary, summarize
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.roofline import Limit
+from cudakit.core.bench.stats import Summary
+from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
-
-Axis: TypeAlias = str | int | float
-
-_NO_ENERGY = Unavailable("no energy was read")
-_UNKNOWN_LIMIT = Unavailable("no limit was asked for")
-_NOTHING_TO_VERIFY = Unavailable("there are no values to verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +45,56 @@ class CaseResult:
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """Time by clock, of each sample; empty where clocks are unknown."""
+        """Time by clock, of each sample; empty if clocks are unknown."""
         return Samples(self.samples_s, self.sm_clock_hz).cycles
 
     @property
     def refused(self) -> bool:
-        """Whether nothing was run, as the device or a library does not offer it: nothing is wrong either."""
+        """Whether it was not run because the device or a library does not offer it."""
         return isinstance(self.verification, Unavailable) and self.verification == self.median_s
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What is the same for the same case in another run."""
+        """Identity of the case across runs."""
         return (self.name, self.contender, *sorted(self.axes.items()))
 
     def per_second(self, amount: float) -> float | Unavailable:
-        """Give an amount of one execution as a rate."""
+        """Return an amount of one execution as a rate per second."""
         if isinstance(self.median_s, Unavailable):
             return self.median_s
         return amount / self.median_s if self.median_s else Unavailable("it took no time")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The time of a step as a line over the number of nodes: ``fixed_s + node_s * nodes``."""
+
+    step: str
+    fixed_s: float | Unavailable  # of the step, whatever the graph
+    node_s: float | Unavailable  # for each node
+    deviation: (
+        float | Unavailable
+    )  # the most that a graph's time differs from the line, relative to it
+
+
+@dataclass(frozen=True, slots=True)
+class Payoff:
+    """When a graph of one size has paid for itself."""
+
+    nodes: int
+    made_s: float | Unavailable  # to capture and instantiate it
+    saved_s: float | Unavailable  # by a replay, against enqueueing the nodes one by one
+    replays: float | Unavailable  # after which what was saved is what it took to make
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCosts:
+    """All graphs of one topology and one kind of node."""
+
+    topology: str
+    kind: str  # of the nodes
+    steps: tuple[StepCost, ...]  # in the order in which they were measured
+    payoffs: tuple[Payoff, ...]  # from few nodes to many
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,76 +109,3 @@ class BenchResult:
     warnings: tuple[str, ...]  # what should make a reader doubt the figures
     results: tuple[CaseResult, ...]  # a case each, in the order measured
     graphs: tuple[GraphCosts, ...] = ()  # what graphs cost and save, where any were measured
-
-
-def case_result(
-    name: str,
-    axes: Mapping[str, Axis],
-    samples: Samples,
-    *,
-    method: Method,
-    environment: Environment,
-    limit: Limit | Unavailable = _UNKNOWN_LIMIT,
-    verification: Verification | Unavailable = _NOTHING_TO_VERIFY,
-    operations: float = 0.0,
-    operation: str = "FLOP",
-    bytes_moved: float = 0.0,
-    energy_j: float | Unavailable = _NO_ENERGY,
-    contender: str = "cudakit",
-    settings: Mapping[str, Axis] | None = None,
-) -> CaseResult:
-    """Conclude a case. What failed its verification, or has no samples, has no figures."""
-    withheld = _withheld(samples, verification)
-    kept = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
-    summary = withheld or summarize(kept)
-    median_s = withheld or _median(summary)
-    return CaseResult(
-        name=name,
-        axes=dict(axes),
-        contender=contender,
-        median_s=median_s,
-        ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
-        samples_s=kept.times_s,
-        limit=limit,
-        ratio_to_limit=_ratio(limit, median_s),
-        ratio_to_datasheet=_ratio(limit, median_s, datasheet=True),
-        verified=isinstance(verification, Verification) and verification.passed,
-        verification=verification,
-        method=method,
-        environment=environment,
-        sm_clock_hz=kept.sm_clock_hz,
-        discarded=kept.discarded,
-        converged=kept.converged,
-        statistics=summary,
-        operations=operations,
-        operation=operation,
-        bytes_moved=bytes_moved,
-        energy_j=withheld or energy_j,
-        settings=dict(settings or {}),
-        rounds=kept.rounds,
-    )
-
-
-def _withheld(samples: Samples, verification: Verification | Unavailable) -> Unavailable | None:
-    if isinstance(verification, Verification) and not verification.passed:
-        why = verification.detail or (
-            f"error {verification.error:.2g} against {verification.against}, "
-            f"at most {verification.tolerance:.2g} is rounding"
-        )
-        return Unavailable(f"the computed values are wrong: {why}")
-    return None if samples.times_s else Unavailable("no sample could be kept")
-
-
-def _median(summary: Summary | Unavailable) -> float | Unavailable:
-    return summary if isinstance(summary, Unavailable) else summary.median_s
-
-
-def _ratio(
-    limit: Limit | Unavailable, median_s: float | Unavailable, *, datasheet: bool = False
-) -> float | Unavailable:
-    if isinstance(median_s, Unavailable):
-        return median_s
-    if isinstance(limit, Unavailable):
-        return limit
-    least_s = limit.datasheet_s if datasheet else limit.seconds
-    return least_s / median_s if median_s else Unavailable("it took no time")

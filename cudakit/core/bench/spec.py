@@ -6,17 +6,18 @@ A Spec that exists makes sense by itself; whether it fits a device is seen when 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from typing import ClassVar, Protocol, TypeAlias, get_args
 
-from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Opener
-from cudakit.core.bench.method import Cache, Method, Mode
-from cudakit.core.bench.stopping import Rule
+from cudakit.core.bench.method import Cache, Method, Mode, Rule
 from cudakit.errors import InputError
+from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
 from cudakit.kernels.bandwidth import WIDTH_BYTES
 
+# The driver's ways to allocate memory.
+DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
 OPERATIONS = ("read", "write", "copy", "scale", "triad")
 # From host to device, back, both ways at the same time; the same with pageable memory of the host; within
 # the device; from it to each other one, and both ways at the same time.
@@ -60,6 +61,20 @@ _MOST_NODES = 100_000
 _MOST_ROUNDS = 1000
 _MOST_SAMPLES = 1_000_000
 _MOST_WARMUP_S = 3600
+
+
+class Allocator(Protocol):
+    """Allocates memory in the order of a stream."""
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
+    def free(self, ptr: Ptr, stream: Stream) -> None: ...
+    def close(self) -> None:
+        """Release cached memory."""
+        ...
+
+
+# Makes an allocator of a device.
+Opener: TypeAlias = Callable[[Gpu], Allocator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +219,9 @@ class GraphSpec(Spec):
 class GemmSpec(Spec):
     """How fast libraries multiply matrices.
 
-    ``library`` is measured; ``rivals`` take turns with it, on data of the same values. What one of several
-    products or libraries cannot do is a result without figures; where there is nothing else, it is an error.
+    ``library`` is measured; the samples of ``baselines`` are interleaved, on data of the same values. A
+    product that one of several libraries does not offer is a result without figures; if nothing can be
+    measured, that is an error.
     """
 
     bench: ClassVar[str] = "gemm"
@@ -214,7 +230,7 @@ class GemmSpec(Spec):
     gemms: tuple[Gemm, ...]
     settings: GemmSettings = field(default_factory=GemmSettings)
     library: Library = "cublaslt"
-    rivals: tuple[Library, ...] = ()
+    baselines: tuple[Library, ...] = ()
     fill: str = "uniform"
     mode: Mode = "batch"
     cache: Cache = "rotate"
@@ -226,8 +242,10 @@ class GemmSpec(Spec):
         Spec.__post_init__(self)
         if not self.gemms:
             raise InputError("no product was asked", hint="write for example 4096")
-        _check_names("library", (self.library, *self.rivals), LIBRARIES)
-        if twice := [name for name in self.rivals if (self.library, *self.rivals).count(name) > 1]:
+        _check_names("library", (self.library, *self.baselines), LIBRARIES)
+        if twice := [
+            name for name in self.baselines if (self.library, *self.baselines).count(name) > 1
+        ]:
             raise InputError(f"{twice[0]} is to be compared with itself")
         _check_names("fill", (self.fill,), FILLS)
         _check_range("the workspace", self.settings.workspace_bytes, 0, math.inf)

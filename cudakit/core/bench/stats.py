@@ -10,8 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.modes import is_bimodal
-from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.measurement import Samples
 
 _Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
@@ -25,6 +24,14 @@ _TREND_CONFIDENCE = 0.99
 # Quantiles of Student's t at 97.5 %, by degrees of freedom from 1 on (any table of it).
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _NORMAL = 1.96
+# Fewer samples than this have peaks by chance, and a peak has this share of all.
+_LEAST_FOR_PEAKS = 30
+_LEAST_PEAK = 0.1
+# A valley holds less than this share of what the lower peak beside it holds, by this many deviations.
+_VALLEY = 0.5
+_VALLEY_DEVIATIONS = 3.0
+# Peaks nearer than this many steps of the clock may be the same time, rounded two ways.
+_CLOCK_STEPS = 3
 # With thousands of samples every drift is significant; below this it does not matter.
 _TREND_MATTERS = 0.01
 
@@ -174,6 +181,25 @@ def has_trend(times: _Times) -> bool:
     return bool(apart and change > _TREND_MATTERS * float(np.median(values)))
 
 
+def is_bimodal(times: _Times) -> bool:
+    """Say whether the times fall into two groups with a valley between them.
+
+    The groups are those with the least squares within (Otsu, IEEE SMC 9, 1979). Then equal stretches are
+    compared: around both medians, and half-way between them.
+    """
+    ordered = np.sort(np.asarray(times, np.float64))
+    split = _best_split(ordered)
+    if split is None:
+        return False
+    low, high = float(np.median(ordered[:split])), float(np.median(ordered[split:]))
+    gap = high - low
+    if gap <= _CLOCK_STEPS * _clock_step(ordered):
+        return False
+    valley = _count(ordered, (low + high) / 2, gap / 6)
+    peak = min(_count(ordered, low, gap / 6), _count(ordered, high, gap / 6))
+    return valley < _VALLEY * peak and peak - valley > _VALLEY_DEVIATIONS * (peak + valley) ** 0.5
+
+
 def _array(times: _Times) -> npt.NDArray[np.float64]:
     values = np.asarray(times, np.float64)
     if not len(values):
@@ -203,3 +229,28 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     products = np.fft.irfft(power, size)[: len(centred)]
     correlation: npt.NDArray[np.float64] = products / products[0]
     return correlation
+
+
+def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
+    """Find where to cut so that both sides hold together best; None for too few samples."""
+    n = len(ordered)
+    least = max(int(n * _LEAST_PEAK), 1)
+    if n < _LEAST_FOR_PEAKS:
+        return None
+    sizes = np.arange(least, n - least + 1)
+    # Around their mean: squares of nearly equal large numbers would lose what differs.
+    sums = np.cumsum(ordered - ordered.mean())
+    left, total = sums[sizes - 1], sums[-1]
+    between = left**2 / sizes + (total - left) ** 2 / (n - sizes)
+    return int(sizes[int(np.argmax(between))])
+
+
+def _clock_step(ordered: npt.NDArray[np.float64]) -> float:
+    steps = np.diff(ordered)
+    steps = steps[steps > 0]
+    return float(steps.min()) if len(steps) else 0.0
+
+
+def _count(ordered: npt.NDArray[np.float64], centre: float, reach: float) -> int:
+    first, last = np.searchsorted(ordered, (centre - reach, centre + reach)).tolist()
+    return int(last - first)

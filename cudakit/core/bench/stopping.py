@@ -1,37 +1,27 @@
-"""When there are enough samples: the median is known well enough, or will not be known better in time."""
+"""The stopping criterion: the median is known well enough, or will not be known better in time."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.stats import dependence, median_interval, relative_half_width
 
-# A look sorts all samples: looks are so far apart that each costs a sample a fixed number of comparisons.
+# Each check sorts all samples: checks are so far apart that each costs a sample a constant amount of work.
 _GROWTH = 1.1
-# So many looks back there were half as many samples: the spread is stable if doubling did not change it.
-_LOOKS = 8
+# This many checks ago there were half as many samples: the spread is stable if doubling did not change it.
+_CHECKS = 8
 _STABLE = 0.05
 _LEAST_FOR_STABLE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """When to stop."""
-
-    min_samples: int = 10  # at least
-    min_time_s: float = 0.5  # since the first sample began, at least
-    precision: float = 0.01  # half the 95 % interval of the median, relative to it
-    timeout_s: float = 15.0  # since the first sample began
 
 
 class Stopping:
     """Decides after each sample whether it was the last.
 
-    ``reason`` is why it was: the ``precision`` is reached; the spread is ``stable`` and so wide that the
-    precision would take longer than the timeout leaves (as nvbench's stdrel criterion, which ends there
-    too); or ``timeout``. Empty while it goes on.
+    ``reason`` is ``precision`` if that is reached; ``stable`` if the spread is stable and so wide that the
+    precision would take longer than the timeout (as in nvbench's stdrel criterion); ``timeout``; or empty
+    while sampling continues.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -39,30 +29,30 @@ class Stopping:
         self.reason: Literal["", "precision", "stable", "timeout"] = ""
         self._times: list[float] = []
         self._elapsed_s = 0.0
-        self._next_look = rule.min_samples
-        self._spreads: deque[float] = deque(maxlen=_LOOKS)
+        self._next_check = rule.min_samples
+        self._spreads: deque[float] = deque(maxlen=_CHECKS)
 
     @property
     def converged(self) -> bool:
-        """Whether it stopped, and not because the time ran out."""
+        """Whether it stopped before the time ran out."""
         return self.reason in ("precision", "stable")
 
     def add(self, time_s: float, *, elapsed_s: float | None = None) -> bool:
-        """Take in a sample; True means stop.
+        """Add a sample; return whether to stop.
 
-        ``elapsed_s`` is the time since the first sample began, pauses and flushes included; without it,
-        the sum of the samples.
+        ``elapsed_s`` is the time since the first sample began, including pauses and flushes; by default the
+        sum of the samples.
         """
         self._times.append(time_s)
         self._elapsed_s = self._elapsed_s + time_s if elapsed_s is None else elapsed_s
         if self._elapsed_s >= self.rule.timeout_s:
             self.reason = "precision" if self._may_stop() and self._is_precise() else "timeout"
-        elif len(self._times) >= self._next_look:
-            self._look()
+        elif len(self._times) >= self._next_check:
+            self._check()
         return bool(self.reason)
 
-    def _look(self) -> None:
-        self._next_look = max(len(self._times) + 1, int(len(self._times) * _GROWTH))
+    def _check(self) -> None:
+        self._next_check = max(len(self._times) + 1, int(len(self._times) * _GROWTH))
         half_width, spread = self._noise()
         self._spreads.append(spread)
         if not self._may_stop():
@@ -80,7 +70,7 @@ class Stopping:
         return self._noise()[0] < self.rule.precision
 
     def _noise(self) -> tuple[float, float]:
-        """Give the half-width of the interval of the median, and the width that holds half of all."""
+        """Return the half-width of the median's CI and of the middle half, relative to the median."""
         ordered = sorted(self._times)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
@@ -89,9 +79,9 @@ class Stopping:
         return relative_half_width(interval, median), relative_half_width(middle_half, median)
 
     def _is_stable(self) -> bool:
-        if len(self._spreads) < _LOOKS or len(self._times) < _LEAST_FOR_STABLE:
+        if len(self._spreads) < _CHECKS or len(self._times) < _LEAST_FOR_STABLE:
             return False
-        mean = sum(self._spreads) / _LOOKS
+        mean = sum(self._spreads) / _CHECKS
         return all(abs(spread - mean) <= _STABLE * mean for spread in self._spreads)
 
     def _is_out_of_reach(self, half_width: float) -> bool:

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
-from cudakit.core.bench.limits import Fields
-from cudakit.core.bench.runner import Progress
-from cudakit.core.bench.session import run
+from cudakit.core.bench.method import Rule
+from cudakit.core.bench.pipeline import no_progress, run
+from cudakit.core.bench.plan import plan_cases
+from cudakit.core.bench.prepare import Progress
+from cudakit.core.bench.roofline import Fields
 from cudakit.core.bench.spec import (
     CALLS,
     OPERATIONS,
@@ -21,10 +23,8 @@ from cudakit.core.bench.spec import (
     MemorySpec,
     Spec,
 )
-from cudakit.core.bench.stopping import Rule
-from cudakit.core.bench.workloads import WORKLOADS
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api import Gpu
+from cudakit.gpu.api import Gpu, Memory
 from cudakit.gpu.api.elements import FP64
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
@@ -61,13 +61,13 @@ class SuiteSpec(Spec):
 def check_health(
     spec: SuiteSpec,
     gpu: Gpu,
-    progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
+    progress: Progress = no_progress,
     *,
     run_context: RunContext | None = None,
 ) -> SuiteResult:
     """Measure and judge what says most of a GPU. What lacks a library is left out, and said.
 
-    Raises what ``session.run`` does.
+    Raises what ``pipeline.run`` does.
     """
     run_context = run_context or RunContext()
     left_out = missing_libraries(gpu)
@@ -90,7 +90,7 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
     """Make the cases: what the host does first, products last, which heat the GPU most."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
-    cases = (case for each in specs for case in WORKLOADS[each.bench](each, gpu))
+    cases = (case for each in specs for case in plan_cases(each, gpu))
     return tuple(_hurried(case) for case in cases) if spec.quick else tuple(cases)
 
 
@@ -120,7 +120,7 @@ def _effort(spec: SuiteSpec) -> dict[str, Any]:
     return {"seed": spec.seed, "blocker": spec.blocker, **rule}
 
 
-def _fitting(gpu: Gpu, size_bytes: int) -> int:
+def _fitting(gpu: Memory, size_bytes: int) -> int:
     """Return a size, or less of it by halves where the memory that is free is small."""
     free_bytes = gpu.memory_info().free_bytes
     while size_bytes * _SHARE_OF_FREE > free_bytes:

@@ -1,72 +1,75 @@
-"""The timer: how long work took on the device, and at which clock, or how long the host waited for it."""
+"""The timer: measures work by the device's or the host's clock, and the SM clock meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
 from typing import TypeAlias
 
-from cudakit.core.bench.blocker import LIMIT_S, Blocker
-from cudakit.core.bench.cache import Flush, l2_size_bytes
-from cudakit.core.bench.clock import SmClock, host_clock
-from cudakit.gpu.api import Gpu, Stream
+import numpy as np
 
+from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
+from cudakit.core.bench.measurement import Reading
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
+from cudakit.kernels.spin import Spin
+from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
+
+# Long compared with enqueueing as much as a queue holds, about 1000 launches of 10 us.
+_LIMIT_S = 2.0
+# A full queue makes the next launch wait: fewer calls than this are enqueued at once.
+MOST_QUEUED = 500
+_WORD_BYTES = 4
+# Variables that make every launch wait for its kernel, or kernels wait for a tool.
+_DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
+
+# Enqueues work on a stream.
 Work: TypeAlias = Callable[[Stream], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What the timer says of one piece of work."""
-
-    time_s: float
-    sm_clock_hz: float | None = None  # of the SMs meanwhile; None where it is not known
-    valid: bool = True  # whether the blocker held until all was enqueued
-
-
 class Timer:
-    """One stream of a device, with two events, a blocker and a clock of the SMs; ``close`` gives all back.
+    """Times work on one stream of a device, with two events, a blocking kernel and the SM clock.
 
-    ``blocker_limit_s`` is the patience of the watchdog.
+    ``blocking_limit_s`` is the time limit of the blocking kernel's watchdog.
     """
 
-    def __init__(self, gpu: Gpu, *, blocker_limit_s: float = LIMIT_S) -> None:
+    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _LIMIT_S) -> None:
         self.gpu = gpu
         fields = gpu.facts().fields
         multiprocessors = fields.get("multiprocessor_count")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
         self.flush = Flush(gpu, self.l2_bytes)
-        self.now_s = host_clock(gpu)
-        self._clock = SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
-        self._blocker = Blocker(gpu, limit_s=blocker_limit_s)
+        self.now_s = _host_clock(gpu)
+        self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
+        self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
         self._begin, self._end = gpu.event(), gpu.event()
 
     def time(self, work: Work, *, blocked: bool, before: Work | None = None) -> Reading:
-        """Time what ``work`` enqueues, between two events; ``before`` is enqueued ahead of them.
+        """Time what ``work`` enqueues between two events; ``before`` is enqueued ahead of them.
 
-        The stream must be idle, and is so afterwards. ``blocked`` lets nothing begin before all of it is
-        enqueued. The clock is read outside of the events.
+        The stream must be idle, and is idle afterwards. ``blocked`` blocks the stream until all of it is
+        enqueued. The SM clock is read outside of the events.
         """
         gpu, stream = self.gpu, self.stream
         if before:
             before(stream)
-        with self._blocker.holding(stream) if blocked else nullcontext():
+        with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
             work(stream)
             gpu.record(self._end, stream)
             self._clock.end(stream)
         gpu.sync_stream(stream)
-        held = not (blocked and self._blocker.gave_up)
+        held = not (blocked and self._blocking_kernel.timed_out)
         return Reading(gpu.elapsed(self._begin, self._end), self._clock.take_hz(), held)
 
     def time_at_host(
         self, work: Work, *, before: Work | None = None, waits: bool = True
     ) -> Reading:
-        """Time what ``work`` enqueues by the host's clock, from the first call until the device is done.
+        """Time what ``work`` enqueues by the host's clock, until the device is done.
 
-        Without ``waits``, until ``work`` returns: the device is waited for outside of the time.
+        Without ``waits``, until ``work`` returns: the device is synchronized outside of the time.
         """
         stream = self.stream
         if before:
@@ -83,11 +86,95 @@ class Timer:
         return Reading(time_s, self._clock.take_hz())
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self.gpu.sync_stream(self.stream)
-        self._blocker.close()
+        self._blocking_kernel.close()
         self._clock.close()
         self.flush.close()
         for event in (self._begin, self._end):
             self.gpu.destroy_event(event)
         self.gpu.destroy_stream(self.stream)
+
+
+def disabling_variable(variables: Mapping[str, str]) -> str:
+    """Return the environment variable that would make the blocking kernel time out, or ""."""
+    set_ = (name for name in _DISABLING if variables.get(name, "0") not in ("", "0"))
+    return next(set_, "")
+
+
+class _BlockingKernel:
+    """Blocks one stream at a time until work is enqueued, so that no launch gap is measured.
+
+    As in nvbench, a kernel spins on a flag in pinned memory. Its watchdog ends the kernel if the host cannot
+    set the flag, because one of its calls waits for the device.
+    """
+
+    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _LIMIT_S) -> None:
+        self._gpu = gpu
+        self._limit_ns = int(limit_s * 1e9)
+        self._kernel = Spin(gpu)
+        self._go = gpu.host_malloc(2 * _WORD_BYTES)
+        self._late = Ptr(self._go + _WORD_BYTES)
+        self._words = np.frombuffer(gpu.host_view(self._go, 2 * _WORD_BYTES), np.uint32)
+
+    @contextmanager
+    def blocking(self, stream: Stream) -> Iterator[None]:
+        """Block a stream while the body enqueues work on it, and release it in any case."""
+        self._words[:] = 0
+        self._kernel.until(self._go, self._late, self._limit_ns, stream)
+        try:
+            yield
+        finally:
+            self._words[0] = 1
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the watchdog ended the last kernel, which must have finished."""
+        return bool(self._words[1])
+
+    def close(self) -> None:
+        """Free the flag and unload the kernel."""
+        del self._words
+        self._gpu.host_free(self._go)
+        self._kernel.close()
+
+
+class _SmClock:
+    """Measures the mean SM clock between two places of a stream."""
+
+    def __init__(self, gpu: ComputeDevice, multiprocessors: int) -> None:
+        self._gpu = gpu
+        self._kernel = Timestamp(gpu)
+        self._count = multiprocessors
+        self._nothing = bytes(2 * multiprocessors * STAMP_BYTES)
+        self._first = gpu.host_malloc(len(self._nothing))
+        self._last = Ptr(self._first + multiprocessors * STAMP_BYTES)
+        self._bytes = gpu.host_view(self._first, len(self._nothing))
+
+    def begin(self, stream: Stream) -> None:
+        """Enqueue the first reading; the previous result must have been taken."""
+        self._bytes[:] = self._nothing
+        self._kernel.stamp(self._first, self._count, stream)
+
+    def end(self, stream: Stream) -> None:
+        """Enqueue the second reading."""
+        self._kernel.stamp(self._last, self._count, stream)
+
+    def take_hz(self) -> float | None:
+        """Return the clock after both readings; None if too little time passed between them."""
+        words = self._bytes.cast("Q")
+        half = len(words) // 2
+        return clock_hz(words[:half], words[half:])
+
+    def close(self) -> None:
+        """Free the memory and unload the kernel."""
+        self._bytes.release()
+        self._gpu.host_free(self._first)
+        self._kernel.close()
+
+
+def _host_clock(gpu: DeviceInfo) -> Callable[[], float]:
+    """Return a function that reads the time in seconds; virtual time on a simulated device."""
+    if gpu.simulated:
+        return lambda: gpu.telemetry().time_ns / 1e9
+    return perf_counter

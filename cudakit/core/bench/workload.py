@@ -1,13 +1,31 @@
-"""What is measured: something to run over and over, what it is worth, and a check of what it computed."""
+"""What is measured: the protocols of a workload, and the verification of what it computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from cudakit.core.bench.verification import Verification
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu, Stream
+
+Axis: TypeAlias = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A comparison of computed values with a reference of higher precision."""
+
+    passed: bool  # whether the error is within the tolerance and every value was written
+    error: float  # Frobenius norm of the difference, relative to that of the reference
+    tolerance: float  # the largest error that rounding explains
+    against: str  # what the reference is: "float64, 64 rows"
+    detail: str = ""  # what is wrong, where it is: "3 values were never written"
+
+
+# Of a workload that computes no values.
+NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
 
 
 class Prepared(Protocol):
@@ -29,34 +47,34 @@ class Prepared(Protocol):
         ...
 
     def rotate(self, sets: int) -> None:
-        """Have so many buffer sets, each filled and poisoned like the one that ``prepare`` made.
+        """Grow to ``sets`` buffer sets, each filled and poisoned like the one that ``prepare`` made.
 
         Called at most once, before anything is enqueued.
         """
         ...
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        """Run once on a buffer set: number ``index`` modulo their number. Must not wait for the device."""
+        """Enqueue one run on buffer set ``index`` modulo their number. Must not wait for the device."""
         ...
 
     def verify(self) -> Verification:
         """Check the outputs of every buffer set, and poison them again.
 
-        Called when the device has finished and each set was run since the last time.
+        Called when the device has finished and each set was run since the previous call.
         """
         ...
 
     def close(self) -> None:
-        """Give the memory back. A second time does nothing."""
+        """Free the memory. A second call does nothing."""
         ...
 
 
-class RefusedLater(Unsupported):
-    """A workload was prepared, and turned out not to run in the way that was asked, as in a graph."""
+@runtime_checkable
+class Configured(Protocol):
+    """A Prepared that reports how it was set up, for the record."""
 
-    def __init__(self, workload: Workload, refusal: Unsupported) -> None:
-        super().__init__(refusal.message, hint=refusal.hint)
-        self.workload = workload
+    @property
+    def settings(self) -> Mapping[str, Axis]: ...
 
 
 class Workload(Protocol):
@@ -64,14 +82,55 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in results, as ``gemm``."""
+        """Name in results, as ``gemm``."""
         ...
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
-        """What tells this case from the others of its name."""
+    def axes(self) -> Mapping[str, Axis]:
+        """The parameters that distinguish this case from others of its name."""
         ...
 
     def prepare(self, gpu: Gpu, seed: int) -> Prepared:
-        """Take memory and fill it; the seed decides on every value."""
+        """Allocate memory and fill it; the seed determines every value."""
         ...
+
+
+class Baseline(Workload, Protocol):
+    """The same work, done by another library."""
+
+    @property
+    def library(self) -> str:
+        """Name of that library."""
+        ...
+
+
+class Refused(Unsupported):
+    """The device or a library does not offer a workload, or not in the mode that was asked."""
+
+    def __init__(
+        self, workload: Workload, refusal: Unsupported, settings: Mapping[str, Axis]
+    ) -> None:
+        super().__init__(refusal.message, hint=refusal.hint)
+        self.workload, self.settings = workload, settings
+
+
+class PreparedLatency:
+    """A Prepared without data: nothing to rotate, move or verify. ``owned`` is released by ``close``."""
+
+    footprint_bytes = 0
+    bytes_moved = 0
+    operations = 0
+
+    def __init__(self) -> None:
+        self.owned = ExitStack()
+
+    def rotate(self, sets: int) -> None:
+        """Do nothing: a workload without a footprint has one buffer set."""
+
+    def verify(self) -> Verification:
+        """Return NOTHING_TO_VERIFY."""
+        return NOTHING_TO_VERIFY
+
+    def close(self) -> None:
+        """Release everything."""
+        self.owned.close()

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import Attribute, attributes
 
-# Fields of this group are of MIG instances, and absent from whole GPUs.
+# Only MIG instances have the fields of this group.
 INSTANCE_GROUP = "MIG instance"
 
 Kind = Literal["identity", "fact", "telemetry", "activity"]
@@ -63,13 +63,13 @@ def registry() -> Mapping[str, FieldInfo]:
         ),
         *map(_attribute, attributes()),
     ):
-        # What NVML knows too is told once.
+        # A field that NVML and CUDA both give is listed once.
         found.setdefault(field.name, field)
     return found
 
 
 def named(names: Sequence[str]) -> tuple[FieldInfo, ...]:
-    """Look fields up. Raises UsageError, with what was probably meant, for an unknown name."""
+    """Return fields by name. Raises UsageError, with similar names, for an unknown one."""
     known = registry()
     for name in names:
         if name not in known:
@@ -303,7 +303,7 @@ ecc_dram_uncorrected_aggregate - nvmlDeviceGetMemoryErrorCounter Uncorrectable m
 recovery_action - NVML_FI_DEV_GET_GPU_RECOVERY_ACTION What the driver asks for to make the GPU well
 """
 
-# Of the time between two looks: shown by --watch.
+# Measured between two reads: shown by --watch.
 ACTIVITY = """
 [activity]
 graphics_activity_percent % NVML_GPM_METRIC_GRAPHICS_UTIL Share of time in which graphics or compute worked

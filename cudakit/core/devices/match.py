@@ -1,4 +1,4 @@
-"""Which device of CUDA's is which of NVML's: by UUID, else by PCI address, never by number."""
+"""Match the devices of CUDA and NVML: by UUID, else by PCI address, never by number."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field, NvmlView
 from cudakit.units import Unavailable
 
-_NOBODY = Unavailable("nobody knows it")
+_UNKNOWN = Unavailable("nobody knows it")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One device, as those see it that do."""
+class MatchedDevice:
+    """One device, as each library that knows it describes it."""
 
     nvml: DeviceFacts | None
     cuda: DeviceFacts | None
@@ -34,7 +34,7 @@ class Found:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """All facts; where both know one, NVML's, which speaks of the whole machine."""
+        """All facts; of those that both know, NVML's, which ignores CUDA_VISIBLE_DEVICES."""
         merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
         for name, value in (self.nvml.fields if self.nvml else {}).items():
             if name not in merged or not isinstance(value, Unavailable):
@@ -45,7 +45,7 @@ class Found:
         yield from (view for view in (self.nvml, self.cuda) if view is not None)
 
 
-def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[Found, ...]:
+def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
     """Merge two views: NVML's devices in its order, then those that CUDA alone sees."""
     ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
     theirs = list(_of_cuda(cuda)) if isinstance(cuda, CudaView) else []
@@ -57,8 +57,8 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[F
             other = theirs[0]
         if other:
             theirs.remove(other)
-        found.append(Found(device, other[0] if other else None, bool(other and other[1])))
-    return (*found, *(Found(None, device, hidden) for device, hidden in theirs))
+        found.append(MatchedDevice(device, other[0] if other else None, bool(other and other[1])))
+    return (*found, *(MatchedDevice(None, device, hidden) for device, hidden in theirs))
 
 
 def _of_cuda(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
@@ -69,7 +69,7 @@ def _of_cuda(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
 def _same(one: DeviceFacts, other: DeviceFacts) -> bool:
     if isinstance(one.uuid, str) and isinstance(other.uuid, str):
         return one.uuid.lower() == other.uuid.lower()
-    # The instances of a GPU share its address.
+    # All MIG instances of a GPU have its address.
     known = isinstance(one.pci_bus_id, str) and one.parent is None
     return known and one.pci_bus_id == other.pci_bus_id
 
@@ -78,4 +78,4 @@ def _first(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first value that is one, else the first reason."""
     found = list(values)
     known = [value for value in found if isinstance(value, str)]
-    return next(iter(known or found), _NOBODY)
+    return next(iter(known or found), _UNKNOWN)

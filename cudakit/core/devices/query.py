@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from cudakit.core.devices.fields import INSTANCE_GROUP, FieldInfo, registry
-from cudakit.core.devices.match import Found, match
+from cudakit.core.devices.match import MatchedDevice, match
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
 from cudakit.core.devices.topology import pairs
-from cudakit.core.devices.visible import VARIABLE, visibility
+from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
 from cudakit.units import Unavailable
@@ -23,9 +23,9 @@ _HINT = "cudakit doctor says what is wrong; --gpu sim shows a simulated GPU"
 def open_query(machine: Machine) -> Query:
     """Find the devices of a machine.
 
-    Raises EnvironmentUnusable where neither NVML nor CUDA sees any.
+    Raises EnvironmentUnusable if neither NVML nor CUDA sees any.
     """
-    # NVML first: a real machine asks CUDA in a child meanwhile.
+    # NVML first: a child process queries CUDA at the same time.
     nvml, cuda = machine.nvml(), machine.cuda()
     found = match(nvml, cuda)
     if not found:
@@ -36,7 +36,7 @@ def open_query(machine: Machine) -> Query:
 def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
     """Read everything that is known of the devices of a machine, once.
 
-    Raises EnvironmentUnusable where neither NVML nor CUDA sees any.
+    Raises EnvironmentUnusable if neither NVML nor CUDA sees any.
     """
     return open_query(machine).read(processes=processes, topology=topology)
 
@@ -50,12 +50,12 @@ def _why(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A machine whose devices are known, to be read again and again."""
+    """A machine whose devices are known; each read returns their current state."""
 
     machine: Machine
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
-    found: tuple[Found, ...]
+    found: tuple[MatchedDevice, ...]
     fields: Mapping[str, FieldInfo]
 
     def read(
@@ -66,9 +66,9 @@ class Query:
         processes: bool = False,
         topology: bool = False,
     ) -> DevicesResult:
-        """Read what moves now and put it beside the facts; ``names`` limits the fields.
+        """Read the telemetry and merge it with the facts; ``names`` limits the fields.
 
-        ``activity`` adds what the devices did since the last such look.
+        ``activity`` adds the activity of the devices since the last such read.
         """
         driver, library = _versions(self.nvml)
         return DevicesResult(
@@ -86,13 +86,13 @@ class Query:
         )
 
     def _device(
-        self, found: Found, names: Collection[str], *, activity: bool, processes: bool
+        self, found: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
         fields: dict[str, Field] = dict(found.fields)
         lost = self._add_telemetry(found, names, fields)
         if activity:
             self._add_activity(found, names, fields)
-        self._complete(found, names, fields)
+        self._add_missing(found, names, fields)
         notes = device_notes(found, fields, lost=lost, visible_devices=self._visible_devices)
         name = fields["name"]
         return Device(
@@ -113,9 +113,9 @@ class Query:
         return pairs(self.machine.nvml(links=True), self.cuda, self.found)
 
     def _add_telemetry(
-        self, found: Found, names: Collection[str], fields: dict[str, Field]
+        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
     ) -> str | None:
-        """Read what moves; return why that cannot be where NVML knows the device."""
+        """Add the telemetry; return the reason if NVML knows the device and cannot read it."""
         if found.nvml is None:
             return None
         telemetry = self.machine.telemetry(found.nvml, names)
@@ -125,19 +125,23 @@ class Query:
         fields |= {field.name: telemetry for field in self._of_kind("telemetry", names)}
         return telemetry.reason
 
-    def _add_activity(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
+    def _add_activity(
+        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
+    ) -> None:
         activity = self.machine.activity(found.nvml, names) if found.nvml else _NOT_OF_NVML
         if isinstance(activity, Telemetry):
             fields |= activity.fields
         else:
             fields |= {field.name: activity for field in self._of_kind("activity", names)}
 
-    def _complete(self, found: Found, names: Collection[str], fields: dict[str, Field]) -> None:
-        """Say of every field that nobody gave why it is not there."""
+    def _add_missing(
+        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
+    ) -> None:
+        """Add the missing fields as Unavailable, with the reason."""
         for field in (*self._of_kind("fact"), *self._of_kind("telemetry", names)):
             of_instance = field.group == INSTANCE_GROUP
             if field.name not in fields and (found.is_instance or not of_instance):
-                fields[field.name] = self._absent(found, field)
+                fields[field.name] = self._missing_reason(found, field)
 
     def _of_kind(self, kind: str, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
@@ -146,21 +150,21 @@ class Query:
             if field.kind == kind and (not names or field.name in names)
         ]
 
-    def _absent(self, found: Found, field: FieldInfo) -> Unavailable:
+    def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
         if isinstance(self.nvml, Unavailable):
             return self.nvml
         return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
 
-    def _processes(self, found: Found) -> tuple[Process, ...] | Unavailable:
+    def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if found.nvml is None:
             return _NOT_OF_NVML
         if found.nvml.fields.get("mig_mode") is True and not found.is_instance:
             return Unavailable("divided by MIG: its instances say")
         return self.machine.processes(found.nvml)
 
-    def _cuda_index(self, found: Found) -> int | Unavailable:
+    def _cuda_index(self, found: MatchedDevice) -> int | Unavailable:
         if found.cuda and not found.hidden:
             return found.cuda.index
         if found.hidden:
@@ -198,12 +202,12 @@ def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
 # --- notes -----------------------------------------------------------------------------------------
 
 
-# Reasons for lower clocks that are nobody's trouble.
+# Reasons for lower clocks in normal operation.
 _NORMAL = ("idle", "application clocks setting", "display clock setting")
 
 
 def machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[str, ...]:
-    """Say what is missing, and what CUDA_VISIBLE_DEVICES does that it does not seem to."""
+    """Return notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
     return tuple(_machine_notes(nvml, cuda))
 
 
@@ -221,14 +225,14 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
 
 
 def device_notes(
-    found: Found, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
+    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
 ) -> tuple[str, ...]:
-    """Say what is unusual about a device; ``lost`` is why NVML can no longer reach it."""
+    """Return notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
     return tuple(_device_notes(found, fields, lost, visible_devices))
 
 
 def _device_notes(
-    found: Found, fields: dict[str, Field], lost: str | None, visible_devices: str | None
+    found: MatchedDevice, fields: dict[str, Field], lost: str | None, visible_devices: str | None
 ) -> Iterator[str]:
     if found.hidden:
         yield hidden_by(visible_devices)
@@ -248,7 +252,7 @@ def _device_notes(
 
 
 def hidden_by(visible_devices: str | None) -> str:
-    """Say that the variable hides a device."""
+    """Return the note on a device that the variable hides."""
     return (
         f"hidden by {VARIABLE}={visible_devices}"
         if visible_devices

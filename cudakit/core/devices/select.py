@@ -1,4 +1,4 @@
-"""Find devices: those that a user names, and those that are free."""
+"""Select devices: by the selectors of ``--id``, and by free memory for ``--select``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cudakit.units import Unavailable, format_bytes
 _FORMS = "write cuda:0, nvml:1, a UUID or the beginning of one, or a PCI address"
 
 
-def chosen(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
-    """Return the devices that ``--id`` names, in the order of the result; all for none.
+def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
+    """Return the devices that selectors name, in the order of the result; all without selectors.
 
-    Raises UsageError, which lists the devices, where a selector means none or several.
+    Raises UsageError, which lists the devices, if a selector matches none or several.
     """
     if not selectors:
         return result.devices
@@ -24,7 +24,7 @@ def chosen(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...
 
 
 def _one(devices: Sequence[Device], selector: str) -> Device:
-    found = [device for device in devices if _means(device, selector)]
+    found = [device for device in devices if _matches(device, selector)]
     if len(found) == 1:
         return found[0]
     how_many = f"{len(found)} devices" if found else "no device"
@@ -32,19 +32,19 @@ def _one(devices: Sequence[Device], selector: str) -> Device:
     raise UsageError(f"{selector!r} means {how_many}", hint=f"{_FORMS}; there are: {listed}")
 
 
-def _means(device: Device, selector: str) -> bool:
+def _matches(device: Device, selector: str) -> bool:
     kind, _, number = selector.lower().partition(":")
     if kind in ("cuda", "nvml") and number.isdecimal():
         index = device.cuda_index if kind == "cuda" else device.nvml_index
         return index == int(number) and (kind == "cuda" or device.parent is None)
-    return _begins(device.uuid, selector) or _is_address(device, selector)
+    return _starts_with(device.uuid, selector) or _is_address(device, selector)
 
 
-def _begins(uuid: str | Unavailable, selector: str) -> bool:
+def _starts_with(uuid: str | Unavailable, selector: str) -> bool:
     if isinstance(uuid, Unavailable):
         return False
     text, bare = selector.lower(), uuid.lower().partition("-")[2]
-    # "GPU-" alone, or a digit, would be an accident.
+    # "GPU-" alone, or a single digit, is too short to be meant as a UUID.
     return (len(text) > len("GPU-") and uuid.lower().startswith(text)) or (
         len(text) >= len("GPU-") and bare.startswith(text)
     )
@@ -74,7 +74,7 @@ def label(device: Device) -> str:
 
 
 def short_label(device: Device) -> str:
-    """Name a device by one number, CUDA's where it has one: ``cuda:0``."""
+    """Name a device by one number, preferably that of CUDA: ``cuda:0``."""
     if isinstance(device.cuda_index, int):
         return f"cuda:{device.cuda_index}"
     if isinstance(device.nvml_index, int):
@@ -85,7 +85,7 @@ def short_label(device: Device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SelectSpec:
-    """What ``--select`` asks for."""
+    """The request of ``--select``."""
 
     count: int = 1
     min_free_bytes: int | None = None
@@ -93,7 +93,7 @@ class SelectSpec:
 
 
 def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -> SelectResult:
-    """Choose the devices with most free memory among those that CUDA shows and that fit.
+    """Return the devices with the most free memory among those that CUDA shows and that match.
 
     Raises EnvironmentUnusable, saying of each why not, where too few fit.
     """

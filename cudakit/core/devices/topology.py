@@ -1,11 +1,11 @@
-"""How the GPUs of a machine reach each other, as NVML says it and as CUDA says it."""
+"""Links and peer access between the GPUs of a machine, as NVML and as CUDA report them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from cudakit.core.devices.match import Found
+from cudakit.core.devices.match import MatchedDevice
 from cudakit.core.devices.result import Pair
 from cudakit.gpu.api.facts import CudaView, Link, NvmlView
 from cudakit.units import Unavailable
@@ -14,7 +14,7 @@ _OK = "ok"
 
 
 def pairs(
-    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[Found]
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[MatchedDevice]
 ) -> tuple[Pair, ...]:
     """Describe each pair of GPUs that NVML sees."""
     if isinstance(nvml, Unavailable):
@@ -32,7 +32,7 @@ def _unknown(first: int, second: int) -> Link:
     return Link(first, second, absent, absent, absent, absent, absent)
 
 
-def _pair(link: Link, gpus: Mapping[int, Found], cuda: CudaView | Unavailable) -> Pair:
+def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
     one, other = gpus[link.first], gpus[link.second]
     access = _both(cuda, one, other, "peer_access")
     return Pair(
@@ -49,8 +49,10 @@ def _pair(link: Link, gpus: Mapping[int, Found], cuda: CudaView | Unavailable) -
     )
 
 
-def _both(cuda: CudaView | Unavailable, one: Found, other: Found, what: str) -> bool | Unavailable:
-    """Say whether CUDA lists a pair in both directions."""
+def _both(
+    cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
+) -> bool | Unavailable:
+    """Return whether CUDA lists a pair in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA was not there to ask")
     ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]

@@ -45,6 +45,7 @@ __all__ = [
     "PER_THREAD",
     "Argument",
     "Backing",
+    "ComputeDevice",
     "Descriptor",
     "DeviceInfo",
     "Dim3",
@@ -277,6 +278,9 @@ class Streams(Protocol):
     def elapsed(self, begin: Event, end: Event) -> float:
         """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
 
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+
 
 class Kernels(Protocol):
     """Kernels from CUDA C++ source (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
@@ -351,8 +355,9 @@ class Graphs(Protocol):
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         """Return the nodes that a node depends on, while its graph exists."""
 
-    def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+
+class ComputeDevice(Memory, Streams, Kernels, Protocol):
+    """A device on which kernels run and whose memory is copied: what most measurements need."""
 
 
 class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graphs, Protocol):

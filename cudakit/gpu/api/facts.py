@@ -1,8 +1,8 @@
-"""What can be known of GPUs without using one: facts that stay, telemetry that moves.
+"""Observations of GPUs without using one: constant facts, telemetry, processes and links.
 
-NVML (the management library) and CUDA (the driver) each know a part, and number devices differently;
-they are kept apart here and merged by UUID in ``core/devices``. A field is a value, or Unavailable with
-the reason: never 0 in place of an unknown.
+NVML (the management library) and CUDA (the driver) each know a part, and number devices differently; the
+views are separate here and merged by UUID in ``core/devices``. A field is a value, or Unavailable with the
+reason: never 0 in place of an unknown value.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
+NOT_ASKED = Unavailable("nobody was there to ask")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One device as one library sees it. Names of fields carry their units."""
+    """One device as one library describes it. Names of fields carry their units."""
 
-    index: int  # the number that this library gives it, -1 for none; a MIG instance's is of its GPU
+    index: int  # of this library, -1 for none; that of a MIG instance is relative to its GPU
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
     pci_bus_id: str | Unavailable  # "0000:65:00.0", in lower case; of a MIG instance, its GPU's
-    fields: Mapping[str, Field]  # all else, by name; core/devices/fields describes each
+    fields: Mapping[str, Field]  # everything else, by the names of core/devices/fields
     parent: int | None = None  # of a MIG instance: the NVML index of its GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What moves: clocks, power, temperature, utilization, memory in use."""
+    """Changing values: clocks, power, temperature, utilization, memory in use."""
 
     time_ns: int  # since 1970
     fields: Mapping[str, Field]
@@ -62,7 +64,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CudaView:
-    """What the CUDA driver says, asked in a child process so that this one stays able to fork."""
+    """The answer of the CUDA driver, queried in a child process so that this one can still fork."""
 
     driver_version: tuple[int, int] | Unavailable  # of CUDA that the driver supports
     devices: tuple[DeviceFacts, ...]  # in CUDA's order, what CUDA_VISIBLE_DEVICES leaves
@@ -78,7 +80,7 @@ class CudaView:
 
 @dataclass(frozen=True, slots=True)
 class NvmlView:
-    """What NVML says."""
+    """The answer of NVML."""
 
     driver_version: str | Unavailable
     nvml_version: str | Unavailable
@@ -87,25 +89,31 @@ class NvmlView:
 
 
 class Machine(Protocol):
-    """The GPUs of one machine, looked at and never touched. A ``device`` is one of ``nvml()``."""
+    """The GPUs of one machine, observed without using them. A ``device`` is one of ``nvml()``."""
 
     @property
-    def simulated(self) -> bool: ...
-
-    def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        """Say what NVML knows; with ``links``, also how GPUs are connected, which takes a while."""
+    def simulated(self) -> bool:
+        """Whether the GPUs are simulated."""
         ...
 
-    def cuda(self) -> CudaView | Unavailable: ...
+    def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
+        """Return the view of NVML; ``links`` adds the connections between GPUs, which takes longer."""
+        ...
+
+    def cuda(self) -> CudaView | Unavailable:
+        """Return the view of the CUDA driver, waiting for the child process that queries it."""
+        ...
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        """Read what moves, or ``names`` of it; Unavailable as a whole where the device is lost."""
+        """Read the telemetry, or ``names`` of it; Unavailable as a whole if the device is lost."""
         ...
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Say what the device did since the last such call (NVML's GPM: Hopper and newer)."""
+        """Read the activity since the last such call (NVML's GPM: Hopper and newer)."""
         ...
 
-    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable: ...
+    def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
+        """List the processes that use the device."""
+        ...

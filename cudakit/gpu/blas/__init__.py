@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
-    """Open a library; nothing of it is imported before.
+    """Open a library, which is imported only now.
 
     Raises MissingDependency with what to install, EnvironmentUnusable for a torch without CUDA.
     """

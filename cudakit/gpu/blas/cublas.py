@@ -1,4 +1,4 @@
-"""cuBLAS proper, by cublasGemmEx and its strided batches, through the bindings of nvmath-python."""
+"""cuBLAS by cublasGemmEx and cublasGemmStridedBatchedEx, through the bindings of nvmath-python."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cudakit.units import Unavailable, format_bytes
 
 _LARGEST_INT = 2**31 - 1
 
-# Of a workspace (cuBLAS Library, "cublasSetWorkspace"), which has to be somewhere even if nothing is in it.
+# Of a workspace (cuBLAS Library, "cublasSetWorkspace"), which needs an address even if it is empty.
 _ALIGNMENT_BYTES = 256
 
 
 class Cublas:
-    """cuBLAS on one device; every product in turn sets the stream, workspace and math mode of its handle."""
+    """cuBLAS on one device; each GEMM sets the stream, workspace and math mode of the handle."""
 
     library: Library = "cublas"
 
@@ -38,7 +38,7 @@ class Cublas:
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
         self._handle: int = self.call(cublas.create, what="cublasCreate")
-        # Atomic operations would add in an order that varies (cuBLAS Library, "Reproducibility").
+        # Atomic operations add in varying order (cuBLAS Library, "Reproducibility").
         self.call(
             cublas.set_atomics_mode,
             self._handle,
@@ -49,7 +49,7 @@ class Cublas:
 
     @property
     def handle(self) -> int:
-        """Of cuBLAS. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """The handle of cuBLAS. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
             raise closed(self.library)
         return self._handle
@@ -62,7 +62,7 @@ class Cublas:
             raise refused_call(error.status, what) from error
 
     def adopt(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
-        """Set what the next call works with; costs next to nothing where it is in force.
+        """Set the state of the handle for the next call; an unchanged state costs next to nothing.
 
         The stream comes first: to set it takes the workspace away (cuBLAS Library, "cublasSetStream").
         """
@@ -79,13 +79,13 @@ class Cublas:
         self._state = state
 
     def forget(self) -> None:
-        """Know no longer what is in force: a workspace is about to be freed."""
+        """Forget the state of the handle: a workspace is about to be freed."""
         self._state = ()
 
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CublasMultiplication:
-        """Get ready. Raises Unsupported for an algorithm: cuBLAS takes none."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm: cuBLAS takes none."""
         if not self._handle:
             raise closed(self.library)
         refuse_for_cublas(gemm)
@@ -94,7 +94,7 @@ class Cublas:
         return CublasMultiplication(self, gemm, settings)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: cuBLAS says nothing of its algorithms."""
+        """Raise Unsupported: cuBLAS does not list its algorithms."""
         raise _chooses_itself()
 
     def algorithms(
@@ -103,27 +103,25 @@ class Cublas:
         settings: GemmSettings,  # noqa: ARG002
         is_over: Callable[[], bool] = never,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
-        """Raise Unsupported: cuBLAS says nothing of its algorithms."""
+        """Raise Unsupported: cuBLAS does not list its algorithms."""
         raise _chooses_itself()
 
     def close(self) -> None:
-        """Give back the handle. A second time does nothing, nor does it where the device was closed."""
+        """Destroy the handle. A second time, or after the device was closed, has no effect."""
         if self._handle and not self.cuda.closed:
             self.cuda.ask(self.vendor.cublas.destroy, self._handle)
         self._handle = 0
 
 
 class CublasMultiplication:
-    """One call of cublasGemmEx, or cublasGemmStridedBatchedEx, ready but for the operands and the stream."""
+    """One call of cublasGemmEx, or cublasGemmStridedBatchedEx, prepared except for operands and stream."""
 
     def __init__(self, blas: Cublas, gemm: Gemm, settings: GemmSettings) -> None:
         self.algorithm = Unavailable(f"cuBLAS {CHOOSES_ITSELF}")
         self._blas = blas
         self._workspace_bytes = settings.workspace_bytes
         names = type_names(gemm)
-        self._scalars = np.array(
-            [1, 0], names.scalar
-        )  # kept, as only their addresses are passed on
+        self._scalars = np.array([1, 0], names.scalar)  # kept alive: only addresses are passed on
         self._call = _Call(blas.vendor, gemm, self._scalars)
         self._math_mode = _math_mode(blas.vendor, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
@@ -155,7 +153,7 @@ class CublasMultiplication:
         blas.call(call.function, *call.arguments(handle, operands), what=call.name)
 
     def close(self) -> None:
-        """Give back the workspace. A second time does nothing, nor does it where the device was closed."""
+        """Free the workspace. A second time, or after the device was closed, has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -165,7 +163,7 @@ class CublasMultiplication:
 
 
 class _Call:
-    """The function to call, and its arguments: those of a batch have strides and a count besides."""
+    """The function to call, and its arguments; a batch also has strides and a count."""
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
@@ -184,7 +182,7 @@ class _Call:
         self._rest = (*count, types.compute, cublas.GemmAlgo.DFALT)
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
-        """Return all of them, in the order of the function."""
+        """Return the arguments in the order of the function."""
         return (
             handle,
             *self._sizes,
@@ -203,13 +201,13 @@ def _shape(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
 
 
 def _fits(gemm: Gemm) -> bool:
-    """Say whether the sizes fit the functions without ``_64``."""
+    """Return whether the sizes fit the functions without ``_64``."""
     leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
     return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _LARGEST_INT
 
 
 def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:
-    """Return the mode (cuBLAS Library, "cublasMath_t"); tf32 is a compute type here, and no mode."""
+    """Return the math mode (cuBLAS Library, "cublasMath_t"); tf32 is a compute type instead."""
     modes = vendor.cublas.Math
     if settings.reduced_precision:
         return int(modes.DEFAULT_MATH)

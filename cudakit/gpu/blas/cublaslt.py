@@ -22,16 +22,16 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublaslt,
     refused_call,
 )
-from cudakit.gpu.blas.search import allowed_reductions, configurations, in_turn
+from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
 
 _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
 
-# More than there are of any combination of types.
+# More than any combination of types has.
 _MOST_IDS = 1000
 
-# A scale is one float; it has a line of memory to itself.
+# The scale is one float in a memory line of its own.
 _ONE_BYTES = 256
 
 
@@ -51,7 +51,7 @@ class CublasLt:
 
     @property
     def handle(self) -> int:
-        """Of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """The handle of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
             raise closed(self.library)
         return self._handle
@@ -66,7 +66,7 @@ class CublasLt:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> LtMultiplication:
-        """Get ready. Raises Unsupported for an algorithm that the library or the settings refuse."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm that the library or the settings refuse."""
         with ExitStack() as owned:
             problem = owned.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
@@ -75,11 +75,11 @@ class CublasLt:
                 structure, chosen = self._configured(problem, algorithm)
             given = algorithm is not None
             product = LtMultiplication(self, problem, structure, chosen, given=given)
-            owned.pop_all()  # they are the product's now
+            owned.pop_all()  # owned by the GEMM from now on
             return product
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """List what cublasLtMatmulAlgoGetHeuristic proposes, the best by its estimate first."""
+        """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, the best by its estimate first."""
         with closing(self._problem(gemm, settings)) as problem:
             return [algorithm for _, algorithm in self._recommended(problem, most)]
 
@@ -91,7 +91,7 @@ class CublasLt:
         return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
-        """Give back the handle. A second time does nothing, nor does it where the device was closed."""
+        """Destroy the handle. A second time, or after the device was closed, has no effect."""
         if self._handle and not self.cuda.closed:
             self.cuda.ask(self.vendor.lt.destroy, self._handle)
             if self._one is not None:
@@ -110,7 +110,7 @@ class CublasLt:
             raise refused_call(error.status, "the description of a product") from error
 
     def _recommended(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
-        """Ask the heuristics: structures and their numbers. Raises Unsupported where there are none."""
+        """Return algorithms of the heuristics, as structures and numbers. Raises Unsupported without any."""
         lt = self.vendor.lt
         results = np.zeros(most, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
@@ -139,7 +139,7 @@ class CublasLt:
         return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
 
     def _configured(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
-        """Make the structure of an algorithm from its numbers, and have it checked."""
+        """Return the checked structure of an algorithm, given its numbers."""
         scheme = algorithm.reduction
         if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
             raise Unsupported(
@@ -147,12 +147,12 @@ class CublasLt:
                 "deterministic product, or one without reduced precision, does not allow",
                 hint=_TAKE_ANOTHER,
             )
-        trial = _Trial(self, problem, algorithm.id)
-        if not (checked := trial.accepts(algorithm)):
+        check = _AlgorithmCheck(self, problem, algorithm.id)
+        if not (checked := check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} refuses for this product {algorithm}", hint=_TAKE_ANOTHER
             )
-        return trial.structure, checked
+        return check.structure, checked
 
     def _search(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
@@ -169,27 +169,27 @@ class CublasLt:
                 what="cublasLtMatmulAlgoGetIds",
             )
             asked = (self._configurations_of(problem, number) for number in ids)
-            yield from in_turn(asked, is_over)
+            yield from round_robin(asked, is_over)
 
     def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
-        trial = _Trial(self, problem, number)
-        if not trial.initialized:
+        check = _AlgorithmCheck(self, problem, number)
+        if not check.initialized:
             return
         allowed = allowed_reductions(problem.gemm, problem.settings)
         able = self.call(
             choices,
             self.vendor.lt,
             number,
-            trial.address,
+            check.address,
             allowed,
             self._capability,
             what="cublasLtMatmulAlgoCapGetAttribute",
         )
-        yield from configurations(able, trial.accepts)
+        yield from configurations(able, check.accepts)
 
 
 class LtMultiplication:
-    """One call of cublasLtMatmul, all of whose arguments are ready but the operands and the stream."""
+    """One call of cublasLtMatmul, prepared except for operands and stream."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class LtMultiplication:
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
-        self._structure = structure  # kept, as only its address is passed on
+        self._structure = structure  # kept alive: only its address is passed on
         self._algorithm_at: int = structure.ctypes.data
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
@@ -246,7 +246,7 @@ class LtMultiplication:
         )
 
     def close(self) -> None:
-        """Give back the workspace. A second time does nothing, nor does it where the device was closed."""
+        """Free the workspace. A second time, or after the device was closed, has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -274,8 +274,8 @@ def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[st
     return words
 
 
-class _Trial:
-    """One algorithm, configured again and again, each time with the question whether it can run."""
+class _AlgorithmCheck:
+    """One algorithm id, whose configurations are checked one after the other."""
 
     def __init__(self, blas: CublasLt, problem: Problem, number: int) -> None:
         lt = blas.vendor.lt
@@ -292,7 +292,7 @@ class _Trial:
         self.initialized = self._initialize(number)
 
     def accepts(self, algorithm: Algorithm) -> Algorithm | None:
-        """Return the algorithm with the workspace that it needs; None where it cannot run here."""
+        """Return the algorithm with the workspace that it needs; None if it cannot run here."""
         blas, lt = self._blas, self._blas.vendor.lt
         if not self.initialized:
             return None
@@ -324,7 +324,7 @@ class _Trial:
 
 
 def _one(cuda: CudaDevice) -> Ptr:
-    """Put an fp32 of 1 on the device."""
+    """Return an fp32 of 1 in device memory."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))
     cuda.host_view(pinned, len(value))[:] = value

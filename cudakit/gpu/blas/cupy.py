@@ -1,4 +1,4 @@
-"""The same product by CuPy, on the same memory, as its users call it."""
+"""A GEMM by CuPy on the same memory, called as its users do."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class CupyBlas:
 
     @property
     def cublas_version(self) -> str:
-        """Of the cuBLAS that CuPy has loaded, as cublasGetVersion says it: "131000"."""
+        """The version of the cuBLAS that CuPy has loaded (cublasGetVersion): "131000"."""
         cuda = self.cupy.cuda
         with cuda.Device(self.cuda.ordinal):
             return str(cuda.cublas.getVersion(cuda.get_cublas_handle()))
 
     def stream(self, stream: Stream) -> Any:
-        """Return CuPy's name of a stream. Raises CUDA_ERROR_INVALID_HANDLE for one that was destroyed."""
+        """Return CuPy's object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed(self.library)
@@ -64,7 +64,7 @@ class CupyBlas:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CupyMultiplication:
-        """Get ready. Raises Unsupported for what CuPy does not multiply in place, and for an algorithm."""
+        """Prepare a GEMM. Raises Unsupported if CuPy cannot compute it in place, and for an algorithm."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
@@ -73,7 +73,7 @@ class CupyBlas:
         return CupyMultiplication(self, gemm)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: CuPy says nothing of its algorithms."""
+        """Raise Unsupported: CuPy does not list its algorithms."""
         raise _chooses_itself()
 
     def algorithms(
@@ -82,11 +82,11 @@ class CupyBlas:
         settings: GemmSettings,  # noqa: ARG002
         is_over: Callable[[], bool] = never,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
-        """Raise Unsupported: CuPy says nothing of its algorithms."""
+        """Raise Unsupported: CuPy does not list its algorithms."""
         raise _chooses_itself()
 
     def close(self) -> None:
-        """Forget the streams. A second time does nothing."""
+        """Forget the streams. A second time has no effect."""
         self._closed = True
         self._streams.clear()
 
@@ -113,7 +113,7 @@ class CupyMultiplication:
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises Unsupported with CuPy's own reason, where it finds one only now."""
+        """Compute once. Raises Unsupported with CuPy's reason if it refuses only now."""
         if self._closed:
             raise closed("a product of CuPy")
         cupy = self._blas.cupy
@@ -125,7 +125,7 @@ class CupyMultiplication:
             raise Unsupported(f"CuPy refuses cupy.matmul: {error}") from error
 
     def close(self) -> None:
-        """Forget the arrays, which own no memory. A second time does nothing."""
+        """Forget the arrays, which own no memory. A second time has no effect."""
         self._closed = True
         self._arrays.clear()
 
@@ -153,7 +153,7 @@ class CupyMultiplication:
 
 
 def _check(gemm: Gemm, settings: GemmSettings) -> None:
-    """Raise Unsupported for what cupy.matmul does not compute, or only after copies of its own.
+    """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or not without copies.
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
     """
@@ -188,7 +188,7 @@ def _copied(gemm: Gemm) -> str:
 
 
 def _dtype(gemm: Gemm) -> np.dtype[Any]:
-    """Return numpy's type of elements; that of bf16 is there once CuPy has found ml_dtypes."""
+    """Return numpy's dtype of elements; bf16 needs ml_dtypes, found by CuPy."""
     try:
         return np.dtype(_DTYPES[gemm.dtype])
     except TypeError as error:
@@ -198,7 +198,7 @@ def _dtype(gemm: Gemm) -> np.dtype[Any]:
 
 
 def _switches(gemm: Gemm) -> tuple[Switch, ...]:
-    """Return what chooses between fp32 and tf32; CUPY_TF32 sets the same, once, when a process starts."""
+    """Return the switch between fp32 and tf32, which CUPY_TF32 sets at process start."""
     if gemm.dtype not in ("fp32", "tf32"):
         return ()
     linalg = import_module("cupy._core._routines_linalg")

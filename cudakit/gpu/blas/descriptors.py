@@ -14,10 +14,10 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Matrix
 from cudakit.gpu.blas.search import NO_REDUCTION, SPLITS, Choices, allowed_reductions
-from cudakit.gpu.blas.types import TypeNames, Types, narrow, numbered, type_names
+from cudakit.gpu.blas.types import TypeNames, Types, is_fp8_output, numbered, type_names
 from cudakit.gpu.blas.vendor import Nvmath
 
-# Of cublasLtEpilogue_t. Its gelu is the one by tanh (cuBLAS Library, "cublasLtEpilogue_t").
+# Names of cublasLtEpilogue_t, whose gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").
 _EPILOGUES: Mapping[str, str] = MappingProxyType(
     {
         "none": "DEFAULT",
@@ -29,11 +29,11 @@ _EPILOGUES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# What cuMemAlloc promises at least (CUDA C++ Programming Guide, "Device Memory Accesses"), and what the
-# preference assumes of itself: said all the same, as the choice of an algorithm rests on it.
+# The alignment that cuMemAlloc guarantees (CUDA C++ Programming Guide, "Device Memory Accesses"). It is also
+# the default of the preference, but set explicitly because the choice of an algorithm depends on it.
 _ALIGNMENT_BYTES = 256
 
-# Fields of Algorithm, and what cublasLtMatmulAlgoConfigAttributes_t calls them.
+# Fields of Algorithm, and their names in cublasLtMatmulAlgoConfigAttributes_t.
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "tile": "TILE_ID",
@@ -47,15 +47,15 @@ FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Thread block clusters came with Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
+# Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
 _CLUSTERS_SINCE = (9, 0)
 
-# Some algorithms accept numbers without end, of which only the first few mean something of their own.
+# Some algorithms accept any number, of which only the first few differ in effect.
 _MOST_CUSTOM_OPTIONS = 64
 
 
 class Cell:
-    """Memory for the value of one attribute, of the type that the bindings name for it."""
+    """Memory for the value of one attribute, of the type that the bindings give."""
 
     def __init__(self, attribute: int, kind: type[np.generic]) -> None:
         self.attribute = attribute
@@ -73,7 +73,7 @@ class Cell:
 
 
 class Problem:
-    """The descriptors of one product, until ``close``; C is D, which beta = 0 keeps from being read.
+    """The descriptors of one GEMM, until ``close``; C is D, which is not read because beta is 0.
 
     ``one`` is where on the device an fp32 of 1 is: the scale of the factors in fp8, and until a product is
     computed, the place of the bias, since the heuristics may look at whether there is one.
@@ -98,16 +98,16 @@ class Problem:
 
     @property
     def layouts(self) -> tuple[int, int, int, int]:
-        """Of A, B, C and D."""
+        """The layouts of A, B, C and D."""
         return self.a, self.b, self.c, self.d
 
     @property
     def reads_c(self) -> bool:
-        """Whether C is given at all: there is no C of fp8, and what is D cannot be C."""
-        return not narrow(self.gemm)
+        """Whether C is passed: C cannot be fp8, so that an fp8 D cannot serve as C."""
+        return not is_fp8_output(self.gemm)
 
     def place_bias(self, bias: Ptr) -> None:
-        """Say where the bias is; costs next to nothing where it is where it was."""
+        """Set the address of the bias; an unchanged address costs next to nothing."""
         if bias != self._bias_at:
             self._bias.number = self._bias_at = bias
             self._lt.matmul_desc_set_attribute(
@@ -115,7 +115,7 @@ class Problem:
             )
 
     def preference(self) -> int:
-        """Describe which algorithms the heuristics may propose; lives as long as the rest."""
+        """Return a preference that limits the heuristics; ``close`` destroys it."""
         lt = self._lt
         preference: int = lt.matmul_preference_create()
         self._owned.callback(lt.matmul_preference_destroy, preference)
@@ -132,7 +132,7 @@ class Problem:
         return preference
 
     def close(self) -> None:
-        """Destroy the descriptors. A second time does nothing."""
+        """Destroy the descriptors. A second time has no effect."""
         self._owned.close()
 
     def _describe(self, one: Ptr) -> None:
@@ -160,7 +160,7 @@ class Problem:
     def _put_fp8(self, put: Callable[[str, int], None], one: Ptr) -> None:
         put("A_SCALE_POINTER", one)
         put("B_SCALE_POINTER", one)
-        if narrow(self.gemm):
+        if is_fp8_output(self.gemm):
             put("D_SCALE_POINTER", one)
         put("FAST_ACCUM", self.settings.fast_accumulate)
 
@@ -183,7 +183,7 @@ class Problem:
     def _putting(
         descriptor: int, setter: Any, attributes: Any, kind: Any
     ) -> Callable[[str, int], None]:
-        """Return what sets an attribute of a descriptor by its name."""
+        """Return a function that sets an attribute of a descriptor by its name."""
 
         def put(name: str, number: int) -> None:
             cell = Cell(attributes[name], kind(attributes[name]))
@@ -195,7 +195,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Configurations:
-    """Reads and writes cublasLtMatmulAlgo_t, which is given by its address."""
+    """Reads and writes a cublasLtMatmulAlgo_t, given its address."""
 
     lt: Any
     cells: Mapping[str, Cell]
@@ -213,15 +213,15 @@ class Configurations:
         return cls(lt, cells, Cell(0, np.uint64))
 
     def read(self, address: int) -> Algorithm:
-        """Return the numbers; how much workspace is needed does not stand there."""
+        """Return the numbers; the structure does not have the workspace size."""
         numbers = {field: self._read(address, cell) for field, cell in self.cells.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
-        # The heuristics leave k whole by -1, beside a scheme that is refused beside 1 and means nothing.
+        # The heuristics use -1 for no split, with a reduction scheme that is refused together with 1.
         return Algorithm(**numbers | {"split_k": 1, "reduction": NO_REDUCTION})
 
     def write(self, address: int, algorithm: Algorithm) -> None:
-        """Set the numbers, but for the id, which cublasLtMatmulAlgoInit has set.
+        """Set the numbers except the id, which cublasLtMatmulAlgoInit has set.
 
         Raises Unsupported for a number that is too large to be one.
         """
@@ -245,7 +245,7 @@ class Configurations:
 
 
 class Capabilities:
-    """What an algorithm can do, read from the structure that cublasLtMatmulAlgoInit made, at an address."""
+    """The capabilities of an algorithm, read from the structure of cublasLtMatmulAlgoInit at an address."""
 
     def __init__(self, lt: Any, address: int) -> None:
         self._lt = lt
@@ -280,7 +280,7 @@ class Capabilities:
 def choices(
     lt: Any, algorithm_id: int, address: int, allowed: Sequence[int], capability: tuple[int, int]
 ) -> Choices:
-    """Read what an algorithm can be configured with; of reduction schemes only ``allowed`` ones."""
+    """Return the choices to configure an algorithm with, reduction schemes only of ``allowed`` ones."""
     able = Capabilities(lt, address)
     schemes = able.number("REDUCTION_SCHEME_MASK")
     most_custom = min(able.number("CUSTOM_OPTION_MAX"), _MOST_CUSTOM_OPTIONS)

@@ -1,4 +1,4 @@
-"""What calls of torch and CuPy have in common: operands in row-major order, and settings of the process.
+"""Common to calls of torch and CuPy: operands in row-major order, and process-wide settings.
 
 Read row by row, column-major memory holds the transpose. D = op(A) op(B) is therefore the product of
 op(B) transposed and op(A) transposed, in this order, which gives D transposed: the same call of cuBLAS in
@@ -17,12 +17,12 @@ from cudakit.gpu.api.gemm import Gemm, Matrix
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An array over memory; strides in elements, the batch first where there is one."""
+    """An array over memory; strides are in elements, a batch dimension comes first."""
 
     element: Element
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    size_bytes: int  # of all the memory, which begins at the first element
+    size_bytes: int  # of the memory from the first element on
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Views:
 
 
 def views(gemm: Gemm) -> Views:
-    """Describe the operands of a product; ``bias`` is meant where the epilogue has one."""
+    """Return the views of a GEMM's operands; ``bias`` applies if the epilogue has one."""
     bias = View(gemm.bias, (gemm.m,), (1,), gemm.m * gemm.bias.size_bytes)
     return Views(
         left=_view(gemm.b, (gemm.n, gemm.k), transposed=gemm.layout[1] == "t"),
@@ -57,7 +57,7 @@ def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One setting, and the value that it must have."""
+    """A setting, and the value that it must have."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
@@ -65,7 +65,7 @@ class Switch:
 
 
 def attribute(holder: Any, name: str, value: Any) -> Switch:
-    """Return the switch that is an attribute of an object."""
+    """Return a switch for an attribute of an object."""
 
     def read() -> Any:
         return getattr(holder, name)
@@ -77,7 +77,7 @@ def attribute(holder: Any, name: str, value: Any) -> Switch:
 
 
 def run_with(switches: Sequence[Switch], work: Callable[[], object]) -> None:
-    """Run ``work`` with every switch at its value; those that were not are put back, whatever happens."""
+    """Run ``work`` with every switch at its value, and restore changed ones in any case."""
     changed: list[tuple[Switch, Any]] = []
     try:
         for switch in switches:

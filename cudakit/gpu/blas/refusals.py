@@ -1,4 +1,4 @@
-"""What the libraries do not compute: said before they are asked, or in words what they answered."""
+"""Errors for what the libraries do not compute, raised before a call or from its status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError, CudakitError, Unsupported
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.gpu.blas.types import narrow
+from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
 
 Capability = tuple[int, int]
@@ -34,14 +34,14 @@ class BlasStatus(IntEnum):
     LICENSE_ERROR = 16
 
 
-# The answers to what a library cannot compute.
+# The statuses for what a library cannot compute.
 UNSUPPORTED = frozenset(
     {BlasStatus.INVALID_VALUE, BlasStatus.ARCH_MISMATCH, BlasStatus.NOT_SUPPORTED}
 )
 
 
 def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
-    """Raise Unsupported for what cuBLASLt never computes; for the rest its heuristics are asked."""
+    """Raise Unsupported for what cuBLASLt never computes; its heuristics decide about the rest."""
     _check_accumulator(gemm)
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not _all_layouts(capability):
         raise Unsupported(
@@ -71,7 +71,7 @@ def refuse_for_cublas(gemm: Gemm) -> None:
 
 
 def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
-    """Say that the library knows no way to compute a product."""
+    """Return the error for a GEMM that the library has no algorithm for."""
     return Unsupported(
         f"{library} has no algorithm for {describe(gemm)} on compute capability {_version(capability)}",
         hint=_known_to_work(gemm),
@@ -79,7 +79,7 @@ def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupporte
 
 
 def refused_call(status: int, what: str) -> CudakitError:
-    """Put the status of a call into words: Unsupported, or CudaError for what went wrong."""
+    """Return the error for the status of a call: Unsupported, or CudaError for a failure."""
     known = status in list(BlasStatus)
     name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if known else f"CUBLAS_STATUS {status}"
     if status in UNSUPPORTED:
@@ -90,12 +90,12 @@ def refused_call(status: int, what: str) -> CudakitError:
 
 
 def closed(what: str) -> CudaError:
-    """Say that what is used was closed, as for every other handle."""
+    """Return the error for the use of a closed object, as for every other handle."""
     return cuda_error(Status.INVALID_HANDLE, seen=f"{what} was closed")
 
 
 def describe(gemm: Gemm) -> str:
-    """Name a product in a message: what is asked, and its sizes."""
+    """Describe a GEMM in a message."""
     types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
     rest = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
     rest += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
@@ -112,9 +112,9 @@ def _check_accumulator(gemm: Gemm) -> None:
 
 
 def _known_to_work(gemm: Gemm) -> str:
-    """Name what the tables of cuBLAS Library, "cublasLtMatmul", promise of a data type."""
+    """Return what works with a data type, from the tables of cuBLAS Library, "cublasLtMatmul"."""
     if gemm.dtype.startswith("fp8"):
-        output = ", output bf16" if narrow(gemm) else ""
+        output = ", output bf16" if is_fp8_output(gemm) else ""
         return f"fp8 works in layout tn, with m and k as multiples of 16, from 8.9 on{output}"
     if gemm.dtype == "int8":
         return "int8 works without epilogue in layout tn, with m, k and padding as multiples of 4"

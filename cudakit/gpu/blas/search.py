@@ -1,4 +1,4 @@
-"""Every way to configure an algorithm of cuBLASLt that the library accepts.
+"""The search for all configurations of an algorithm that cuBLASLt accepts.
 
 What can be chosen freely is known from the algorithm's capabilities (cuBLAS Library,
 "cublasLtMatmulAlgoCapAttributes_t"), but not which choices go together, nor which cluster and inner shapes
@@ -14,23 +14,23 @@ from itertools import product
 from cudakit.gpu.api.elements import BF16, FP16
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 
-# cublasLtReductionScheme_t: how the parts that split-k makes of a sum are added up.
+# cublasLtReductionScheme_t: how the partial sums of split-k are reduced.
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
 SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 
-# Into how many parts k is split: the library takes any number, and finely cut sums gain nothing more.
+# Split-k factors: the library takes any number, and larger ones gain nothing.
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 
-# So many at least of the tiles and stages that an algorithm accepts are asked whether a value goes with them.
+# Least number of accepted tiles and stages that a value is tried with.
 _ASKED = 16
 
-# Returns the algorithm with the workspace that it needs; None where the library refuses it.
+# Returns the algorithm with the workspace that it needs; None if the library refuses it.
 Accepts = Callable[[Algorithm], "Algorithm | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What one algorithm can be configured with; the first of each is the usual one."""
+    """The values that one algorithm can be configured with, the default first."""
 
     id: int
     tiles: Sequence[int] = (0,)
@@ -44,7 +44,7 @@ class Choices:
 
 
 def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
-    """Return the schemes by which settings let the parts of a sum be added up.
+    """Return the reduction schemes that settings allow.
 
     Deterministic is what adds in a separate step, in an order that is fixed. In place, the parts take turns
     at D by a counter, and no document says that the turns come in the same order every time: not allowed.
@@ -59,7 +59,7 @@ def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
 
 
 def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:
-    """Yield what is accepted of all that can be chosen, each once, and None for what is refused.
+    """Yield each accepted configuration once, and None for each refused one.
 
     Clusters and inner shapes that none of a few tiles and stages accept are left out, and so is the choice
     where every value is accepted: then it changes nothing. Swizzles and splits are tried where the rest is
@@ -74,9 +74,9 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
         if accepted := accepts(shape):
             alone.append(shape)
         yield accepted
-    asked_of = _spread(alone or shapes)
-    clusters = _mattering("cluster", choices.clusters, asked_of, accepts)
-    inners = _mattering("inner", choices.inners, asked_of, accepts)
+    asked_of = _sampled(alone or shapes)
+    clusters = _effective("cluster", choices.clusters, asked_of, accepts)
+    inners = _effective("inner", choices.inners, asked_of, accepts)
     for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
         asked = replace(shape, custom=custom, cluster=cluster, inner=inner)
         accepted = accepts(asked)
@@ -85,10 +85,10 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
             yield from map(accepts, _variants(asked, choices))
 
 
-def in_turn(
+def round_robin(
     iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
 ) -> Iterator[Algorithm]:
-    """Yield the first of each, then the second of each: whoever stops early has seen something of all.
+    """Yield the first of each, then the second of each, so that an early stop has seen all iterators.
 
     None is a turn in vain, so that nobody waits for one that finds nothing.
     """
@@ -106,12 +106,12 @@ def in_turn(
                     yield found
 
 
-def _spread(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    """Choose a few from first to last: to ask of all takes seconds an algorithm."""
+def _sampled(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
+    """Choose a few from first to last: trying all takes seconds per algorithm."""
     return shapes[:: max(1, len(shapes) // _ASKED)]
 
 
-def _mattering(
+def _effective(
     field: str, values: Sequence[int], shapes: Sequence[Algorithm], accepts: Accepts
 ) -> Sequence[int]:
     if len(values) == 1:
@@ -125,7 +125,7 @@ def _mattering(
 
 
 def _variants(asked: Algorithm, choices: Choices) -> Iterator[Algorithm]:
-    """Yield what differs in its swizzle and in how k is split, but not ``asked`` itself."""
+    """Yield the configurations that differ in swizzle and split-k, without ``asked`` itself."""
     whole = [(1, NO_REDUCTION)]
     for swizzle, (split, reduction) in product(
         choices.swizzles, [*whole, *product(choices.splits, choices.reductions)]

@@ -1,4 +1,4 @@
-"""The same product by torch, on the same memory, as its users call it."""
+"""A GEMM by torch on the same memory, called as its users do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
 
-# torch/csrc and aten/src/ATen/Context.cpp: what torch demands where results must be the same every time.
+# torch/csrc and aten/src/ATen/Context.cpp: what torch requires for deterministic results.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")
 
@@ -36,7 +36,7 @@ class TorchBlas:
         self._closed = False
 
     def stream(self, stream: Stream) -> Any:
-        """Return torch's name of a stream. Raises CUDA_ERROR_INVALID_HANDLE for one that was destroyed."""
+        """Return torch's object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed(self.library)
@@ -47,7 +47,7 @@ class TorchBlas:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> TorchMultiplication:
-        """Get ready. Raises Unsupported for what torch has no call for, and for an algorithm."""
+        """Prepare a GEMM. Raises Unsupported for one that torch has no call for, and for an algorithm."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
@@ -55,7 +55,7 @@ class TorchBlas:
         return TorchMultiplication(self, gemm, settings)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: torch says nothing of its algorithms."""
+        """Raise Unsupported: torch does not list its algorithms."""
         raise _chooses_itself()
 
     def algorithms(
@@ -64,17 +64,17 @@ class TorchBlas:
         settings: GemmSettings,  # noqa: ARG002
         is_over: Callable[[], bool] = never,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
-        """Raise Unsupported: torch says nothing of its algorithms."""
+        """Raise Unsupported: torch does not list its algorithms."""
         raise _chooses_itself()
 
     def close(self) -> None:
-        """Forget the streams. A second time does nothing."""
+        """Forget the streams. A second time has no effect."""
         self._closed = True
         self._streams.clear()
 
 
 class TorchMultiplication:
-    """One call of torch, which writes into D and allocates nothing but the workspace of its cuBLAS.
+    """One call of torch, which writes into D and allocates only the workspace of its cuBLAS.
 
     That workspace belongs to the stream and comes with the first call there: one must have been made before
     a capture begins. torch's settings are in force while a call is enqueued, and as they were before after.
@@ -103,7 +103,7 @@ class TorchMultiplication:
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises Unsupported with torch's own reason, where it finds one only now."""
+        """Compute once. Raises Unsupported with torch's reason if it refuses only now."""
         if self._closed:
             raise closed("a product of torch")
         torch, call = self._blas.torch, self._call
@@ -116,18 +116,18 @@ class TorchMultiplication:
             raise Unsupported(f"torch refuses {call.name}: {reason}") from error
 
     def close(self) -> None:
-        """Forget the tensors, which own no memory. A second time does nothing."""
+        """Forget the tensors, which own no memory. A second time has no effect."""
         self._closed = True
         self._tensors.clear()
 
 
 def _switches(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Switch]:
-    """Return the settings of torch.backends.cuda.matmul that a product depends on, by their names."""
+    """Return the settings of torch.backends.cuda.matmul that a GEMM depends on, by name."""
     matmul = torch.backends.cuda.matmul
     wanted: dict[str, Any] = {}
     match gemm.dtype:
         case "fp32" | "tf32":
-            # Since torch 2.9 the one is there, and the other warns.
+            # Since torch 2.9 there is fp32_precision, and allow_tf32 warns.
             if hasattr(matmul, "fp32_precision"):
                 wanted["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
             else:

@@ -11,7 +11,7 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings, Operands
 from cudakit.gpu.blas.frameworks import View, views
-from cudakit.gpu.blas.types import narrow
+from cudakit.gpu.blas.types import is_fp8_output
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ _INT8_ROWS_ABOVE = 16
 
 @dataclass(frozen=True, slots=True)
 class TensorSet:
-    """The operands of one product: ``left`` times ``right``, plus ``bias``, goes to ``result``."""
+    """The operands of one GEMM: ``result`` is ``left`` times ``right`` plus ``bias``."""
 
     left: Any
     right: Any
@@ -43,7 +43,7 @@ class TensorSet:
 
 
 class Tensors:
-    """Tensors over the operands of a product, made once for each place where these are."""
+    """Tensors over the operands of a GEMM, created once for each set of addresses."""
 
     def __init__(self, torch: Any, gemm: Gemm, device: Any) -> None:
         self._torch, self._device = torch, device
@@ -52,7 +52,7 @@ class Tensors:
         self._known: dict[tuple[Ptr, ...], TensorSet] = {}
 
     def of(self, operands: Operands) -> TensorSet:
-        """Return the tensors over operands, which own nothing and copy nothing."""
+        """Return tensors over operands, which own and copy nothing."""
         places = (operands.a, operands.b, operands.d, operands.bias)
         known = self._known.get(places)
         if known is None:
@@ -98,14 +98,14 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of torch by its name, and how it is called."""
+    """A function of torch: its name, and how to call it."""
 
     name: str
     run: Callable[[TensorSet], object]
 
 
 def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
-    """Choose the function for a product. Raises Unsupported where torch has none, with the reason."""
+    """Choose the function for a GEMM. Raises Unsupported, with the reason, if torch has none."""
     if gemm.dtype.startswith("fp8"):
         return _scaled(torch, gemm, settings, device)
     if gemm.dtype == "int8":
@@ -132,7 +132,7 @@ def _plain(torch: Any, gemm: Gemm) -> Call:
 
 
 def _widened(torch: Any, gemm: Gemm) -> Call:
-    """Sums of 16 bits to a result of 32: the argument ``out_dtype`` came with torch 2.8."""
+    """16-bit factors with an fp32 result: the argument ``out_dtype`` exists since torch 2.8."""
     if gemm.epilogue != "none":
         raise Unsupported(
             f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
@@ -155,7 +155,7 @@ def _biased(torch: Any, gemm: Gemm) -> Call:
 
 
 def _activated(torch: Any, gemm: Gemm) -> Call:
-    """What torch.nn.Linear and an activation are fused to; its gelu is the one by tanh, as cuBLASLt's."""
+    """torch.nn.Linear fused with an activation; its gelu is the tanh form, as in cuBLASLt."""
     if gemm.batch > 1:
         raise Unsupported(
             f"torch fuses {gemm.epilogue} into single products, a batch of {gemm.batch} was asked",
@@ -173,8 +173,8 @@ def _activated(torch: Any, gemm: Gemm) -> Call:
 def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
     _check_scaled(gemm)
     one = torch.ones((), dtype=torch.float32, device=device)
-    torch.cuda.synchronize(device)  # what is enqueued later may be on any stream
-    result_scale = one if narrow(gemm) else None
+    torch.cuda.synchronize(device)  # later calls may use any stream
+    result_scale = one if is_fp8_output(gemm) else None
     kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(
         f"torch._scaled_mm(use_fast_accum={fast})",

@@ -1,4 +1,4 @@
-"""What cuBLAS calls the types of a product (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
+"""The data types of a GEMM in cuBLAS (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATA: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Of what sums are kept in: how cuBLAS computes, and the type of alpha and beta.
+# By accumulator: the compute type of cuBLAS.
 _COMPUTE: Mapping[str, str] = MappingProxyType(
     {
         "fp64": "COMPUTE_64F",
@@ -42,7 +42,7 @@ _SCALARS: Mapping[str, type[np.generic]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TypeNames:
-    """The types of a product: ``compute`` is a name of cublasComputeType_t, the rest of cudaDataType_t."""
+    """The types of a GEMM: ``compute`` names a cublasComputeType_t, the others a cudaDataType_t."""
 
     compute: str
     scale: str
@@ -55,7 +55,7 @@ class TypeNames:
 
 
 def type_names(gemm: Gemm) -> TypeNames:
-    """Name the types of a product.
+    """Return the names of a GEMM's types.
 
     Beside a D of fp8, C is of the type of the bias: the tables have no C of 8 bits.
     """
@@ -65,21 +65,21 @@ def type_names(gemm: Gemm) -> TypeNames:
         scale=_DATA[gemm.accumulate],
         a=_DATA[gemm.a.element.name],
         b=_DATA[gemm.b.element.name],
-        c=bias if narrow(gemm) else d,
+        c=bias if is_fp8_output(gemm) else d,
         d=d,
         bias=bias,
         scalar=_SCALARS[gemm.accumulate],
     )
 
 
-def narrow(gemm: Gemm) -> bool:
-    """Say whether D is of fp8."""
+def is_fp8_output(gemm: Gemm) -> bool:
+    """Return whether D is fp8."""
     return gemm.output.startswith("fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The same as the numbers that a call takes."""
+    """The types of a GEMM as the numbers that a call takes."""
 
     compute: int
     scale: int
@@ -91,12 +91,12 @@ class Types:
 
     @property
     def matrices(self) -> tuple[int, int, int, int]:
-        """Of A, B, C and D."""
+        """The layouts of A, B, C and D."""
         return self.a, self.b, self.c, self.d
 
 
 def numbered(names: TypeNames, compute_types: Any, data_types: Any) -> Types:
-    """Look up the numbers: in the enumerations cublasComputeType_t and cudaDataType_t of the bindings."""
+    """Return the numbers of types, from the enumerations of the bindings."""
     return Types(
         compute=int(compute_types[names.compute]),
         **{

@@ -1,4 +1,4 @@
-"""The libraries of others that multiply matrices, loaded when they are asked for, and never before."""
+"""The vendors' libraries, loaded on demand, and the device that they run on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.gpu.api import Memory, Stream, Streams
 
 _T = TypeVar("_T")
 
-# The first that tunes cuBLASLt (its wheel, ATen/cuda/tunable/GemmCublaslt.h).
+# The first torch that tunes cuBLASLt (its wheel, ATen/cuda/tunable/GemmCublaslt.h).
 FIRST_TUNING_TORCH = "2.15"
 
 
@@ -45,7 +45,7 @@ class Nvmath:
 
 
 def load_nvmath() -> Nvmath:
-    """Load the bindings and cuBLAS itself. Raises MissingDependency for the one that is missing.
+    """Load the bindings and cuBLAS. Raises MissingDependency for the missing one.
 
     cuBLAS is looked for where the wheels of NVIDIA, and with them torch and CuPy, and the CUDA toolkit put
     it (cuda.pathfinder, "load_nvidia_dynamic_lib").
@@ -67,7 +67,7 @@ def load_nvmath() -> Nvmath:
 
 
 def load_torch() -> Any:
-    """Load torch. Raises MissingDependency without it, EnvironmentUnusable if it knows no CUDA."""
+    """Load torch. Raises MissingDependency without torch, EnvironmentUnusable without its CUDA."""
     try:
         torch = import_module("torch")
     except ImportError as error:
@@ -102,7 +102,7 @@ def torch_validators() -> Mapping[str, str]:
 
 
 def load_cupy() -> Any:
-    """Load CuPy. Raises MissingDependency without it."""
+    """Load CuPy. Raises MissingDependency without CuPy."""
     try:
         return import_module("cupy")
     except ImportError as error:
@@ -115,5 +115,5 @@ def _cublas_requirement() -> str:
 
 
 def _cuda_major() -> int:
-    """Return the release of CUDA that our bindings of the driver are of."""
+    """Return the CUDA release of the installed cuda-bindings."""
     return int(version("cuda-bindings").partition(".")[0])

@@ -1,4 +1,4 @@
-"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and how calls reach it."""
+"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and calls in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Context:
 
     @property
     def name(self) -> str:
-        """What messages call this device."""
+        """The name of this device in messages."""
         return f"cuda:{self.ordinal}"
 
     @property
@@ -61,9 +61,9 @@ class Context:
         return check(self.ask(function, *args), seen)
 
     def close(self) -> None:
-        """Let go of the context; the last one to do so ends it, and all that is left in it."""
+        """Release the context; the last release destroys it, with all that is left in it."""
         self._address = _CLOSED
-        # Its status is that of the work: of a context that was lost it would say so once more.
+        # The status is ignored: for a lost context it repeats the error of the work.
         cu.cuDevicePrimaryCtxRelease(self.device)
 
     def _enter(self) -> None:
@@ -73,11 +73,11 @@ class Context:
 
 
 class Handles:
-    """The driver's handles behind the ids that were given out. An id is never given twice."""
+    """The driver's handles by the ids that stand for them. An id is never given twice."""
 
     def __init__(self, kind: str, *, first: int = 1) -> None:
         self._kind = kind
-        self._numbers = count(first)  # counts atomically, whichever threads take from it
+        self._numbers = count(first)  # atomic, so that threads need no lock
         self._handles: dict[int, Any] = {}
 
     def add(self, handle: Any) -> int:
@@ -98,12 +98,12 @@ class Handles:
             raise self._unknown(number) from None
 
     def discard(self, unwanted: Callable[[Any], bool]) -> None:
-        """Forget the handles of which that is true."""
+        """Remove the handles that a predicate is true of."""
         for number in [number for number, handle in self._handles.items() if unwanted(handle)]:
             self._handles.pop(number, None)
 
     def clear(self) -> list[Any]:
-        """Forget every handle, and return them, the youngest first."""
+        """Remove and return all handles, the newest first."""
         handles = [*reversed(self._handles.values())]
         self._handles.clear()
         return handles

@@ -17,17 +17,17 @@ from cudakit.gpu.api import LEGACY, PER_THREAD, MemoryInfo
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.cuda import driver
 from cudakit.gpu.cuda.driver import check, cu, initialize, is_initialized
-from cudakit.gpu.probe import ask
+from cudakit.gpu.probe import start_probe
 
 _STREAM: ContextVar[int] = ContextVar("cudakit_stream", default=LEGACY)
 _STREAM_HINT = "give a stream of torch, CuPy, Numba or cuda.core, or its handle as a number"
 
 
 def device_count() -> int:
-    """Count the devices that CUDA shows; where it is not initialized, ask it in a child process."""
+    """Return the number of visible devices; if CUDA is not initialized, ask in a child process."""
     if is_initialized():
         return int(check(cu.cuDeviceGetCount()))
-    view = ask().answer()
+    view = start_probe().answer()
     return len(getattr(view, "devices", ()))
 
 
@@ -37,7 +37,7 @@ def set_device(ordinal: int) -> None:
 
 
 def current_device() -> int:
-    """Return the device of this thread's context; without one, the first, which calls would take."""
+    """Return the device of this thread's context; without a context, 0, which calls would use."""
     if not is_initialized() or not int(check(cu.cuCtxGetCurrent())):
         return 0
     return int(check(cu.cuCtxGetDevice()))
@@ -45,14 +45,14 @@ def current_device() -> int:
 
 @contextmanager
 def device(ordinal: int) -> Iterator[int]:
-    """Make a device the current one within a block."""
+    """Make a device current within a block."""
     with _entered(_context(ordinal)):
         yield ordinal
 
 
 @contextmanager
 def stream(stream: object) -> Iterator[int]:
-    """Make a stream, and its device, the current ones within a block."""
+    """Make a stream and its device current within a block."""
     handle = _stream_handle(stream)
     with _in_context_of(handle):
         token = _STREAM.set(handle)
@@ -68,7 +68,7 @@ def current_stream() -> int:
 
 
 def device_name(ordinal: int | None) -> str:
-    """Return the name that the driver gives a device; None is the current one, here and below."""
+    """Return the driver's name of a device; None is the current device, here and below."""
     name: bytes = check(cu.cuDeviceGetName(256, _device(ordinal)))
     return name.partition(b"\0")[0].decode()
 
@@ -85,25 +85,25 @@ def synchronize(ordinal: int | None) -> None:
 
 
 def memory_info(ordinal: int | None) -> MemoryInfo:
-    """Return how much memory a device has free and in all."""
+    """Return the free and the total memory of a device."""
     with _entered(_context(ordinal)):
         free_bytes, total_bytes = check(cu.cuMemGetInfo())
     return MemoryInfo(free_bytes=free_bytes, total_bytes=total_bytes)
 
 
 def can_access_peer(ordinal: int, peer: int) -> bool:
-    """Say whether kernels on a device can use the memory of another."""
+    """Return whether kernels on a device can use the memory of another."""
     return bool(check(cu.cuDeviceCanAccessPeer(_device(ordinal), _device(peer))))
 
 
 def profiler_start() -> None:
-    """Let a profiler that waits for it begin to collect (cuProfilerStart)."""
+    """Start the collection of an attached profiler (cuProfilerStart)."""
     with _entered(_context(None)):
         check(cu.cuProfilerStart())
 
 
 def profiler_stop() -> None:
-    """Let it stop (cuProfilerStop)."""
+    """Stop the collection of an attached profiler (cuProfilerStop)."""
     with _entered(_context(None)):
         check(cu.cuProfilerStop())
 
@@ -115,12 +115,12 @@ def _device(ordinal: int | None) -> Any:
 
 
 def _context(ordinal: int | None) -> Any:
-    """Return the primary context of a device; of none, the context that is current, if any."""
+    """Return the primary context of a device; for None, the current context if there is one."""
     if ordinal is None and is_initialized():
         current = check(cu.cuCtxGetCurrent())
         if int(current):
             return current
-    # Never released, as the runtime does: what users made in it must not vanish under them.
+    # Never released, as in the runtime: what users created in it must stay valid.
     return check(cu.cuDevicePrimaryCtxRetain(_device(ordinal)))
 
 
@@ -134,7 +134,7 @@ def _entered(context: Any) -> Iterator[None]:
 
 
 def _stream_handle(stream: object) -> int:
-    """Return the driver's handle of a stream of any library, or of one that is given as a number."""
+    """Return the driver's handle of a stream of any library, or of one given as a number."""
     if hasattr(stream, "__cuda_stream__"):  # the protocol of cuda.core: version and handle
         _, stream = stream.__cuda_stream__()
     for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
@@ -147,7 +147,7 @@ def _stream_handle(stream: object) -> int:
 
 @contextmanager
 def _in_context_of(handle: int) -> Iterator[None]:
-    """Make a stream's device the current one; the default streams belong to whichever is."""
+    """Make a stream's device current; the default streams belong to the current device."""
     if handle in (LEGACY, PER_THREAD):
         yield
         return

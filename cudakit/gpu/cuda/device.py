@@ -78,7 +78,7 @@ class Cuda(Device):
     def facts(self) -> DeviceFacts:
         """Ask the driver for all that it knows of the device; fields as in ``gpu.api.attributes``."""
         found = child.answer([attribute.number for attribute in attributes()])
-        # The child speaks JSON, which has only texts for keys.
+        # The answer of the child process is JSON, whose keys are strings.
         view = cuda_view(
             json.loads(json.dumps(found)), None, visible_devices=None, device_order=None
         )

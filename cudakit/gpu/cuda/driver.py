@@ -1,4 +1,4 @@
-"""The CUDA driver, and the one funnel that the status of every call goes through.
+"""The CUDA driver, and the check of the status of every call.
 
 Nothing here initializes CUDA but ``initialize``. The bindings load libcuda at their first call.
 """
@@ -35,7 +35,7 @@ def initialize() -> None:
 
 
 def is_initialized() -> bool:
-    """Say whether anyone has initialized CUDA in this process, without doing so."""
+    """Return whether CUDA is initialized in this process, without initializing it."""
     try:
         (status, *_) = cu.cuCtxGetCurrent()
     except RuntimeError:
@@ -44,7 +44,7 @@ def is_initialized() -> bool:
 
 
 def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
-    """Return what a call gave besides its status: nothing, one value, or a tuple.
+    """Return the results of a call without its status: None, one value, or a tuple.
 
     Raises CudaError for a bad status, with what ``seen`` says of the values that the call met.
     """
@@ -54,7 +54,7 @@ def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
 
 
 def optional(name: str, *args: object) -> Result | None:
-    """Call what older drivers do not have: its status and values, or None where it is missing."""
+    """Call a function that older drivers lack. Return status and results, or None without the function."""
     try:
         result: Result = getattr(cu, name)(*args)
     except (AttributeError, RuntimeError):

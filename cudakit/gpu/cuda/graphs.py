@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
@@ -14,11 +13,10 @@ from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
-# The first that is there is asked: since CUDA 12.3 there are calls that know edges with data, as programmatic
-# dependent launches make them, and to which the older ones answer CUDA_ERROR_LOSSY_QUERY. The bindings of
-# CUDA 13 have these alone, under the old names.
+# The first available one is called. Calls since CUDA 12.3 support edges with data, as programmatic dependent
+# launches create them; the older calls answer CUDA_ERROR_LOSSY_QUERY for these. The bindings of CUDA 13 have
+# only the new calls, under the old names.
 _INFO = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
 _DEPENDENCIES = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
 # The version since which cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (CUDA Driver API,
@@ -77,7 +75,7 @@ class CudaGraphs:
     def capture_id(self, stream: Stream) -> int | None:
         if (
             stream == LEGACY
-        ):  # is never captured; a query while other streams are would invalidate them
+        ):  # never captured, and a query would invalidate captures of other streams
             return None
         return self._capture(stream)[0]
 
@@ -88,19 +86,6 @@ class CudaGraphs:
         handle = cu.CUgraphNode(node)
         *_, count = self._newest(_DEPENDENCIES, handle, 0)
         return _numbers(self._newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
-
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """Let this thread allocate while a stream is captured; the allocation is not part of the graph.
-
-        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
-        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
-        """
-        mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
-        try:
-            yield
-        finally:
-            self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def close(self) -> None:
         """Destroy all graphs and executables that were created here."""
@@ -129,7 +114,11 @@ class _ResultInfo(ctypes.Structure):
 
 
 def _why_not(executable: Any, graph: Any) -> str:
-    """Name what keeps an executable from becoming a graph: a value of CUgraphExecUpdateResult."""
+    """Return the name of the CUgraphExecUpdateResult of a refused update.
+
+    If cuGraphExecUpdate fails, cuda-bindings (12.9, 13) return its status without a
+    CUgraphExecUpdateResultInfo. A refused update changes nothing: the driver is called again, directly.
+    """
     plain = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
     address, _ = check(cu.cuGetProcAddress(b"cuGraphExecUpdate", _SINCE, plain))
     update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
@@ -147,5 +136,5 @@ def _result_name(result: int) -> str:
 
 
 def _numbers(nodes: Iterable[Any]) -> tuple[GraphNode, ...]:
-    """Return the driver's handles as numbers: none is given twice while the graph is there."""
+    """Return the driver's handles as numbers, which are unique while the graph exists."""
     return tuple(GraphNode(int(node)) for node in nodes)

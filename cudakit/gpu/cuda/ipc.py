@@ -1,4 +1,4 @@
-"""Memory that several processes use.
+"""Memory shared between processes.
 
 CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (shareable handles).
 """
@@ -38,7 +38,7 @@ _LAZILY = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class CudaIpc:
-    """What this process lets others open of one device's memory, and what it has opened of theirs."""
+    """The memory of one device that this process shares, and what it has opened of others."""
 
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
@@ -93,7 +93,7 @@ class CudaIpc:
                 "this memory was created without a handle, and other processes cannot open it"
             )
         number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
-        os.set_inheritable(number, False)  # it would keep the memory in every child
+        os.set_inheritable(number, False)  # a child process would keep the memory alive
         exported = Descriptor(self.process, number, next(self._serials))
         self._exported.add(exported)
         return exported
@@ -101,7 +101,7 @@ class CudaIpc:
     def withdraw(self, exported: Exported) -> None:
         if isinstance(exported, Descriptor) and exported in self._exported:
             self._exported.remove(exported)
-            with suppress(OSError):  # of a program that closes what it does not know
+            with suppress(OSError):  # the program may have closed descriptors that it did not open
                 os.close(exported.number)
 
     def import_backing(self, exported: Exported) -> Backing:
@@ -122,7 +122,7 @@ class CudaIpc:
             self.withdraw(exported)
 
     def _taken(self, exported: Descriptor) -> int:
-        """Return a descriptor of this process, whosever it was."""
+        """Return a descriptor of this process for an exported one."""
         if exported not in self._exported:
             return file_descriptors.take(exported)
         return os.dup(exported.number)
@@ -137,7 +137,7 @@ class CudaIpc:
         return Backing(self._virtual.backings.add(made))
 
     def _supports(self, attribute: Any) -> bool:
-        """Ask for an attribute that an older driver may not know."""
+        """Return a boolean attribute; False if the driver is too old to know it."""
         result = cu.cuDeviceGetAttribute(attribute, self._context.device)
         if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return False
@@ -150,7 +150,7 @@ _NOT_HERE = (
 
 
 def _content(handle: Any) -> bytes:
-    """Return the bytes of a handle, which the bindings do not show."""
+    """Return the bytes of a handle, which the bindings do not expose."""
     return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
 

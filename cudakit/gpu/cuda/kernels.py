@@ -20,7 +20,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 
 _WORD_BYTES = 8
 
-# More dynamic shared memory than this has to be asked for, kernel by kernel (CUDA C++ Programming Guide,
+# More dynamic shared memory requires an opt-in per kernel (CUDA C++ Programming Guide,
 # "Shared Memory" of each compute capability).
 _SHARED_WITHOUT_ASKING_BYTES = 48 << 10
 
@@ -44,7 +44,7 @@ class CudaKernels:
         return compile_cuda(source, self._context.capability, cache=user_cache(os.environ))
 
     def load(self, image: bytes) -> Module:
-        # PTX is text, which ends in a zero; to the binary kinds one more byte is nothing.
+        # PTX must end in a zero byte; binary images ignore it.
         return Module(self._modules.add(self._context.call(cu.cuModuleLoadData, image + b"\0")))
 
     def unload(self, module: Module) -> None:
@@ -58,7 +58,7 @@ class CudaKernels:
             name.encode(),
             seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
         )
-        # Lazy loading would load it at its first launch, which may wait for kernels that wait for it.
+        # Lazy loading at the first launch could deadlock with a kernel that waits for this one.
         self._context.ask(optional, "cuFuncLoad", function)
         return Kernel(self._kernels.add(_Loaded(module, name, function, self._sizes(function))))
 
@@ -97,7 +97,7 @@ class CudaKernels:
             self._context.ask(cu.cuModuleUnload, module)
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
-        # Older drivers do not say how many there are: one is asked for after the other until they refuse.
+        # Older drivers do not report the count: ask for one parameter after the other until an error.
         known = self._context.ask(optional, "cuFuncGetParamCount", function)
         count = check(known) if known else sys.maxsize
         sizes: list[int] = []
@@ -128,7 +128,7 @@ class CudaKernels:
 
 
 def _check_sizes(loaded: _Loaded, args: Sequence[Argument]) -> None:
-    """Refuse arguments that are not those of the kernel, which would read beyond them."""
+    """Raise CUDA_ERROR_INVALID_VALUE if the sizes of arguments are not those of the kernel's parameters."""
     given = tuple([_size(arg) for arg in args])
     if loaded.sizes is not None and given != loaded.sizes:
         raise cuda_error(
@@ -151,7 +151,7 @@ def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
 
 
 def _laid_out(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
-    """Lay out the pointers to the arguments that a launch takes, and behind them the arguments."""
+    """Return the array of pointers to arguments that a launch takes, followed by the arguments."""
     starts: list[int] = []
     words: list[Any] = []
     for arg in args:

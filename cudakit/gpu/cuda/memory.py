@@ -20,7 +20,7 @@ _REGISTERED = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
 
 class CudaMemory:
-    """What was allocated of one device, and of the host for that device."""
+    """The allocations of one device and of its host, copies and fills."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
@@ -50,7 +50,7 @@ class CudaMemory:
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         order = () if stream is None else (self._streams.handle(stream),)
-        # Forgotten before it is freed: another thread may get the same address at once.
+        # Removed before the free: another thread may get the same address at once.
         size_bytes = forget(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
             self._context.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
@@ -64,7 +64,7 @@ class CudaMemory:
 
     def host_free(self, ptr: Ptr) -> None:
         if ptr in self._pageable:
-            # Pinned memory is waited for by the driver; of this it does not hear.
+            # The driver waits before it frees pinned memory, but does not know pageable memory.
             self._streams.sync()
             del self._pageable[ptr]
             return
@@ -93,7 +93,7 @@ class CudaMemory:
     def host_unregister(self, ptr: Ptr) -> None:
         memory = _taken(self._registered, ptr, "no registered memory of the host")
         try:
-            self._streams.sync()  # of what still uses it the driver's documents promise nothing
+            self._streams.sync()  # not documented for work that still uses the memory
             self._context.call(cu.cuMemHostUnregister, ptr)
         except CudaError:
             self._registered[ptr] = memory
@@ -101,7 +101,7 @@ class CudaMemory:
         self._pageable[ptr] = memory
 
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
-        """Show memory of the host as bytes; the view must not be used after ``host_free``."""
+        """Return host memory as bytes; the view must not be used after ``host_free``."""
         pageable = self._pageable.get(ptr, self._registered.get(ptr))
         known_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
         if not 0 <= size_bytes <= known_bytes:
@@ -134,7 +134,7 @@ class CudaMemory:
         )
 
     def shortage(self, size_bytes: int) -> str:
-        """Say how much was asked and how much there is."""
+        """Describe the requested and the available memory in a message."""
         asked = f"{format_bytes(size_bytes)} asked"
         try:
             info = self.memory_info()
@@ -169,7 +169,7 @@ class CudaMemory:
         return ptr
 
     def _register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Pin pages. Raises Unsupported where the device reaches them at other addresses only."""
+        """Pin pages. Raises Unsupported if the device addresses of the pages differ."""
         self._context.call(
             cu.cuMemHostRegister,
             ptr,
@@ -187,7 +187,7 @@ class CudaMemory:
             )
 
     def _malloc_pageable(self, size_bytes: int) -> Ptr:
-        """Map pages of this process alone, as malloc does for what is large; none is there until touched."""
+        """Map private pages, as malloc does for large sizes; pages exist once touched."""
         try:
             pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
@@ -197,14 +197,14 @@ class CudaMemory:
                 f"the host has not enough memory: {format_bytes(size_bytes)} asked",
                 hint="free memory, or ask for less; `free -h` shows how much there is",
             ) from None
-        memory = (ctypes.c_ubyte * size_bytes).from_buffer(pages)  # which keeps the pages
+        memory = (ctypes.c_ubyte * size_bytes).from_buffer(pages)  # keeps the pages alive
         ptr = Ptr(ctypes.addressof(memory))
         self._pageable[ptr] = memory
         return ptr
 
 
 def check_size(size_bytes: int) -> None:
-    """Refuse an allocation of nothing."""
+    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
     if size_bytes <= 0:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
 
@@ -220,7 +220,7 @@ def forget(sizes: dict[Ptr, int], ptr: Ptr, what: str) -> int:
 
 
 def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
-    """Take memory out. Raises CUDA_ERROR_INVALID_VALUE where none begins there."""
+    """Remove and return host memory. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
     memory = known.pop(ptr, None)
     if memory is None:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
@@ -228,14 +228,14 @@ def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.A
 
 
 def _populate(memory: ctypes.Array[Any], threads: int) -> None:
-    """Let several threads ask for the pages, for which the driver would ask with one.
+    """Populate pages by several threads, because the driver uses one; their contents stay.
 
-    What is stored there stays. Where the system cannot do it (before Linux 5.14), the driver does.
+    Systems that cannot (before Linux 5.14) leave it to the driver.
     """
     begin, size = ctypes.addressof(memory), len(memory)
     if threads == 1 or size < threads * mmap.PAGESIZE:
         return
-    populate = ctypes.CDLL(None).madvise  # which lets other threads of Python go on
+    populate = ctypes.CDLL(None).madvise  # ctypes releases the GIL
     populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     part = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
     with ThreadPoolExecutor(threads) as pool:

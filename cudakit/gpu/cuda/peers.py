@@ -15,7 +15,7 @@ from cudakit.units import format_bytes
 
 
 class CudaPeers:
-    """What was allocated on other devices. Their primary contexts are retained until ``close``."""
+    """The allocations on other devices, whose primary contexts are retained until ``close``."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
@@ -68,7 +68,7 @@ class CudaPeers:
 
 
 class _Peer(Context):
-    """Another device, and what was allocated there."""
+    """Another device, and the allocations there."""
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)

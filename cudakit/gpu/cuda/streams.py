@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import SupportsInt, cast
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
@@ -10,6 +12,7 @@ from cudakit.gpu.cuda.driver import Result, check, cu
 from cudakit.gpu.driver_errors import Status, cuda_error
 
 _DEFAULT = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}
 
 
@@ -92,6 +95,19 @@ class CudaStreams:
             seen=lambda: f"events {begin} and {end} must both be recorded, and reached",
         )
         return milliseconds / 1e3
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread allocate while a stream is captured; the allocation is not part of the graph.
+
+        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
+        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
+        """
+        mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        try:
+            yield
+        finally:
+            self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def borrowed(self, handle: int) -> Stream:
         """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""

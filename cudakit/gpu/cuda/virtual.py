@@ -19,7 +19,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 _NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
-# The ways in which physical memory can be exported, by what they are called here.
+# Kinds of handles for the export of physical memory.
 HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
     {
         "fabric": cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC,
@@ -103,7 +103,7 @@ class CudaVirtualMemory:
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        # The driver unmaps in silence what is not mapped.
+        # The driver accepts ranges that are not mapped, without an error.
         starts = self._mappings(ptr, size_bytes)
         self._context.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
         for start in starts:
@@ -121,7 +121,7 @@ class CudaVirtualMemory:
         self._reserved.clear()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
-        """Return where the mappings begin that make up a range. Raises CudaError if they do not."""
+        """Return the starts of the mappings that make up a range. Raises CudaError for parts of mappings."""
         starts, at = [], ptr
         while at < ptr + size_bytes and at in self._mapped:
             starts.append(at)

@@ -1,4 +1,4 @@
-"""Buffers of a device, whoever made them: where they are, how large, and of what form.
+"""Device buffers of any library: address, size, dtype and shape.
 
 DLPack capsules are read here: the structures are those of dlpack.h, version 0.8 and, before it carries a
 version, 1.
@@ -22,20 +22,20 @@ _HINT = "pass arrays of a device, or addresses, and bind all else by functools.p
 # kDLCUDA and kDLCUDAManaged.
 DLPACK_DEVICES = frozenset({2, 13})
 _CAPSULE_NAME = b"dltensor"
-# That nothing is to be synchronized or enqueued ("Python Specification for DLPack", stream).
+# No synchronization ("Python Specification for DLPack", stream).
 _NO_STREAM = -1
-# DLDataTypeCode, and what numpy calls types of that code.
+# By DLDataTypeCode: numpy's names.
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is in a buffer, so that contents fit only where they belong."""
+    """Dtype, shape and density of a buffer, which new contents must match."""
 
-    dtype: str  # as numpy calls it
+    dtype: str  # numpy's name
     shape: tuple[int, ...]
     size_bytes: int
-    dense: bool  # whether its elements lie one behind the other, in the order of C
+    dense: bool  # C-contiguous
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}{'' if self.dense else ', strided'}"
@@ -43,14 +43,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of a device. Of a mere address nothing else is known."""
+    """Device memory; without a form, only its address is known."""
 
     ptr: Ptr
     form: Form | None = None
 
 
 def buffer_of(given: object, place: int) -> Buffer:
-    """Look at the buffer that was given as number ``place``. Raises UsageError for anything else."""
+    """Return the buffer given as argument number ``place``. Raises UsageError for anything else."""
     if isinstance(given, int) and not isinstance(given, bool):
         return Buffer(Ptr(given))
     read = _reader(given)
@@ -60,7 +60,7 @@ def buffer_of(given: object, place: int) -> Buffer:
 
 
 def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
-    """Refuse contents that do not fit into the buffer that was captured. Raises UsageError."""
+    """Raise UsageError if contents do not fit the captured buffer."""
     if new.ptr == captured.ptr:
         return
     for buffer, which in ((captured, "was captured as"), (new, "is")):
@@ -79,7 +79,7 @@ def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
 def _reader(given: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
-        # torch shows neither bfloat16 nor what requires a gradient by an interface.
+        # The array interface of torch supports neither bfloat16 nor tensors that require a gradient.
         return _of_torch if given.is_cuda else None
     if hasattr(given, "__cuda_array_interface__"):
         return _of_interface
@@ -87,7 +87,7 @@ def _reader(given: object) -> Callable[[Any], Buffer] | None:
 
 
 def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
-    """Return how to read what speaks DLPack and is memory of a device."""
+    """Return the reader for device memory that supports DLPack."""
     if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
         return None
     kind, _ = given.__dlpack_device__()
@@ -119,7 +119,7 @@ def _of_dlpack(given: Any) -> Buffer:
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
-    """Say whether strides, in elements, are those of an array in the order of C."""
+    """Return whether strides, in elements, are those of a C-contiguous array."""
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
         if extent != 1 and stride != expected:
@@ -159,18 +159,18 @@ class _Tensor:
     """The tensor of a DLPack capsule."""
 
     address: int
-    dtype: str  # as numpy calls it
+    dtype: str  # numpy's name
     item_bits: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # in elements; None is dense, in the order of C
+    strides: tuple[int, ...] | None  # in elements; None is C-contiguous
 
 
 def _read_dlpack(given: Any) -> _Tensor:
-    """Read what an object says of itself by DLPack; it goes on owning its memory."""
+    """Read the DLPack capsule of an object, which keeps its memory."""
     capsule = given.__dlpack__(stream=_NO_STREAM)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A managed tensor begins with the tensor. The capsule keeps its name, and so frees what it holds.
+    # A managed tensor begins with the tensor. The unrenamed capsule frees its tensor itself.
     tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
     ndim, kind = tensor.ndim, tensor.dtype
     return _Tensor(

@@ -1,4 +1,4 @@
-"""A function of device buffers that was captured: it is replayed, given new contents, and updated."""
+"""A captured function of device buffers, which is replayed, given new contents, and updated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.gpu.api import Gpu
 from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.buffers import Buffer, buffer_of, check_contents
 from cudakit.gpu.graphed.capture import DriverGraph
-from cudakit.gpu.graphed.streams import OfFrameworks, OfSimulated
+from cudakit.gpu.graphed.streams import FrameworkStreams, SimulatedStreams
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
@@ -36,7 +36,7 @@ class Graphed(Generic[_T]):
     ) -> None:
         self._graph = graph
         self._function = function
-        self._given = buffers  # kept: the graph goes on using their memory
+        self._given = buffers  # kept alive: the graph uses their memory
         self._buffers = tuple(buffer_of(given, place) for place, given in enumerate(buffers))
         self._close = close
         self._closed = False
@@ -125,7 +125,7 @@ class Graphed(Generic[_T]):
 
 
 def _takes_stream(function: Callable[..., Any]) -> bool:
-    """Say whether a function has a parameter that is named ``stream``."""
+    """Return whether a function has a parameter named ``stream``."""
     try:
         return "stream" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins may have no signature
@@ -138,7 +138,7 @@ def capture_function(
     device: object,
     warmup: int,
 ) -> Graphed[_T]:
-    """Run a function ahead and capture it; see ``cudakit.graph``."""
+    """Warm a function up and capture it; see ``cudakit.graph``."""
     if warmup < 0:
         raise UsageError(f"warmup is {warmup}, and must be at least 0")
     owned = ExitStack()
@@ -153,14 +153,14 @@ def capture_function(
 
 def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
-        return DriverGraph(cast("Gpu", device), OfSimulated())
+        return DriverGraph(cast("Gpu", device), SimulatedStreams())
     gpu = _real(buffers, device, owned)
-    surroundings = OfFrameworks(gpu, buffers)
+    streams = FrameworkStreams(gpu, buffers)
     if any(map(_is_tensor, buffers)):
         from cudakit.gpu.graphed.torch_graph import TorchGraph
 
-        return TorchGraph(gpu, surroundings, gpu.ordinal)
-    return DriverGraph(gpu, surroundings)
+        return TorchGraph(gpu, streams, gpu.ordinal)
+    return DriverGraph(gpu, streams)
 
 
 def _real(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda:
@@ -178,7 +178,7 @@ def _real(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda
 
 
 def _ordinal_of(buffers: tuple[object, ...]) -> int:
-    """Return the number of the device where the first buffer is, or else of the current one."""
+    """Return the device of the first buffer, or else the current device."""
     from cudakit.gpu.cuda.current import current_device
     from cudakit.gpu.cuda.driver import cu, initialize
 

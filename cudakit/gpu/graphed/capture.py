@@ -1,4 +1,4 @@
-"""A function's work captured into a graph, and why a function cannot be captured, in one line."""
+"""The work of a function captured into a graph, and errors for functions that cannot be captured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
 from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.external_streams import StreamHandle
-from cudakit.gpu.graphed.streams import Surroundings
+from cudakit.gpu.graphed.streams import StreamSource
 
 _T = TypeVar("_T")
 Work: TypeAlias = Callable[[StreamHandle], _T]
@@ -34,7 +34,7 @@ _HINTS: Mapping[Status, str] = MappingProxyType(
         Status.CAPTURED_EVENT: "ask or wait for no event at the host inside the function",
     }
 )
-# What cudaGetErrorString says of them, and CuPy where it does not even try: libraries pass on nothing else.
+# Texts of cudaGetErrorString, and of CuPy: some libraries report nothing else.
 _SAID: Mapping[str, Status] = MappingProxyType(
     {
         "stream is capturing": Status.STREAM_CAPTURE_UNSUPPORTED,
@@ -48,20 +48,20 @@ EMPTY_HINT = _STREAM
 
 
 class DriverGraph:
-    """What a function enqueues, as a graph of one device."""
+    """The work of a function as a graph of one device."""
 
-    def __init__(self, gpu: Gpu, surroundings: Surroundings) -> None:
+    def __init__(self, gpu: Gpu, streams: StreamSource) -> None:
         self.gpu = gpu
-        self.surroundings = surroundings
-        # It blocks the legacy stream: what goes astray there is refused, and not left out in silence.
+        self.streams = streams
+        # Blocking, so that work enqueued in the legacy stream is an error, and not silently left out.
         self.side = gpu.stream(blocking=True)
         self._executable: GraphExec | None = None
 
     def run(self, work: Work[object], times: int) -> None:
-        """Do the work so many times on the stream that is to be captured, behind all that was enqueued."""
-        handle = self.surroundings.handle(self.side)
+        """Run the work ``times`` times on the stream of the capture, after all enqueued work."""
+        handle = self.streams.handle(self.side)
         self.gpu.sync()
-        with self.surroundings.entered(handle):
+        with self.streams.entered(handle):
             for _ in range(times):
                 work(handle)
         self.gpu.sync_stream(self.side)
@@ -76,7 +76,7 @@ class DriverGraph:
         return value
 
     def update(self, work: Work[_T]) -> _T:
-        """Capture the work anew, as the same graph with other parameters. Raises CudaError for another."""
+        """Capture the work again, with other parameters. Raises CudaError for a graph of another shape."""
         graph, value = self._captured(work)
         try:
             self.gpu.graph_update(self._ready(), graph)
@@ -86,7 +86,7 @@ class DriverGraph:
 
     def stream(self, given: object) -> Stream:
         """Return the stream that was given, or the current one for None."""
-        return self.surroundings.stream(given)
+        return self.streams.stream(given)
 
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy of new contents."""
@@ -94,11 +94,11 @@ class DriverGraph:
             self.gpu.copy(to, from_, size_bytes, stream)
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue all that was captured."""
+        """Launch the graph."""
         self.gpu.graph_launch(self._ready(), stream)
 
     def close(self) -> None:
-        """Wait for the device, and give everything back."""
+        """Wait for the device, and release everything."""
         self.gpu.sync()
         if self._executable is not None:
             self.gpu.destroy_graph_exec(self._executable)
@@ -112,8 +112,8 @@ class DriverGraph:
 
     def _captured(self, work: Work[_T]) -> tuple[Graph, _T]:
         gpu, side = self.gpu, self.side
-        handle = self.surroundings.handle(side)
-        with self.surroundings.entered(handle):
+        handle = self.streams.handle(side)
+        with self.streams.entered(handle):
             graph, value = captured(
                 lambda: work(handle),
                 begin=lambda: gpu.capture_begin(side),
@@ -133,7 +133,7 @@ def captured(
     end: Callable[[], _G],
     drop: Callable[[_G], object],
 ) -> tuple[_G, _T]:
-    """Do some work within a capture; return what ``end`` and the work returned.
+    """Run work within a capture. Return the results of ``end`` and of the work.
 
     Raises CudaError for what cannot be captured, and else what the work raises; ``drop`` is then given what
     was captured for nothing.
@@ -154,7 +154,7 @@ def captured(
 
 
 def _broken_off(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exception | None:
-    """End a capture for nothing; return the error that this gives where it was spoiled."""
+    """End a capture and drop its graph. Return the error of an invalidated capture."""
     try:
         drop(end())
     except (CudaError, RuntimeError) as spoiled:
@@ -164,7 +164,7 @@ def _broken_off(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exceptio
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Keep the garbage collector from freeing memory of a device, or unloading kernels, amid a capture."""
+    """Turn the garbage collector off: during a capture it must not free memory or unload kernels."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -175,12 +175,12 @@ def _collector_off() -> Iterator[None]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Say whether an error is one of capturing, and not the function's own."""
+    """Return whether an error comes from the capture, and not from the function."""
     return _status(error) is not None
 
 
 def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:
-    """Explain what spoiled a capture; ``ended`` is what the capture itself ended with, if with an error."""
+    """Return the error that explains an invalidated capture; ``ended`` is the error of its end, if any."""
     status = _status(error) or _status(ended) or Status.STREAM_CAPTURE_INVALIDATED
     said = str(error).strip().partition("\n")[0]
     return CudaError(
@@ -192,8 +192,8 @@ def refusal(error: BaseException, ended: BaseException | None = None) -> CudaErr
 
 
 def _status(error: BaseException | None) -> Status | None:
-    """Find the driver's error in that of any library: its number, or the words for it."""
-    # Ours and Numba's, CuPy's, torch's.
+    """Return the driver's status in an error of any library, found by its number or its text."""
+    # cudakit and Numba, CuPy, torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)
         if isinstance(code, int) and code in _HINTS:

@@ -1,4 +1,4 @@
-"""Streams as functions are given them, and the current one: of frameworks, or of a simulated device."""
+"""The streams that captured functions use: of frameworks, or of a simulated device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
 
 
-class Surroundings(Protocol):
-    """What is around a device: whose streams there are."""
+class StreamSource(Protocol):
+    """Where the streams of a device come from."""
 
     def handle(self, stream: Stream) -> StreamHandle:
-        """Return what a function is given for a stream."""
+        """Return the handle that a function is given for a stream."""
         ...
 
     def stream(self, given: object) -> Stream:
@@ -31,8 +31,8 @@ class Surroundings(Protocol):
         ...
 
 
-class OfSimulated:
-    """Nothing but the streams of the device itself."""
+class SimulatedStreams:
+    """The streams of the simulated device alone."""
 
     def handle(self, stream: Stream) -> StreamHandle:
         return StreamHandle(stream)
@@ -48,8 +48,8 @@ class OfSimulated:
         return nullcontext()
 
 
-class OfFrameworks:
-    """What torch, CuPy and cudakit itself call current; only what the program imported is asked."""
+class FrameworkStreams:
+    """The current streams of torch, CuPy and cudakit; only imported frameworks are asked."""
 
     def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
         self._gpu = gpu
@@ -92,7 +92,7 @@ class OfFrameworks:
             stack.enter_context(torch.cuda.stream(stream))
 
     def _enter_cupy(self, handle: StreamHandle, stack: ExitStack) -> None:
-        """Enter the stream, and a pool of memory that nobody else is given: a graph keeps its addresses."""
+        """Enter the stream and a private memory pool, because a graph keeps its addresses."""
         cupy = sys.modules.get("cupy")
         if cupy is None:
             return
@@ -102,6 +102,6 @@ class OfFrameworks:
 
 
 def _home(buffers: Sequence[object]) -> str:
-    """Name the library whose current stream counts: that of the first buffer which has one."""
+    """Return the library whose current stream counts: that of the first buffer with a library."""
     tops = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((top for top in tops if top in ("torch", "cupy")), "")

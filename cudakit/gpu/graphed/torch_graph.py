@@ -1,4 +1,4 @@
-"""A graph of torch's, which knows how torch's allocator and random numbers are captured.
+"""A torch.cuda.CUDAGraph, which captures torch's allocator and random numbers correctly.
 
 What a function allocates inside a capture lies in a private pool of torch's caching allocator, as the graph
 goes on using these addresses, and every replay moves the generators of random numbers on ("CUDA Graphs" in
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cudakit.gpu.api import Gpu, Stream
 from cudakit.gpu.graphed.capture import DriverGraph, Work, captured
-from cudakit.gpu.graphed.streams import Surroundings
+from cudakit.gpu.graphed.streams import StreamSource
 
 _T = TypeVar("_T")
 
@@ -22,21 +22,21 @@ _DEFAULT = (0, 1)
 
 
 class TorchGraph(DriverGraph):
-    """What a function of tensors enqueues, as a torch.cuda.CUDAGraph."""
+    """The work of a function of tensors, as a torch.cuda.CUDAGraph."""
 
-    def __init__(self, gpu: Gpu, surroundings: Surroundings, ordinal: int) -> None:
-        super().__init__(gpu, surroundings)
+    def __init__(self, gpu: Gpu, streams: StreamSource, ordinal: int) -> None:
+        super().__init__(gpu, streams)
         self._torch: Any = sys.modules["torch"]
         self._ordinal = ordinal
         self._graph: Any = None
 
     def capture(self, work: Work[_T]) -> _T:
-        graph, handle = self._torch.cuda.CUDAGraph(), self.surroundings.handle(self.side)
-        # What nobody uses any more would keep memory that the pool of the graph needs.
+        graph, handle = self._torch.cuda.CUDAGraph(), self.streams.handle(self.side)
+        # Unused tensors would hold memory that the graph's pool needs.
         gc.collect()
         self._torch.cuda.empty_cache()
         self.gpu.sync()
-        with self.surroundings.entered(handle):
+        with self.streams.entered(handle):
             _, value = captured(
                 lambda: work(handle),
                 begin=lambda: graph.capture_begin(capture_error_mode="thread_local"),
@@ -47,11 +47,11 @@ class TorchGraph(DriverGraph):
         return value
 
     def update(self, work: Work[_T]) -> _T:
-        """Capture the work anew; the graph takes the place of the other one, which may be unlike it."""
+        """Capture the work again; the new graph replaces the old one and may differ from it."""
         return self.capture(work)
 
     def launch(self, stream: Stream) -> None:
-        cuda, handle = self._torch.cuda, int(self.surroundings.handle(stream))
+        cuda, handle = self._torch.cuda, int(self.streams.handle(stream))
         with cuda.device(self._ordinal):
             given = cuda.ExternalStream(handle, self._ordinal)
             wanted = cuda.default_stream() if handle in _DEFAULT else given

@@ -19,7 +19,7 @@ from cudakit.gpu.nvml.activity import Activity
 from cudakit.gpu.nvml.facts import FACTS, INSTANCE
 from cudakit.gpu.nvml.links import links
 from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Question, Reader
+from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Call, Reader
 from cudakit.gpu.nvml.telemetry import OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
@@ -29,7 +29,7 @@ _MIG = {NOT_SUPPORTED: _OF_ITS_GPU, INVALID_ARGUMENT: _OF_ITS_GPU}
 
 
 def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
-    """Start NVML, or say why it cannot be; ``lib`` is nvidia-ml-py's module or takes its place."""
+    """Initialise NVML, or return the reason why that fails; ``lib`` replaces nvidia-ml-py's module."""
     if lib is None:
         try:
             lib = import_module("pynvml")
@@ -54,7 +54,7 @@ def _init_failure(error: Any) -> str:
 
 @dataclass(slots=True)
 class Nvml:
-    """NVML after it has been started; it stays so until the process ends."""
+    """The initialised NVML; it stays initialised until the process ends."""
 
     lib: Any
     wsl: bool = False
@@ -62,7 +62,7 @@ class Nvml:
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
-        """Say what there is, and all that does not move; without links."""
+        """Return the devices and their constant facts, without links."""
         system = Reader(self.lib, None)
         return NvmlView(
             driver_version=system.attempt(self.lib.nvmlSystemGetDriverVersion),
@@ -72,7 +72,7 @@ class Nvml:
         )
 
     def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
-        """Return the compute capabilities of the GPUs; Unavailable where one does not tell its own."""
+        """Return the compute capabilities of the GPUs; Unavailable if that of one is."""
         found = set()
         for index in range(self._count()):
             reader = Reader(self.lib, None, self._reasons())
@@ -87,14 +87,14 @@ class Nvml:
         return frozenset(found)
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
-        """Say how the GPUs of a view are connected."""
+        """Return the connections between the GPUs of a view."""
         gpus = [device for device in view.devices if device.parent is None]
         return tuple(links(self.lib, {gpu.index: self._handle(gpu) for gpu in gpus}))
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        """Read what moves, or ``names`` of it; Unavailable as a whole where the device is lost."""
+        """Read the telemetry, or ``names`` of it; Unavailable as a whole if the device is lost."""
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
@@ -106,7 +106,7 @@ class Nvml:
         return Telemetry(time.time_ns(), fields)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Say what the device did since the last such call, or ``names`` of it."""
+        """Read the activity since the last such call, or ``names`` of it."""
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
@@ -117,7 +117,7 @@ class Nvml:
         return self._activity[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        """List who uses the device."""
+        """List the processes that use the device."""
         reader = self._reader(device)
         return reader if isinstance(reader, Unavailable) else processes(reader)
 
@@ -140,8 +140,8 @@ class Nvml:
         self._handles[None, index] = reader.handle = handle
         return DeviceFacts(
             index,
-            uuid=reader.ask(Question("nvmlDeviceGetUUID")),
-            pci_bus_id=_bus_id(reader.ask(Question("nvmlDeviceGetPciInfo"))),
+            uuid=reader.result(Call("nvmlDeviceGetUUID")),
+            pci_bus_id=_bus_id(reader.result(Call("nvmlDeviceGetPciInfo"))),
             fields=reader.read(FACTS),
         )
 
@@ -156,7 +156,7 @@ class Nvml:
             self._handles[gpu.index, index] = reader.handle = handle
             yield DeviceFacts(
                 index,
-                uuid=reader.ask(Question("nvmlDeviceGetUUID")),
+                uuid=reader.result(Call("nvmlDeviceGetUUID")),
                 pci_bus_id=gpu.pci_bus_id,
                 fields=reader.read({**FACTS, **INSTANCE}),
                 parent=gpu.index,
@@ -187,7 +187,7 @@ def _instance(device: DeviceFacts) -> int | None:
 
 
 def _bus_id(info: Any) -> str | Unavailable:
-    """Write a PCI address as Linux and CUDA do: NVML gives the domain eight digits."""
+    """Format a PCI address like Linux and CUDA; NVML writes eight digits of the domain."""
     if isinstance(info, Unavailable):
         return info
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()

@@ -1,7 +1,7 @@
-"""What a GPU did between two looks at its counters: NVML's GPM, on Hopper and newer.
+"""The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer.
 
-``utilization`` of older GPUs only says how often anything ran at all; these say how much of it worked.
-GPM shares counters with other monitors (DCGM), so it is asked when it is shown, and not before.
+The ``utilization`` of older GPUs is only the share of time in which any kernel ran; these are the shares
+of the hardware in use. GPM shares counters with other monitors (DCGM): it is read only while shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudakit.units import Unavailable
 _MIB = 2**20
 _FIRST = Unavailable("it takes two samples")
 
-# A field, the name of the metric (nvml.h: nvmlGpmMetricId_t), and what NVML's unit is worth in the field's.
+# Field: name of the metric (nvml.h: nvmlGpmMetricId_t), and the factor from NVML's unit to the field's.
 METRICS: Mapping[str, tuple[str, int]] = {
     "graphics_activity_percent": ("GRAPHICS_UTIL", 1),
     "sm_activity_percent": ("SM_UTIL", 1),
@@ -41,14 +41,14 @@ METRICS: Mapping[str, tuple[str, int]] = {
 
 @dataclass(slots=True)
 class Activity:
-    """The last look at one device; ``instance`` is the GPU instance of a MIG one."""
+    """The last sample of one device; ``instance`` is the GPU instance of a MIG device."""
 
     handle: Any  # of the GPU, also for an instance of it
     instance: int | None = None
     sample: Any = None
 
     def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Look again, and say what happened in between, or ``names`` of it."""
+        """Take a sample, and return the metrics since the last one, or ``names`` of them."""
         wanted = {name: METRICS[name] for name in METRICS if not names or name in names}
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):
@@ -88,12 +88,12 @@ def _metrics(
         request.metrics[index].metricId = getattr(lib, f"NVML_GPM_METRIC_{metric}")
     lib.nvmlGpmMetricsGet(request)
     return {
-        name: _metric(reader, request.metrics[index], worth)
-        for index, (name, (_, worth)) in enumerate(wanted.items())
+        name: _metric(reader, request.metrics[index], factor)
+        for index, (name, (_, factor)) in enumerate(wanted.items())
     }
 
 
-def _metric(reader: Reader, metric: Any, worth: int) -> Field:
+def _metric(reader: Reader, metric: Any, factor: int) -> Field:
     if metric.nvmlReturn:
         return reader.reason(metric.nvmlReturn)
-    return float(metric.value) * worth
+    return float(metric.value) * factor

@@ -1,4 +1,4 @@
-"""The facts that NVML knows of a device, and the call that each comes from."""
+"""The constant facts of a device, and the call of NVML that each comes from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from cudakit.gpu.nvml import words
+from cudakit.gpu.nvml import names
+from cudakit.gpu.nvml.names import name_from
 from cudakit.gpu.nvml.reader import (
     Convert,
     Readings,
@@ -20,7 +21,6 @@ from cudakit.gpu.nvml.reader import (
     same,
     value,
 )
-from cudakit.gpu.nvml.words import word
 from cudakit.units import Unavailable
 
 _CPU_WORDS = 32  # of 64 CPUs each
@@ -29,8 +29,8 @@ _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 _IDENTITY: Readings = {
     "name": call("nvmlDeviceGetName"),
-    "brand": call("nvmlDeviceGetBrand", to=word(words.BRANDS)),
-    "architecture": call("nvmlDeviceGetArchitecture", to=word(words.ARCHITECTURES)),
+    "brand": call("nvmlDeviceGetBrand", to=name_from(names.BRANDS)),
+    "architecture": call("nvmlDeviceGetArchitecture", to=name_from(names.ARCHITECTURES)),
     "compute_capability": call(
         "nvmlDeviceGetCudaComputeCapability", to=lambda pair: f"{pair[0]}.{pair[1]}"
     ),
@@ -54,30 +54,30 @@ _IDENTITY: Readings = {
 _PLACE: Readings = {
     "pci_device_id": call("nvmlDeviceGetPciInfo", to=member("pciDeviceId", hexadecimal)),
     "pci_subsystem_id": call("nvmlDeviceGetPciInfo", to=member("pciSubSystemId", hexadecimal)),
-    "bus": call("nvmlDeviceGetBusType", to=word(words.BUSES)),
+    "bus": call("nvmlDeviceGetBusType", to=name_from(names.BUSES)),
     "interrupt": call("nvmlDeviceGetIrqNum"),
     "numa_node": call("nvmlDeviceGetNumaNodeId"),
     "cpu_affinity": call("nvmlDeviceGetCpuAffinity", _CPU_WORDS, to=cpu_ranges),
-    "addressing_mode": call("nvmlDeviceGetAddressingMode", to=word(words.ADDRESSING_MODES)),
+    "addressing_mode": call("nvmlDeviceGetAddressingMode", to=name_from(names.ADDRESSING_MODES)),
     "pcie_generation_max": call("nvmlDeviceGetMaxPcieLinkGeneration"),
     "pcie_generation_device_max": call("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
     "pcie_width_max": call("nvmlDeviceGetMaxPcieLinkWidth"),
-    "power_source": call("nvmlDeviceGetPowerSource", to=word(words.POWER_SOURCES)),
+    "power_source": call("nvmlDeviceGetPowerSource", to=name_from(names.POWER_SOURCES)),
 }
 
 _MODES: Readings = {
     "persistence_mode": call("nvmlDeviceGetPersistenceMode", to=bool),
-    "compute_mode": call("nvmlDeviceGetComputeMode", to=word(words.COMPUTE_MODES)),
+    "compute_mode": call("nvmlDeviceGetComputeMode", to=name_from(names.COMPUTE_MODES)),
     "display_attached": call("nvmlDeviceGetDisplayMode", to=bool),
     "display_active": call("nvmlDeviceGetDisplayActive", to=bool),
     "accounting_mode": call("nvmlDeviceGetAccountingMode", to=bool),
     "accounting_buffer_size": call("nvmlDeviceGetAccountingBufferSize"),
     "virtualization_mode": call(
-        "nvmlDeviceGetVirtualizationMode", to=word(words.VIRTUALIZATION_MODES)
+        "nvmlDeviceGetVirtualizationMode", to=name_from(names.VIRTUALIZATION_MODES)
     ),
-    "host_vgpu_mode": call("nvmlDeviceGetHostVgpuMode", to=word(words.HOST_VGPU_MODES)),
+    "host_vgpu_mode": call("nvmlDeviceGetHostVgpuMode", to=name_from(names.HOST_VGPU_MODES)),
     "operation_mode": call(
-        "nvmlDeviceGetGpuOperationMode", to=item(0, word(words.OPERATION_MODES))
+        "nvmlDeviceGetGpuOperationMode", to=item(0, name_from(names.OPERATION_MODES))
     ),
     "mig_mode": call("nvmlDeviceGetMigMode", to=item(0, bool)),
     "mig_mode_pending": call("nvmlDeviceGetMigMode", to=item(1, bool)),
@@ -108,7 +108,7 @@ _LIMITS: Readings = {
     "clock_memory_default_mhz": call("nvmlDeviceGetDefaultApplicationsClock", "NVML_CLOCK_MEM"),
     "clocks_memory_supported_mhz": call("nvmlDeviceGetSupportedMemoryClocks", to=tuple),
     "clock_event_reasons_supported": call(
-        "nvmlDeviceGetSupportedClocksEventReasons", to=words.clock_event_reasons
+        "nvmlDeviceGetSupportedClocksEventReasons", to=names.clock_event_reasons
     ),
     "power_management": call("nvmlDeviceGetPowerManagementMode", to=bool),
     "power_limit_min_w": call(
@@ -150,11 +150,11 @@ def _cluster(raw: Iterable[int]) -> str:
 
 
 def _of_fabric(name: str, to: Convert = same) -> Convert:
-    """Take what means something only where the fabric manager has set the GPU up."""
+    """Return a member that is valid only after the fabric manager has set up the GPU."""
 
     def take(answer: Any) -> Any:
         if answer.state != _FABRIC_COMPLETED:
-            return Unavailable(f"fabric: {word(words.FABRIC_STATES)(answer.state)}")
+            return Unavailable(f"fabric: {name_from(names.FABRIC_STATES)(answer.state)}")
         return to(getattr(answer, name))
 
     return take
@@ -171,11 +171,11 @@ def _fabric(to: Any) -> Any:
 
 _LINKS: Readings = {
     "nvlink_count": value("NVLINK_LINK_COUNT"),
-    "nvlink_version": call("nvmlDeviceGetNvLinkVersion", 0, to=word(words.NVLINK_VERSIONS)),
+    "nvlink_version": call("nvmlDeviceGetNvLinkVersion", 0, to=name_from(names.NVLINK_VERSIONS)),
     "nvlink_speed_mbps": value("NVLINK_SPEED_MBPS_COMMON"),
     "c2c_mode": call("nvmlDeviceGetC2cModeInfoV", to=member("isC2cEnabled", bool)),
     "c2c_links": value("C2C_LINK_COUNT"),
-    "fabric_state": _fabric(member("state", word(words.FABRIC_STATES))),
+    "fabric_state": _fabric(member("state", name_from(names.FABRIC_STATES))),
     "fabric_status": _fabric(_of_fabric("status")),
     "fabric_clique_id": _fabric(_of_fabric("cliqueId")),
     "fabric_cluster_uuid": _fabric(_of_fabric("clusterUuid", _cluster)),
@@ -202,7 +202,7 @@ _WEAR: Readings = {
 
 FACTS: Readings = {**_IDENTITY, **_PLACE, **_MODES, **_LIMITS, **_LINKS, **_WEAR}
 
-# Of a MIG instance besides.
+# Additional facts of a MIG instance.
 INSTANCE: Readings = {
     "gpu_instance_id": call("nvmlDeviceGetGpuInstanceId"),
     "compute_instance_id": call("nvmlDeviceGetComputeInstanceId"),

@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are connected, pair by pair, as NVML says it."""
+"""The connections between each pair of GPUs, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from cudakit.gpu.api.facts import Link
+from cudakit.gpu.nvml.names import P2P_STATES, PATHS, name_from
 from cudakit.gpu.nvml.reader import Reader
-from cudakit.gpu.nvml.words import P2P_STATES, PATHS, word
 from cudakit.units import Unavailable
 
 _ACTIVE = 1  # NVML_FEATURE_ENABLED
@@ -47,13 +47,13 @@ class _Pair:
         level = self._reader.attempt(
             lambda: self._lib.nvmlDeviceGetTopologyCommonAncestor(self._one, self._other)
         )
-        return level if isinstance(level, Unavailable) else word(PATHS)(level)
+        return level if isinstance(level, Unavailable) else name_from(PATHS)(level)
 
     def state(self, capability: int) -> str | Unavailable:
         state = self._reader.attempt(
             lambda: self._lib.nvmlDeviceGetP2PStatus(self._one, self._other, capability)
         )
-        return state if isinstance(state, Unavailable) else word(P2P_STATES)(state)
+        return state if isinstance(state, Unavailable) else name_from(P2P_STATES)(state)
 
 
 def _bus(reader: Reader) -> str:
@@ -62,7 +62,7 @@ def _bus(reader: Reader) -> str:
 
 
 def _nvlink_ends(reader: Reader) -> list[str]:
-    """Name what each active NVLink of a GPU leads to: the PCI address of a GPU, or a switch."""
+    """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
     ends = []
     for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
         state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))

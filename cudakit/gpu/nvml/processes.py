@@ -1,4 +1,4 @@
-"""Who uses a device."""
+"""The processes that use a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.gpu.api.facts import Process
 from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
-# The forms of a driver of today, of 2021 and of before: nvidia-ml-py does not choose among them.
+# The functions of current drivers, of 2021 and of earlier: nvidia-ml-py does not choose between them.
 _FORMS = ("_v3", "_v2", "")
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -24,7 +24,7 @@ _NOT_COUNTED = Unavailable("the driver does not count memory by process (WDDM or
 
 
 def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
-    """List processes by kind and number; Unavailable where NVML refuses for every kind."""
+    """List processes by kind and number; Unavailable if NVML refuses every kind."""
     found: list[Process] = []
     refused: list[Unavailable] = []
     for kind, function in _KINDS.items():

@@ -39,22 +39,22 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One call of nvidia-ml-py; arguments that are text are names of its constants."""
+class Call:
+    """One call of nvidia-ml-py; text arguments are names of its constants."""
 
     function: str
     arguments: tuple[str | int, ...] = ()
-    structure: str = ""  # of a call that fills one: its class,
-    version: str = ""  # and the constant that its member ``version`` must be
+    structure: str = ""  # class of the structure that the call fills
+    version: str = ""  # constant for the member ``version`` of the structure
 
 
 @dataclass(frozen=True, slots=True)
 class FieldValue:
-    """A value that NVML knows by number, many of which are asked for at once."""
+    """A value that NVML identifies by number; values are read in batches."""
 
     identifier: str
     scope: int = 0
-    alone: bool = False  # whether the driver forgets it among others
+    alone: bool = False  # whether the driver omits it from a batch
 
     @property
     def function(self) -> str:
@@ -62,34 +62,36 @@ class FieldValue:
 
 
 Convert: TypeAlias = Callable[[Any], Any]
-# A field's name, the question, and what makes the field of the answer.
-Readings: TypeAlias = Mapping[str, tuple[Question | FieldValue, Convert]]
+# A field's name, the call, and the conversion of its result.
+Readings: TypeAlias = Mapping[str, tuple[Call | FieldValue, Convert]]
 
 
 @dataclass(slots=True)
 class Reader:
-    """Asks about one device, each question once; a new Reader asks anew."""
+    """Calls NVML for one device, each call once; a new Reader repeats them."""
 
-    lib: Any  # nvidia-ml-py's module, or what has its functions
+    lib: Any  # nvidia-ml-py's module, or a replacement with its functions
     handle: Any
-    reasons: Mapping[int, str] = field(default_factory=dict)  # what a code means here in particular
-    lost: bool = False  # whether an answer was that the GPU is lost
-    _answers: dict[Question | FieldValue, Any] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # codes with another meaning here
+    lost: bool = False  # whether a call returned that the GPU is lost
+    _answers: dict[Call | FieldValue, Any] = field(default_factory=dict)
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
-        """Return a field for each reading, or for ``names`` of them: its value, or why there is none."""
+        """Return the fields of a table, or ``names`` of them; a missing value as Unavailable."""
         wanted = {name: pair for name, pair in readings.items() if not names or name in names}
-        self._ask_for_values([q for q, _ in wanted.values() if isinstance(q, FieldValue)])
+        self._read_values(
+            [source for source, _ in wanted.values() if isinstance(source, FieldValue)]
+        )
         return {name: self._field(*pair) for name, pair in wanted.items()}
 
-    def ask(self, question: Question) -> Any:
-        """Return NVML's own answer, or Unavailable."""
-        if question not in self._answers:
-            self._answers[question] = self.attempt(lambda: self._call(question))
-        return self._answers[question]
+    def result(self, call: Call) -> Any:
+        """Return the raw result of a call, or Unavailable."""
+        if call not in self._answers:
+            self._answers[call] = self.attempt(lambda: self._call(call))
+        return self._answers[call]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """Return what a call returns; NVML's errors, and functions that are not there, as Unavailable."""
+        """Return the result of a function; NVML's errors and missing functions as Unavailable."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -97,17 +99,17 @@ class Reader:
         except self.lib.NVMLLibraryMismatchError:
             return self.reason(FUNCTION_NOT_FOUND)
         except (AttributeError, TypeError, ctypes.ArgumentError):
-            # It changes names and forms from release to release.
+            # nvidia-ml-py changes names and signatures between releases.
             return Unavailable("this nvidia-ml-py asks in another way")
 
     def reason(self, code: int) -> Unavailable:
-        """Say what an error code means."""
+        """Return the meaning of an error code."""
         self.lost = self.lost or code == GPU_IS_LOST
         text = self.reasons.get(code) or _REASONS.get(code)
         return Unavailable(text or f"NVML says {self.lib.NVMLError(code)}")
 
-    def _field(self, question: Question | FieldValue, convert: Convert) -> Field:
-        answer = self._answers[question] if isinstance(question, FieldValue) else self.ask(question)
+    def _field(self, call: Call | FieldValue, convert: Convert) -> Field:
+        answer = self._answers[call] if isinstance(call, FieldValue) else self.result(call)
         if isinstance(answer, Unavailable):
             return answer
         try:
@@ -116,37 +118,37 @@ class Reader:
             return Unavailable(f"NVML's answer cannot be read: {error}")
         return converted
 
-    def _call(self, question: Question) -> Any:
-        function = getattr(self.lib, question.function)
-        arguments = [self._constant(argument) for argument in question.arguments]
-        if not question.structure:
+    def _call(self, call: Call) -> Any:
+        function = getattr(self.lib, call.function)
+        arguments = [self._constant(argument) for argument in call.arguments]
+        if not call.structure:
             return function(self.handle, *arguments)
-        structure = getattr(self.lib, question.structure)()
-        if question.version:
-            structure.version = self._constant(question.version)
+        structure = getattr(self.lib, call.structure)()
+        if call.version:
+            structure.version = self._constant(call.version)
         function(self.handle, *arguments, ctypes.byref(structure))
         return structure
 
     def _constant(self, argument: str | int) -> Any:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
-    def _ask_for_values(self, questions: list[FieldValue]) -> None:
+    def _read_values(self, wanted: list[FieldValue]) -> None:
         absent = Unavailable("this nvidia-ml-py does not know the value")
-        self._answers |= dict.fromkeys(questions, absent)
-        known = [question for question in questions if hasattr(self.lib, question.identifier)]
+        self._answers |= dict.fromkeys(wanted, absent)
+        known = [one for one in wanted if hasattr(self.lib, one.identifier)]
         for batch in (
-            [question for question in known if not question.alone],
-            *([question] for question in known if question.alone),
+            [one for one in known if not one.alone],
+            *([one] for one in known if one.alone),
         ):
             if batch:
-                self._ask_for_batch(batch)
+                self._read_batch(batch)
 
-    def _ask_for_batch(self, questions: list[FieldValue]) -> None:
-        ids = [(getattr(self.lib, question.identifier), question.scope) for question in questions]
+    def _read_batch(self, batch: list[FieldValue]) -> None:
+        ids = [(getattr(self.lib, one.identifier), one.scope) for one in batch]
         values = self.attempt(lambda: getattr(self.lib, _FIELD_VALUES)(self.handle, ids))
-        for index, question in enumerate(questions):
+        for index, one in enumerate(batch):
             refused = isinstance(values, Unavailable)
-            self._answers[question] = values if refused else self._value(values[index])
+            self._answers[one] = values if refused else self._value(values[index])
 
     def _value(self, value: Any) -> Any:
         if value.nvmlReturn:
@@ -156,7 +158,7 @@ class Reader:
         return getattr(value.value, _MEMBERS[value.valueType])
 
 
-# --- tables of fields are made of these ------------------------------------------------------------
+# --- the entries of a table of fields --------------------------------------------------------------
 
 
 # NVML's "not available" of a 64-bit and of a 32-bit value (nvml.h: NVML_VALUE_NOT_AVAILABLE).
@@ -164,36 +166,34 @@ _ABSENT = (2**64 - 1, 2**32 - 1)
 _NO_VALUE = Unavailable("NVML has no value")
 
 
-def call(
-    function: str, *arguments: str | int, to: Convert | None = None
-) -> tuple[Question, Convert]:
-    """Read what a function returns."""
-    return Question(function, arguments), to or same
+def call(function: str, *arguments: str | int, to: Convert | None = None) -> tuple[Call, Convert]:
+    """Return the entry of a function's result."""
+    return Call(function, arguments), to or same
 
 
 def filled(
     function: str, structure: str, *, version: str = "", to: Convert
-) -> tuple[Question, Convert]:
-    """Read a structure that a function fills."""
-    return Question(function, structure=structure, version=version), to
+) -> tuple[Call, Convert]:
+    """Return the entry of a structure that a function fills."""
+    return Call(function, structure=structure, version=version), to
 
 
 def value(
     identifier: str, *, scope: int = 0, alone: bool = False, to: Convert | None = None
 ) -> tuple[FieldValue, Convert]:
-    """Read a value that NVML knows by number."""
+    """Return the entry of a value that NVML identifies by number."""
     return FieldValue(f"NVML_FI_DEV_{identifier}", scope, alone), to or same
 
 
 def same(answer: Any) -> Any:
-    """Take the answer as it is, without NVML's number for no answer; bytes are text."""
+    """Return a result unchanged; decode bytes, and replace NVML's number for "not available"."""
     if isinstance(answer, bytes):
         return answer.decode(errors="replace")
     return _NO_VALUE if answer in _ABSENT else answer
 
 
 def member(name: str, to: Convert = same) -> Convert:
-    """Take a member of a structure."""
+    """Return a conversion to a member of a structure."""
 
     def take(answer: Any) -> Any:
         found = getattr(answer, name)
@@ -203,7 +203,7 @@ def member(name: str, to: Convert = same) -> Convert:
 
 
 def item(index: int, to: Convert = same) -> Convert:
-    """Take an item of a list."""
+    """Return a conversion to an item of a list."""
 
     def take(answer: Any) -> Any:
         found = answer[index]
@@ -213,7 +213,7 @@ def item(index: int, to: Convert = same) -> Convert:
 
 
 def scaled(factor: float) -> Callable[[float], Any]:
-    """Multiply: NVML counts milliwatts, millijoules and KiB."""
+    """Return a conversion that multiplies: NVML counts KiB."""
 
     def multiply(answer: float) -> Any:
         return _NO_VALUE if answer in _ABSENT else answer * factor
@@ -222,7 +222,7 @@ def scaled(factor: float) -> Callable[[float], Any]:
 
 
 def divided(divisor: int) -> Callable[[float], Any]:
-    """Divide, for a result that is exact where the factor would not be: 700000 mW are 700.0 W."""
+    """Return a conversion that divides, which is exact where a factor is not: 700000 mW are 700.0 W."""
 
     def divide(answer: float) -> Any:
         return _NO_VALUE if answer in _ABSENT else answer / divisor
@@ -231,12 +231,12 @@ def divided(divisor: int) -> Callable[[float], Any]:
 
 
 def hexadecimal(answer: int) -> str:
-    """Write an id as eight digits."""
+    """Format an id with eight digits."""
     return f"{answer:#010x}"
 
 
 def cpu_ranges(words: Any) -> str:
-    """Write a set of CPUs, given as 64-bit words, as ``0-15,32-47``."""
+    """Format a set of CPUs, given as 64-bit words: ``0-15,32-47``."""
     cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
     starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)

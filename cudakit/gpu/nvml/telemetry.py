@@ -1,10 +1,11 @@
-"""What moves, as NVML reads it, and the call that each field comes from."""
+"""The telemetry of a device, and the call of NVML that each field comes from."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cudakit.gpu.nvml import words
+from cudakit.gpu.nvml import names
+from cudakit.gpu.nvml.names import name_from
 from cudakit.gpu.nvml.reader import (
     Convert,
     Readings,
@@ -16,9 +17,8 @@ from cudakit.gpu.nvml.reader import (
     scaled,
     value,
 )
-from cudakit.gpu.nvml.words import word
 
-_ALL_LINKS = 2**32 - 1  # the scope of a value that is meant of all NVLinks together
+_ALL_LINKS = 2**32 - 1  # the scope of a value for all NVLinks together
 
 _MEMORY: Readings = {
     "memory_used_bytes": call("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", to=member("used")),
@@ -69,7 +69,7 @@ _CLOCKS: Readings = {
     "clock_graphics_application_mhz": call("nvmlDeviceGetApplicationsClock", "NVML_CLOCK_GRAPHICS"),
     "clock_memory_application_mhz": call("nvmlDeviceGetApplicationsClock", "NVML_CLOCK_MEM"),
     "clock_event_reasons": call(
-        "nvmlDeviceGetCurrentClocksEventReasons", to=words.clock_event_reasons
+        "nvmlDeviceGetCurrentClocksEventReasons", to=names.clock_event_reasons
     ),
     "slowed_by_power_cap_ns": value("CLOCKS_EVENT_REASON_SW_POWER_CAP"),
     "slowed_by_sync_boost_ns": value("CLOCKS_EVENT_REASON_SYNC_BOOST"),
@@ -125,7 +125,7 @@ _ERRORS: Readings = {
     "ecc_dram_uncorrected_volatile": _dram("UNCORRECTED", "VOLATILE"),
     "ecc_dram_corrected_aggregate": _dram("CORRECTED", "AGGREGATE"),
     "ecc_dram_uncorrected_aggregate": _dram("UNCORRECTED", "AGGREGATE"),
-    "recovery_action": value("GET_GPU_RECOVERY_ACTION", to=word(words.RECOVERY_ACTIONS)),
+    "recovery_action": value("GET_GPU_RECOVERY_ACTION", to=name_from(names.RECOVERY_ACTIONS)),
 }
 
 TELEMETRY: Readings = {
@@ -137,7 +137,7 @@ TELEMETRY: Readings = {
     **_ERRORS,
 }
 
-# A driver older than 510 does not know the second form, and counts what it reserves as used.
+# Drivers before 510 lack the second version of the call; they count reserved memory as used.
 OLD_MEMORY: Readings = {
     "memory_used_bytes": call("nvmlDeviceGetMemoryInfo", to=member("used")),
     "memory_free_bytes": call("nvmlDeviceGetMemoryInfo", to=member("free")),

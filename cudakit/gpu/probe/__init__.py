@@ -1,4 +1,4 @@
-"""The CUDA driver, asked in a short child process.
+"""Query the CUDA driver in a short child process.
 
 A process that has initialised CUDA can no longer fork, and a driver can hang or crash: neither may happen
 here. If CUDA_VISIBLE_DEVICES hides devices, a second child without the variable names the hidden ones.
@@ -25,23 +25,23 @@ from cudakit.units import Unavailable
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
-# A profiler or checker that is told to enter every CUDA process has no business in this one.
+# Profilers and checkers that are injected into every CUDA process must not enter this one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-# A first cuInit can take seconds where no process keeps the driver loaded; one that hangs, for ever.
+# The first cuInit can take seconds if no process keeps the driver loaded; a hanging one never ends.
 DEFAULT_SECONDS = 30
 _CHILD = Path(__file__).with_name("child.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question that is under way: its children run while the caller does other things."""
+    """Child processes that query the driver while the caller continues."""
 
     environment: Mapping[str, str]
     children: tuple[subprocess.Popen[str] | str, ...]  # the second one sees hidden devices
     seconds: float
 
     def answer(self) -> CudaView | Unavailable:
-        """Wait for the driver's answer, or for the reason why there is none."""
+        """Wait for the driver's answer; return Unavailable with the reason without one."""
         answers = [_read(child, self.seconds) for child in self.children]
         visible, *everything = answers
         return cuda_view(
@@ -52,13 +52,13 @@ class Probe:
         )
 
 
-def ask(
+def start_probe(
     *,
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = (),
     seconds: float = DEFAULT_SECONDS,
 ) -> Probe:
-    """Start asking the driver; ``environment`` and ``command`` replace those of this process.
+    """Start to query the driver; ``environment`` and ``command`` replace those of this process.
 
     The children are killed after ``seconds``.
     """
@@ -83,7 +83,7 @@ def _without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | str:
-    """Start a child, or say why it cannot be."""
+    """Start a child process; return the reason if that fails."""
     try:
         return subprocess.Popen(  # noqa: S603 this interpreter, on a file of ours
             line,
@@ -99,7 +99,7 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
 
 
 def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
-    """Return what a child found, or why it did not."""
+    """Return the answer of a child process, or the reason why there is none."""
     if isinstance(child, str):
         return child
     try:
@@ -119,7 +119,7 @@ def _abandon(child: subprocess.Popen[str]) -> None:
     try:
         child.communicate(timeout=1)
     except subprocess.TimeoutExpired:
-        # Stuck inside the kernel, where no signal reaches it; it ends when the driver lets it.
+        # Blocked inside the kernel, where no signal is delivered; the driver ends the wait.
         child.returncode = -signal.SIGKILL
 
 
@@ -156,7 +156,7 @@ def cuda_view(
     visible_devices: str | None,
     device_order: str | None,
 ) -> CudaView | Unavailable:
-    """Make one view of what a child found with CUDA_VISIBLE_DEVICES, and another without it."""
+    """Combine the answers of a child with CUDA_VISIBLE_DEVICES and of one without the variable."""
     if isinstance(visible, str):
         return Unavailable(visible)
     if "missing" in visible:
@@ -220,7 +220,7 @@ def _attribute(attribute: Attribute, value: Any) -> Field:
 
 
 def _field(value: Any, convert: Callable[[Any], Field] = lambda value: value) -> Field:
-    """Convert a value; an error that the child noted in its place becomes Unavailable."""
+    """Convert a value; an error that the child returned in its place becomes Unavailable."""
     return _reason(value) if isinstance(value, dict) else convert(value)
 
 
@@ -242,6 +242,6 @@ def _uuid(device: dict[str, Any]) -> str | Unavailable:
     own = device["uuid"]
     if isinstance(own, dict):
         return _reason(own)
-    # A MIG instance has a UUID of its own beside that of its GPU.
+    # A MIG instance has its own UUID besides that of its GPU.
     instance = isinstance(device["gpu_uuid"], str) and device["gpu_uuid"] != own
     return f"{'MIG' if instance else 'GPU'}-{uuid.UUID(hex=own)}"

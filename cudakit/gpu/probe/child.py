@@ -1,8 +1,8 @@
-"""The child process: asks the CUDA driver, and writes what it said as one JSON object.
+"""The child process: queries the CUDA driver, and writes the answer as one JSON object.
 
-Run as a script, and of the standard library only: it starts in a few milliseconds, and works where
-nothing else does. No context is made, so nothing is left on any GPU. The numbers and names are those of
-the CUDA Driver API (cuda.h). What the driver prints goes to standard error.
+A script that imports the standard library only, so that it starts in a few milliseconds and depends on
+nothing else. It makes no context, and so leaves nothing on any GPU. Numbers and names are those of the
+CUDA Driver API (cuda.h). The output of the driver goes to standard error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Driver:
-    """The functions of libcuda, each checked."""
+    """The functions of libcuda, with their results checked."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -71,7 +71,7 @@ class Driver:
 
 
 def answer(numbers: list[int]) -> dict[str, Any]:
-    """Ask for everything; ``numbers`` are the attributes to read of each device."""
+    """Query everything; ``numbers`` are the attributes to read of each device."""
     try:
         driver = Driver()
     except OSError as error:
@@ -110,7 +110,7 @@ def _attribute(driver: Driver, number: int, device: int) -> Any:
 
 
 def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
-    """Give the pairs that can reach each other, with 1 where atomics work at full speed."""
+    """Yield the pairs with peer access, followed by 1 if atomics work at full speed, else 0."""
     for one in range(count):
         for other in range(count):
             if one != other and driver.number("cuDeviceCanAccessPeer", one, other):
@@ -134,7 +134,7 @@ def _asked(driver: Driver, read: Any, *arguments: Any) -> Any:
 
 
 def _mapped_library() -> str | None:
-    """Return the file behind libcuda: not always the one that ``ldconfig`` names."""
+    """Return the path of the loaded libcuda, which ``ldconfig`` may not list."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
@@ -144,7 +144,7 @@ def _mapped_library() -> str | None:
 
 
 def main(seconds: str, *numbers: str) -> None:
-    """Answer within a time: a driver that hangs takes this process with it, and nothing else."""
+    """Write the answer; SIGALRM ends this process if the driver hangs for ``seconds``."""
     signal.alarm(int(seconds))
     pipe = os.dup(1)
     os.dup2(2, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
@@ -135,18 +133,6 @@ class SimGraphs:
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         graph, number = divmod(node, _MOST_NODES)
         return _known(graph, self._graphs[graph].nodes[number - 1].before)
-
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """Let this thread do what its captures prohibit, unless it conflicts with them by itself."""
-        thread, relaxed = self.context.thread, self._streams.relaxed
-        nested = thread in relaxed
-        relaxed.add(thread)
-        try:
-            yield
-        finally:
-            if not nested:
-                relaxed.discard(thread)
 
     def close(self) -> None:
         """Forget all graphs and executables."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from cudakit.errors import CudaError
@@ -28,7 +30,7 @@ class SimStreams:
         self._of_threads: dict[int, Lane] = {}
         self.lanes = Lanes(Lane(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # that have not ended
-        self.relaxed: set[int] = set()  # threads that captures do not restrict
+        self._relaxed: set[int] = set()  # threads that captures do not restrict
         context.emit(facts.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
@@ -126,6 +128,18 @@ class SimStreams:
         self.context.emit(facts.EventQueryOk(end))
         return (last.end_ns - first.end_ns) / 1e9
 
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread do what its captures prohibit, unless it conflicts with them by itself."""
+        thread, relaxed = self.context.thread, self._relaxed
+        nested = thread in relaxed
+        relaxed.add(thread)
+        try:
+            yield
+        finally:
+            if not nested:
+                relaxed.discard(thread)
+
     def lane(self, stream: Stream) -> Lane:
         """Return the lane of a stream to enqueue work in. LEGACY invalidates captures of blocking streams."""
         lane = self.lane_of(stream)
@@ -180,7 +194,7 @@ class SimStreams:
 
     def refuse_in_capture(self) -> None:
         """Invalidate the captures of this thread and raise, unless it is relaxed or captures nothing."""
-        if self.context.thread not in self.relaxed:
+        if self.context.thread not in self._relaxed:
             self._refuse_during(self._own_captures())
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ def render(document: Document, *, width: int, color: bool) -> str:
     """Write a document in lines of at most ``width`` cells, each ended by a newline.
 
     Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
-    sixteen colours, bold or dim. Whatever a file brought into the document is made harmless.
+    sixteen colours, bold or dim. Text of the document is escaped.
     """
     title = Text(cut(escaped(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stacked(document.nodes, width, level=1)]
@@ -34,7 +34,7 @@ def render(document: Document, *, width: int, color: bool) -> str:
 
 
 def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
-    """Draw nodes under one another, with an empty line between all but neighbouring notes."""
+    """Draw nodes under one another, with an empty line between them except between adjacent notes."""
     lines: list[Text] = []
     above: Node | None = None
     for node in nodes:
@@ -70,14 +70,14 @@ def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Imported here: curves need numpy, which is slow to import, and nothing else does.
+    # Imported here: only charts need numpy, which is slow to import.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
 
 
 def _note_lines(note: Note, width: int) -> list[Text]:
-    """Draw a note; its symbol stands in the margin, so that it is found without colour."""
+    """Draw a note; its symbol is in the margin, visible without colour."""
     symbol = (theme.SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
     first, *rest = wrapped(escaped(note.text), width - _INDENT)
@@ -96,7 +96,7 @@ def _remedy_lines(remedy: str, width: int) -> list[Text]:
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
-    """Draw a heading and what stands under it; a section with nothing to show is left out."""
+    """Draw a heading and the nodes under it; nothing for an empty section."""
     body = _stacked(section.nodes, width, level=level + 1)
     return [_heading(section.title, width, level=level), *body] if body else []
 
@@ -124,6 +124,6 @@ def _colored(lines: Sequence[Text]) -> str:
         if segment.style
         else segment.text
         for line in lines
-        # Text.render skips a line's own style; as part of another it becomes a span of that.
+        # Text.render ignores the style of the line itself; appended to another line it becomes a span.
         for segment in Text().append_text(line).render(console, end="\n")
     )

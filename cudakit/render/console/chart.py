@@ -10,7 +10,6 @@ from rich.text import Text
 
 from cudakit.document import Array, Chart, Column, Marker, Ratio, Series, Table
 from cudakit.document import Text as Words
-from cudakit.render.amounts import x_value, y_value
 from cudakit.render.console import theme
 from cudakit.render.console.curves import (
     MOST_CURVES,
@@ -22,7 +21,8 @@ from cudakit.render.console.curves import (
     legend,
 )
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import cut, escaped, padded, words, wrapped
+from cudakit.render.console.text import cut, escaped, format_value, padded, wrapped
+from cudakit.render.values import x_value, y_value
 
 _ROWS = 8
 _LEAST_COLUMNS = 8
@@ -33,7 +33,7 @@ _MARKER_GAP = 2
 
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a chart under its title; one without data says so."""
+    """Draw a chart under its title, or "(no data)"."""
     title = escaped(chart.title)
     lines = [Text(line, theme.HEADER) for line in wrapped(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
@@ -65,7 +65,7 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
-    """Give the range of the y axis: always with 0 in it, so that areas are honest."""
+    """Return the range of the y axis, which contains 0 so that areas are proportional."""
     known = [np.asarray(one.y, np.float64) for one in series]
     known = [y[np.isfinite(y)] for y in known]
     return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
@@ -74,7 +74,7 @@ def _extremes(series: Sequence[Series]) -> tuple[float, float]:
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
     """Label the upper edges of the first and the middle row, and the axis."""
     at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
-    return {row: words(y_value(chart, height)) for row, height in at.items()}
+    return {row: format_value(y_value(chart, height)) for row, height in at.items()}
 
 
 def _canvas(chart: Chart, found: Sequence[Curve], plane: Plane) -> Canvas:
@@ -94,7 +94,7 @@ def _edge(label: str, gutter: int) -> str:
 
 
 def _x_range(chart: Chart, columns: int) -> Text:
-    ends = [words(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
+    ends = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
     first, last = (cut(end, columns // 2 - 1) for end in ends)
     room = max(columns - cell_len(first) - cell_len(last) - 2, 0)
     label = cut(escaped(chart.x_label), room)
@@ -106,7 +106,7 @@ def _x_range(chart: Chart, columns: int) -> Text:
 
 
 def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
-    """Draw each marker under its instant, in as few lines as hold them all side by side."""
+    """Draw each marker under its x position, in the fewest lines where no labels overlap."""
     lines: list[Text] = []
     left_out = 0
     ordered = sorted(markers, key=lambda marker: marker.x)
@@ -127,7 +127,7 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
 
 
 def _placed(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
-    """Put the label right of the pointer, or left of it where the right has no room."""
+    """Place the label right of the pointer, or left of it if it does not fit."""
     pointer, style = _POINTERS[marker.level], theme.LEVELS[marker.level]
     label = escaped(marker.label)
     if column + 2 + cell_len(label) <= columns or column < columns // 2:
@@ -149,7 +149,7 @@ def _as_table(chart: Chart) -> Table:
 
 
 def _matrix_table(chart: Chart) -> Table:
-    """One row a series, one column an x: as a matrix of devices is read."""
+    """Return a table with a row per series and a column per x."""
     names = (Column(chart.x_label, "text"), *(_number(_label(chart, x)) for x in chart.x.tolist()))
     rows = [
         (Words(series.name), *(y_value(chart, y) for y in series.y.tolist()))
@@ -159,7 +159,7 @@ def _matrix_table(chart: Chart) -> Table:
 
 
 def _bar_table(chart: Chart) -> Table:
-    """One row an x; a single series gets bars, relative to the highest."""
+    """Return a table with a row per x; a single series has bars relative to the highest."""
     shown = _largest(chart)
     columns = [_number(chart.x_label), *(_number(series.name) for series in chart.series)]
     rows = [
@@ -191,4 +191,4 @@ def _number(name: str) -> Column:
 
 
 def _label(chart: Chart, x: float) -> str:
-    return words(x_value(chart, x))
+    return format_value(x_value(chart, x))

@@ -13,17 +13,17 @@ import numpy.typing as npt
 from rich.text import Text
 
 from cudakit.document import Array, Chart, Series
-from cudakit.render.amounts import y_value
 from cudakit.render.console import theme
-from cudakit.render.console.text import cut, escaped, words, wrapped
+from cudakit.render.console.text import cut, escaped, format_value, wrapped
+from cudakit.render.values import y_value
 
 Heights: TypeAlias = npt.NDArray[np.float64]
 
-# More curves than this cannot be told apart without colour.
+# More curves are not distinguishable without colour.
 MOST_CURVES = 3
 _BETWEEN = "   "
 
-# Glyphs by how full a curve's highest cell is, and what fills the cells below; darkest first.
+# Glyphs by the fill level of a curve's highest cell, and the fill of the cells below; darkest first.
 _AREAS = (("▁▂▃▄▅▆▇█", "█"), (" ▒", "▒"), (" ░", "░"))
 _LINES = (("▁━▔", ""), ("⣀⠤⠒⠉", ""), (".·˙", ""))
 _POINTS = (("●", ""), ("x", ""), ("+", ""))
@@ -31,7 +31,7 @@ _POINTS = (("●", ""), ("x", ""), ("+", ""))
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """How a curve is drawn: ``tops`` by how full its highest cell is, ``fill`` in those below."""
+    """The glyphs of a curve: ``tops`` by the fill level of its highest cell, ``fill`` for the cells below."""
 
     tops: str
     style: str
@@ -39,7 +39,7 @@ class Pen:
 
     @property
     def sample(self) -> str:
-        """Show the pen in a legend."""
+        """Return the glyph for the legend."""
         return self.fill or self.tops[len(self.tops) // 2]
 
 
@@ -59,7 +59,7 @@ class Canvas:
         self.cells = [[(" ", _EMPTY)] * self.columns for _ in range(self.rows)]
 
     def curves(self, curves: Sequence[tuple[Heights, Pen]]) -> None:
-        """Draw curves of heights from 0 to 1, in every column the lower in front of the higher."""
+        """Draw curves of heights from 0 to 1; in each column the lower is in front."""
         for column in range(self.columns):
             tops = [(float(heights[column]), pen) for heights, pen in curves]
             known = [top for top in reversed(tops) if not math.isnan(top[0])]
@@ -67,14 +67,14 @@ class Canvas:
                 self._column(column, height * self.rows, pen)
 
     def points(self, columns: npt.NDArray[np.int64], heights: Heights, pen: Pen) -> None:
-        """Draw points at heights from 0 to 1; one whose height is not a number is left out."""
+        """Draw points at heights from 0 to 1, except those whose height is NaN."""
         known = np.isfinite(heights)
         rows = np.minimum(heights[known] * self.rows, self.rows - 1).astype(np.int64)
         for row, column in set(zip(rows.tolist(), columns[known].tolist(), strict=True)):
             self.cells[row][column] = (pen.tops, pen)
 
     def lines(self) -> list[Text]:
-        """Give the rows from the top down, each curve in its colour."""
+        """Return the rows from the top down, each curve in its colour."""
         return [_line(cells) for cells in reversed(self.cells)]
 
     def _column(self, column: int, height: float, pen: Pen) -> None:
@@ -98,7 +98,7 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """What the lowest and the highest edge of a picture stand for, and its size in cells."""
+    """The values at the lowest and highest edge of a chart, and its size in cells."""
 
     low: float
     high: float
@@ -106,14 +106,14 @@ class Plane:
     rows: int
 
     def scaled(self, y: Array) -> Heights:
-        """Give heights from 0 to 1."""
+        """Return heights from 0 to 1."""
         heights: Heights = (np.asarray(y, np.float64) - self.low) / ((self.high - self.low) or 1)
         return heights
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A series with its heights, by column or (scatter) by point; ``like`` names its twin."""
+    """A series with its heights, by column or (scatter) by point; ``like`` names a coinciding series."""
 
     series: Series
     heights: Heights
@@ -122,7 +122,7 @@ class Curve:
 
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
-    """Prepare the first MOST_CURVES series; one that would hide in another's cells gets no pen."""
+    """Prepare the first MOST_CURVES series; one that falls into the same cells as another has no pen."""
     found: list[Curve] = []
     for series in chart.series[:MOST_CURVES]:
         heights = plane.scaled(_reduced(chart, series, plane))
@@ -162,7 +162,7 @@ def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | N
 
 
 def _pens(chart: Chart, found: Sequence[Curve]) -> list[Pen]:
-    """Choose pens in the order of the series; of areas, the lower on average is the darker."""
+    """Choose pens in the order of the series; areas with a lower mean are darker."""
     if chart.kind != "area":
         kinds = _LINES if chart.kind == "line" else _POINTS
         return [
@@ -192,14 +192,14 @@ def _remark(chart: Chart, curve: Curve) -> str:
 def _highest(chart: Chart, curve: Curve) -> str:
     known = np.asarray(curve.series.y, np.float64)
     known = known[np.isfinite(known)]
-    return words(y_value(chart, float(known.max()) if len(known) else float("nan")))
+    return format_value(y_value(chart, float(known.max()) if len(known) else float("nan")))
 
 
 def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
-    """Reduce a curve to the maximum that it reaches within each column, so that no peak is lost.
+    """Reduce a curve to the maximum that it reaches within each column, so that every peak is visible.
 
     ``x`` ascends. A column without a sample shows the value held (``step``) or interpolated at its
-    left edge; NaN stands where the curve has no value.
+    left edge; NaN where the curve has no value.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     known = np.isfinite(x)
@@ -214,7 +214,7 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
 
 
 def columns_of(positions: Array, x: Array, *, columns: int) -> npt.NDArray[np.int64]:
-    """Find the columns in which positions of the x axis lie; outside it, the nearest."""
+    """Return the columns of positions on the x axis; the nearest for positions outside it."""
     first, last = float(x[0]), float(x[-1])
     shares = (np.asarray(positions, np.float64) - first) / ((last - first) or 1.0)
     return np.clip(np.nan_to_num(shares) * columns, 0, columns - 1).astype(np.int64)

@@ -10,10 +10,10 @@ from cudakit.document import (
     Stack,
     Value,
 )
-from cudakit.render.amounts import NOT_AVAILABLE
 from cudakit.render.console import theme
 from cudakit.render.console.frames import callers, stack_line
-from cudakit.render.console.text import beside, cut, escaped, style_of, words, wrapped
+from cudakit.render.console.text import beside, cut, escaped, format_value, style_of, wrapped
+from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
 _SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120
@@ -54,7 +54,7 @@ def _value_lines(value: Value, room: int) -> list[Text]:
             text = f"{NOT_AVAILABLE} ({escaped(reason)})"
             return [Text(line, theme.FAINT) for line in wrapped(text, room)]
         case _:
-            return [Text(line, style_of(value)) for line in wrapped(words(value), room)]
+            return [Text(line, style_of(value)) for line in wrapped(format_value(value), room)]
 
 
 def _stack_lines(stack: Stack, room: int) -> list[Text]:

@@ -12,15 +12,23 @@ from rich.text import Text
 
 from cudakit.document import Column, Frame, Ratio, Stack, Table, Value
 from cudakit.render.console import theme
-from cudakit.render.console.frames import stack_line, stack_words
-from cudakit.render.console.text import cut, escaped, padded, style_of, styled, words, wrapped
+from cudakit.render.console.frames import format_stack, stack_line
+from cudakit.render.console.text import (
+    cut,
+    escaped,
+    format_value,
+    padded,
+    style_of,
+    styled,
+    wrapped,
+)
 
 _CALLERS_FROM = 116  # columns inside the margins of a terminal of 120
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
-# What gives way first: a header that wraps loses nothing, callers are an extra, a bar's figure stays,
-# a stack still names its site when cut.
+# The order in which columns shrink: a wrapped header loses nothing, callers are optional, a bar keeps its
+# number, a cut stack keeps its site.
 _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("number", "least"),
     ("stack", "enough"),
@@ -28,7 +36,7 @@ _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("stack", "least"),
     ("text", "least"),
 )
-# What goes first where even the least widths do not fit; of one kind, the rightmost.
+# The order in which columns are left out if the minimal widths do not fit; of one kind, the rightmost first.
 _DROPPED: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
 _BAR = 10
@@ -42,7 +50,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def table_lines(table: Table, width: int) -> list[Text]:
-    """Draw a table; columns that do not fit even when narrow are named below it."""
+    """Draw a table; columns that do not fit are named below it."""
     widths = _widths(table, width)
     rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
@@ -92,7 +100,7 @@ def _faint(lines: list[Text]) -> list[Text]:
 def _total(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
-    # A bar of the whole would only say that the whole is the whole: its figure is enough.
+    # The bar of a total is always full: the number is enough.
     plain = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
@@ -105,7 +113,7 @@ def _total(
 def _joined(
     columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
-    """Put the cells of a row side by side, as many lines as the highest has."""
+    """Place the cells of a row side by side; the highest cell has as many lines as the row."""
     lines = []
     for level in range(max(map(len, cells.values()), default=0)):
         parts = [
@@ -132,7 +140,7 @@ def _below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """The widths in cells that a column would like, can do without loss, and can do with at all."""
+    """The widths of a column in terminal cells: natural, sufficient without loss, and minimal."""
 
     kind: _Kind
     natural: int
@@ -141,7 +149,7 @@ class _Need:
 
 
 def _fitted(needs: Sequence[_Need], width: int) -> dict[int, int]:
-    """Give each column its width, so that all with their gaps fit; a column left out has none."""
+    """Return the width of each column so that all fit with their gaps; a column left out has none."""
     shown = _shown(needs, width)
     room = width - _GAP * (len(shown) - 1)
     widths = {index: min(needs[index].natural, room) for index in shown}
@@ -162,7 +170,7 @@ def _shown(needs: Sequence[_Need], width: int) -> list[int]:
 
 
 def _shrink(widths: dict[int, int], least: dict[int, int], room: int) -> None:
-    """Take cells from the widest of the columns in ``least`` until all fit or none can give."""
+    """Shrink the widest of the columns in ``least`` until all columns fit or none can shrink."""
     while sum(widths.values()) > room:
         giving = [index for index, floor in least.items() if widths[index] > floor]
         if not giving:
@@ -174,7 +182,7 @@ def _shrink(widths: dict[int, int], least: dict[int, int], room: int) -> None:
 
 
 def _need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Need:
-    """Measure a column: the width that shows all of it, and the least that is still of use."""
+    """Measure the widths of a column."""
     header = escaped(column.name)
     longest_word = _longest_word([header])
     content = max((_natural(column, cell, with_callers=with_callers) for cell in cells), default=0)
@@ -183,7 +191,7 @@ def _need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Nee
     least = {
         "number": max(content, longest_word, 1),
         "bar": max(_FIGURE, longest_word),
-        "text": max(_LEAST_TEXT, min(_longest_word(map(words, cells)), _LONGEST_WORD)),
+        "text": max(_LEAST_TEXT, min(_longest_word(map(format_value, cells)), _LONGEST_WORD)),
         "stack": _LEAST_STACK,
     }
     return _Need(
@@ -202,7 +210,7 @@ def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) 
         case "stack", Stack() | Frame():
             return [stack_line(_as_stack(cell), room=width, with_callers=with_callers)]
         case "text", _:
-            lines = wrapped(words(cell), width, most=_MOST_LINES)
+            lines = wrapped(format_value(cell), width, most=_MOST_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
             line = styled(cell)
@@ -217,7 +225,7 @@ def _header_lines(column: Column, width: int) -> list[Text]:
 
 
 def _bar_glyphs(ratio: float, width: int) -> str:
-    """Draw a share of ``width`` cells, to an eighth of a cell; what is not zero stays visible."""
+    """Draw a share of ``width`` cells, to an eighth of a cell; a nonzero share is always visible."""
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)
@@ -230,9 +238,9 @@ def _natural(column: Column, cell: Value, *, with_callers: bool) -> int:
         case "bar", Ratio():
             return _BAR + 1 + _FIGURE
         case "stack", Stack():
-            return cell_len(stack_words(cell, with_callers=with_callers))
+            return cell_len(format_stack(cell, with_callers=with_callers))
         case _:
-            return cell_len(words(cell))
+            return cell_len(format_value(cell))
 
 
 def _longest_word(texts: Iterable[str]) -> int:
@@ -240,7 +248,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _bar(ratio: float, width: int) -> Text:
-    figure = words(Ratio(ratio)).rjust(_FIGURE)
+    figure = format_value(Ratio(ratio)).rjust(_FIGURE)
     room = width - len(figure) - 1
     if room < _LEAST_BAR:
         return Text(cut(figure.strip(), width).rjust(width))

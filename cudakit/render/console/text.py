@@ -10,39 +10,28 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from cudakit.document import Change, Value
-from cudakit.render import amounts
+from cudakit.render import values
 from cudakit.render.console import theme
+from cudakit.render.escape import escape_sequence, shortened, visible
 from cudakit.units import Unavailable
 
-# Long enough for any sentence of ours; a name that is longer was made to flood the terminal.
+# Longer than any sentence of a report; a longer name would flood the terminal.
 LIMIT = 600
 
-# Printable to Python, yet they change the width or the look of the character before them.
+# Printable to Python, but they change the width or the look of the character before them.
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 def escaped(text: str, *, limit: int = LIMIT) -> str:
-    r"""Make text harmless: one line, nothing invisible, at most ``limit`` characters.
-
-    What Unicode does not count as printable (controls, ESC, newlines, bidirectional overrides,
-    zero-width and unassigned characters, lone surrogates) is written as ``\x1b``, ``\n``, ``\u202e``.
-    """
-    head = text[: limit + 1]
-    if not head.isprintable() or _VARIATION_SELECTOR.search(head):
-        head = "".join(map(_visible, head))
-    return head if len(head) <= limit else head[: limit - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() and not _VARIATION_SELECTOR.match(character):
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    """Return text as one line without invisible characters, of at most ``limit`` characters."""
+    head = visible(text[: limit + 1])
+    return shortened(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
 
 
 def wrapped(text: str, width: int, *, most: int | None = None) -> list[str]:
     """Break text at spaces into lines of at most ``width`` cells; an over-long word is folded.
 
-    With ``most``, the last line allowed ends in an ellipsis where words were left out.
+    With ``most``, the last line allowed ends in an ellipsis if words were left out.
     """
     lines = list(_broken(text, max(width, 2)))
     if most is None or len(lines) <= most:
@@ -68,24 +57,24 @@ def _broken(text: str, width: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        # Of a word that takes no room at all, as marks over nothing, no pieces are made.
+        # chop_cells returns nothing for a word of zero width, such as combining marks.
         *whole, line = chop_cells(word, width) or [word]
         yield from whole
     yield line
 
 
-def words(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Write a value on one line; a stack is the frame that a reader should see first."""
-    return escaped(amounts.words(value))
+    return escaped(values.format_value(value))
 
 
 def styled(value: Value) -> Text:
     """Write a value as a Text of rich, in its style."""
-    return Text(words(value), style_of(value))
+    return Text(format_value(value), style_of(value))
 
 
 def style_of(value: Value) -> str:
-    """Choose the style of a value: growth, shrinking and absence can be told from the rest."""
+    """Return the style of a value: growth, shrinking and absence are coloured."""
     match value:
         case Unavailable():
             return theme.FAINT
@@ -98,7 +87,7 @@ def style_of(value: Value) -> str:
 
 
 def padded(line: Text, width: int, *, right: bool = False) -> Text:
-    """Fill a line with spaces to ``width`` cells, behind the words or (``right``) before them."""
+    """Pad a line with spaces to ``width`` cells, on the right or (``right`` alignment) on the left."""
     missing = max(width - line.cell_len, 0)
     if right:
         line.pad_left(missing)
@@ -108,7 +97,7 @@ def padded(line: Text, width: int, *, right: bool = False) -> Text:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
-    """Put two blocks of lines side by side, the second beginning in column ``at``."""
+    """Place two blocks of lines side by side; the second begins in column ``at``."""
     pairs = zip_longest(left, right, fillvalue=None)
     return [
         padded(first.copy() if first else Text(), at).append_text(second or Text())

@@ -1,4 +1,4 @@
-"""Styles from the sixteen colours of the reader's own theme; colour is never the only signal."""
+"""Styles from the sixteen colours of the terminal's theme; colour is never the only signal."""
 
 from __future__ import annotations
 

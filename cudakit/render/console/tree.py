@@ -1,4 +1,4 @@
-"""Trees: the largest branches of a call tree or a flame graph, with what each amounts to."""
+"""Trees: the largest branches of a call tree or a flame graph, with their amounts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cudakit.document import Bytes, Count, Ratio, Seconds, Tree, Value
-from cudakit.render.amounts import magnitude
 from cudakit.render.console import theme
-from cudakit.render.console.text import escaped, words
+from cudakit.render.console.text import escaped, format_value
+from cudakit.render.values import magnitude
 
 _MOST_NODES = 24
 _MOST_CHILDREN = 6
@@ -22,7 +22,7 @@ _MOST_LEVELS = 10
 
 @dataclass(slots=True)
 class _Branch:
-    """A node that is drawn, with those of its children that are drawn too, largest first."""
+    """A drawn node with its drawn children, largest first."""
 
     tree: Tree
     place: int = 0  # among the children of the parent
@@ -45,9 +45,9 @@ class _Row:
 
 
 def tree_lines(tree: Tree, width: int) -> list[Text]:
-    """Draw the largest nodes of a tree; wherever nodes are left out, say how many."""
+    """Draw the largest nodes of a tree, with the number of nodes left out."""
     rows = list(_rows(_pruned(tree), "", ""))
-    amounts = _right_aligned(["" if row.value is None else words(row.value) for row in rows])
+    amounts = _right_aligned(["" if row.value is None else format_value(row.value) for row in rows])
     shares = _right_aligned([_share(row.value, tree.value) for row in rows])
     return [
         _line(row, amount, share, width)
@@ -64,7 +64,7 @@ def _line(row: _Row, amount: str, share: str, width: int) -> Text:
 
 
 def _pruned(tree: Tree) -> _Branch:
-    """Keep the largest nodes, each with the path to it; nodes without an amount in their order."""
+    """Keep the largest nodes with the paths to them; nodes without an amount in their order."""
     root = _Branch(tree)
     order = count()
     heap = [(0.0, next(order), root)]
@@ -93,7 +93,7 @@ def _rows(branch: _Branch, guides: str, beneath: str) -> Iterator[_Row]:
     remark = f"  … {len(left_out):,} below" if left_out and not branch.children else ""
     yield _Row(branch.tree.value, guides, escaped(branch.tree.label), remark)
     if len(branch.tree.children) == 1 and branch.children:
-        # An only child stands right below its parent: a chain of calls costs little indentation.
+        # An only child is right below its parent: a chain of calls needs little indentation.
         yield from _rows(branch.children[0], f"{beneath}╰ ", f"{beneath}  ")
         return
     for index, child in enumerate(branch.children, start=1):
@@ -118,7 +118,7 @@ def _sum(values: Sequence[Value]) -> Value | None:
 def _share(value: Value | None, whole: Value) -> str:
     if value is None or not magnitude(whole):
         return ""
-    return words(Ratio(magnitude(value) / magnitude(whole)))
+    return format_value(Ratio(magnitude(value) / magnitude(whole)))
 
 
 def _right_aligned(texts: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A Document as one HTML file that works offline and that its reader need not trust."""
+"""A Document as one HTML file that works offline and is safe to open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def render(document: Document) -> str:
     """Write a document as a page without scripts and without any reference to the outside.
 
     Its content-security policy admits the page's own stylesheet only, by hash (CSP Level 3, section
-    2.3.1), so that nothing that a file brought into the document can load, run or restyle anything.
+    2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
     page = element("html", _head(document.title, style), _NEWLINE, _body(document), lang="en")
@@ -30,7 +30,7 @@ def _head(title: str, style: str) -> Markup:
         element("meta", http_equiv="Content-Security-Policy", content=_policy(style)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
-        # Without this a browser asks the server, if there is one, for an icon.
+        # Without this a browser requests an icon from the server.
         element("link", rel="icon", href="data:,"),
         element("title", title),
         element("style", Markup(style)),
@@ -78,7 +78,7 @@ def _table_of_contents(document: Document) -> Markup | None:
 
 
 def _patterns() -> Markup:
-    """Define once what the stylesheet refers to: the pattern of free memory, and heads of arrows."""
+    """Define the patterns that the stylesheet refers to: hatching, and heads of arrows."""
     heads = (_arrow_head(kind) for kind in ("order", "missing"))
     return element(
         "svg",

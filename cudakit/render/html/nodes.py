@@ -1,4 +1,4 @@
-"""Nodes of a document to HTML: one function for each kind."""
+"""Nodes of a document as HTML, a function for each kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHORT = 40
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the page a node stands: the level of the next heading, the anchor around it."""
+    """The place of a node in the page: the level of the next heading, and the anchor."""
 
     level: int
     anchor: str
@@ -49,9 +49,9 @@ class Place:
 
 
 def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
-    """Write nodes one after another; a section with nothing to show is left out.
+    """Write nodes one after another, without empty sections.
 
-    Raises ValueError where a View names Columns that the document does not have.
+    Raises ValueError if a View names Columns that the document does not have.
     """
     for i, node in enumerate(nodes):
         if not is_empty(node):
@@ -59,12 +59,12 @@ def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
 
 
 def columns_of(document: Document) -> dict[str, Columns]:
-    """Find all Columns of a document, by name."""
+    """Return all Columns of a document by name."""
     return {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
 
 
 def is_empty(node: Node) -> bool:
-    """Say whether a node has nothing to show: Columns are drawn by Views only."""
+    """Return whether a node shows nothing: Columns are drawn by Views only."""
     match node:
         case Section():
             return all(map(is_empty, node.nodes))

@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 
 from cudakit.document import Column, Ratio, Table, Value
-from cudakit.render.amounts import words
 from cudakit.render.html.values import cell
 from cudakit.render.markup import Markup, element, join
+from cudakit.render.values import format_value
 
 _BAR = 72
 _NEWLINE = Markup("\n")
 
 
 def table(node: Table) -> Markup:
-    """Write a table; what is wider than the page scrolls on its own."""
+    """Write a table; one wider than the page scrolls by itself."""
     head = element("thead", element("tr", *map(_heading, node.columns)))
     rows = (
         line
@@ -34,7 +34,7 @@ def table(node: Table) -> Markup:
         "div",
         grid,
         class_="scroll wide" if is_wide else "scroll",
-        # A keyboard can scroll only what it can focus.
+        # The keyboard scrolls only elements with focus.
         tabindex=0,
         role="region",
         aria_label=_name(node),
@@ -64,7 +64,7 @@ def _cell(column: Column, value: Value) -> Markup:
 
 def _bar(ratio: Ratio) -> Markup:
     length = round(min(max(ratio.value, 0.0), 1.0) * _BAR, 1)
-    # What is not zero stays visible.
+    # A nonzero share is always visible.
     length = max(length, 1.0) if ratio.value > 0 else length
     bar = element(
         "svg",
@@ -74,4 +74,4 @@ def _bar(ratio: Ratio) -> Markup:
         height=8,
         aria_hidden="true",
     )
-    return join((bar, element("span", words(ratio))))
+    return join((bar, element("span", format_value(ratio))))

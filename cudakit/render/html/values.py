@@ -8,32 +8,32 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.render.amounts import NO_STACK, leaf, place_words, site, words
 from cudakit.render.markup import Markup, element, join
+from cudakit.render.values import NO_STACK, format_place, format_value, leaf, site
 from cudakit.units import Unavailable
 
-# A recursion that went wrong may have thousands of frames.
+# A runaway recursion has thousands of frames.
 _FRAMES = 100
 
 
 def cell(value: Value) -> Markup:
-    """Write a value for a table: a stack as its site, which opens to all frames."""
+    """Write a value for a table cell; a stack is its site, which opens to all frames."""
     match value:
         case Stack():
             return _stack(value)
         case Frame():
             return _frame(value)
         case Unavailable(reason):
-            return element("span", words(value), class_="muted", title=reason)
+            return element("span", format_value(value), class_="muted", title=reason)
         case _:
-            return join((words(value),))
+            return join((format_value(value),))
 
 
 def fact(value: Value) -> Markup:
-    """Write a value that stands alone, with the reason where there is none."""
+    """Write a single value; an Unavailable with its reason."""
     match value:
         case Unavailable(reason):
-            return element("span", f"{words(value)}: {reason}", class_="muted")
+            return element("span", f"{format_value(value)}: {reason}", class_="muted")
         case Text(text):
             return element("span", text, class_="words")
         case _:
@@ -61,13 +61,13 @@ def _stack(stack: Stack) -> Markup:
 
 
 def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
-    """Write what the site's line called in the end, where that is another frame."""
+    """Write the innermost frame if it is not the site."""
     frame = leaf(stack)
     return (" → ", _frame(frame)) if frame else ()
 
 
 def _frame(frame: Frame, *, whole: bool = False) -> Markup:
-    """Write the function, then where it stands: the ``whole`` path, or what tells it apart."""
-    place = f"{frame.filename}:{frame.line}" if whole and frame.line else place_words(frame)
+    """Write the function, then its file and line: the ``whole`` path, or a shortened one."""
+    place = f"{frame.filename}:{frame.line}" if whole and frame.line else format_place(frame)
     function = element("span", frame.name or "?", class_="function")
     return join((function, " ", element("span", place, class_="place")) if place else (function,))

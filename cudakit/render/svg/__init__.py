@@ -1,1 +1,1 @@
-"""Pictures of a page as SVG: coordinates in percent and pixels, so that text keeps its size."""
+"""SVG for pages: coordinates in percent and pixels, so that text keeps its size."""

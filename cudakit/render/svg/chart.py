@@ -1,4 +1,4 @@
-"""Charts: each kind is a function that draws into the frame of ``plot``."""
+"""Charts as plots: curves, areas, points and bars."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from cudakit.document import Array, Chart, Series
 from cudakit.document.axis import Axis, Tick, rounded_axis, tight_axis
 from cudakit.document.picture import Plot, PlotKey, Shape, percent, series_class, shape, stretched
-from cudakit.render.amounts import x_words, y_words
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.matrix import matrix
 from cudakit.render.svg.plot import plot
 from cudakit.render.svg.thin import Points, finite, thinned
+from cudakit.render.values import format_x, format_y
 
-# Columns in which a curve keeps its extremes: pixels of a wide page, in units of half a pixel.
+# A curve keeps its extremes per column: pixels of a wide page, in units of half a pixel.
 _COLUMNS = 1200
 _WIDTH = 2 * _COLUMNS
 _HEIGHT = 1000
 
-# More dots than this hide one another.
+# More dots cover one another.
 _DOTS = 4000
 
 # Groups of bars that are drawn, and that are labelled.
@@ -35,8 +35,7 @@ _FILLED = 0.72
 def chart(node: Chart) -> Markup:
     """Draw a chart of any kind.
 
-    Areas lie over one another from 0 up: they suit amounts of which each contains the next. NaN
-    interrupts a curve.
+    Areas overlap from 0 up, for amounts of which each contains the next. NaN interrupts a curve.
     """
     return _KINDS[node.kind](node)
 
@@ -145,7 +144,7 @@ def _range(values: Array) -> tuple[float, float] | None:
 
 def _key(series: Series, node: Chart) -> PlotKey:
     y_range = _range(finite(series.y))
-    return PlotKey(series.name, f"peak {y_words(node, y_range[1])}" if y_range else "no data")
+    return PlotKey(series.name, f"peak {format_y(node, y_range[1])}" if y_range else "no data")
 
 
 def _description(node: Chart) -> str:
@@ -154,13 +153,13 @@ def _description(node: Chart) -> str:
 
 
 def _bars(node: Chart) -> Markup:
-    """Draw groups of bars; of more than 200 groups the first ones."""
+    """Draw at most 200 groups of bars."""
     groups = min(len(node.x), _GROUPS)
     if not groups or not node.series:
         return _no_data(node)
     heights = np.nan_to_num(np.stack([finite(series.y)[:groups] for series in node.series]))
     y = rounded_axis(float(heights.min()), float(heights.max()), node.y_unit)
-    names = x_words(node)
+    names = format_x(node)
     drawing = (
         _bar(node, row, i, heights, y, f"{names[i]}, {series.name}")
         for row, series in enumerate(node.series)
@@ -170,7 +169,7 @@ def _bars(node: Chart) -> Markup:
     left_out = len(node.x) - groups
     description = f"bar chart of {groups} groups" + (f", {left_out:,} left out" if left_out else "")
     x = _names_axis(names[:groups])
-    # An instant has no place among names: markers are left out.
+    # A marker has no position among names: markers are left out.
     return plot(_framed(node, drawing, x, y, legend, description))
 
 
@@ -182,7 +181,7 @@ def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) 
     left = (group + (1 - _FILLED) / 2) / groups + width * row
     return shape(
         "rect",
-        title=f"{name}: {y_words(node, height)}",
+        title=f"{name}: {format_y(node, height)}",
         class_=f"bar {series_class(row)}",
         x=percent(left),
         y=percent(top),
@@ -192,7 +191,7 @@ def _bar(node: Chart, row: int, group: int, heights: Array, y: Axis, name: str) 
 
 
 def _names_axis(names: Sequence[str]) -> Axis:
-    """Label the middle of each group, or of as many as have room."""
+    """Label the middle of each group, or of every n-th group if there are many."""
     every = -(-len(names) // _LABELS)
     ticks = (Tick(i + 0.5, names[i]) for i in range(0, len(names), every))
     return Axis(0, len(names), tuple(ticks))

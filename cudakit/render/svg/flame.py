@@ -1,4 +1,4 @@
-"""Trees as icicles: the whole on top, every part below what it is a part of, as wide as its value."""
+"""Trees as icicle graphs: the root on top, children below their parent, widths proportional to values."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from zlib import crc32
 
 from cudakit.document import Ratio, Tree
 from cudakit.document.picture import percent
-from cudakit.render.amounts import magnitude, words
 from cudakit.render.markup import Markup, element
+from cudakit.render.values import format_value, magnitude
 
 _ROW = 20
 _LEVELS = 40
 _PARTS = 3000
-# Shares of the whole: a pixel of the page; and room for a few letters.
+# Shares of the whole: a pixel of the page; and the width of a short label.
 _NARROWEST = 0.001
 _LABELLED = 0.02
-# How many tints the stylesheet has.
+# The number of tints in the stylesheet.
 _TINTS = 6
 
 
@@ -32,13 +32,13 @@ class _Part:
 
 
 def flame(tree: Tree) -> Markup:
-    """Draw a tree; say how many parts were too narrow, too deep or too many to draw."""
+    """Draw a tree, with the number of parts too narrow, too deep or too many to draw."""
     parts, left_out = _laid_out(tree)
     levels = 1 + max(part.level for part in parts)
     picture = element(
         "svg",
         element("title", tree.label),
-        element("desc", f"{len(parts)} parts of {words(tree.value)} on {levels} levels"),
+        element("desc", f"{len(parts)} parts of {format_value(tree.value)} on {levels} levels"),
         *(_drawn(part, tree) for part in parts),
         class_="flame",
         role="img",
@@ -66,7 +66,7 @@ def _laid_out(tree: Tree) -> tuple[list[_Part], int]:
 
 
 def _children(part: _Part) -> list[_Part]:
-    """Divide a part's width; children that claim more than their parent has share what there is."""
+    """Divide a part's width among its children; children that exceed their parent share its width."""
     values = [magnitude(child.value) for child in part.tree.children]
     whole = max(magnitude(part.tree.value), sum(values)) or 1.0
     left, children = part.left, []
@@ -79,9 +79,9 @@ def _children(part: _Part) -> list[_Part]:
 
 def _drawn(part: _Part, root: Tree) -> Markup:
     """Draw a part as an SVG of its own, which cuts a label that is too long."""
-    label, amount = part.tree.label, words(part.tree.value)
+    label, amount = part.tree.label, format_value(part.tree.value)
     whole = magnitude(root.value)
-    share = f" ({words(Ratio(magnitude(part.tree.value) / whole))})" if whole else ""
+    share = f" ({format_value(Ratio(magnitude(part.tree.value) / whole))})" if whole else ""
     return element(
         "svg",
         element("title", f"{label} · {amount}{share}"),

@@ -8,23 +8,23 @@ import numpy as np
 
 from cudakit.document import Array, Chart
 from cudakit.document.picture import name_beside, percent
-from cudakit.render.amounts import x_words, y_words
 from cudakit.render.markup import Markup, element, join
 from cudakit.render.svg.figure import drawn
 from cudakit.render.svg.plot import name_around
 from cudakit.render.svg.thin import finite
+from cudakit.render.values import format_x, format_y
 
 _CELL_HEIGHT = 26
 _SIDE = 64
-# With more columns than this figures have no room in their cells.
+# With more columns numbers do not fit into the cells.
 _FIGURES = 12
-# A figure on a cell darker than this is written in the colour of the page.
+# The number on a darker cell has the colour of the page.
 _DARK = 0.55
 
 
 def matrix(node: Chart) -> Markup:
     """Draw at most 64 rows and columns of a matrix."""
-    rows, names = node.series[:_SIDE], x_words(node)[:_SIDE]
+    rows, names = node.series[:_SIDE], format_x(node)[:_SIDE]
     if not rows or not names:
         return element("p", f"{node.title or 'Matrix'}: no data", class_="muted")
     values = np.stack([finite(series.y)[: len(names)] for series in rows])
@@ -54,7 +54,7 @@ def _cell(node: Chart, values: Array, row: int, column: int) -> Markup:
     shade = _shade(value, values)
     figure = element(
         "text",
-        y_words(node, value),
+        format_y(node, value),
         class_="figure dark middle" if shade > _DARK else "figure middle",
         x=percent((column + 0.5) / columns),
         y=(row + 1.5) * _CELL_HEIGHT,
@@ -62,7 +62,7 @@ def _cell(node: Chart, values: Array, row: int, column: int) -> Markup:
     )
     square = element(
         "rect",
-        element("title", y_words(node, value)),
+        element("title", format_y(node, value)),
         class_="cell",
         fill_opacity=round(shade, 2),
         x=percent(column / columns),

@@ -22,7 +22,7 @@ _MARKER_LINES = 4
 # Letters of a marker's label, and of a name beside or below a picture.
 _LABEL = 60
 _NAME = 14
-# A letter's width as a share of a plot of middle size: enough to see that labels would collide.
+# A letter's width as a share of a medium plot, to detect labels that collide.
 _LETTER = 0.008
 
 _LINE, _BOX, _DOT = "M0 5h24", "M0 0h24v10H0z", "M12 5h0"
@@ -32,7 +32,7 @@ _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A marker on the page: shares of the axis at which it stands and at which its label ends."""
+    """A marker on the page: its position and the end of its label as shares of the axis."""
 
     marker: Marker
     share: float
@@ -141,10 +141,10 @@ def _legend(node: Plot) -> Markup | None:
 
 
 def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
-    """Place markers, at an end of the axis if beyond it, each label below those it would run into.
+    """Place markers, those beyond the axis at its end, each label below the labels it would overlap.
 
-    Labels that point left are placed from the right, the others from the left: so a marker's line, which
-    starts at its label, crosses no label that was placed before.
+    Labels that extend left are placed from the right, the others from the left: so a marker's line, which
+    starts at its label, crosses no label placed before.
     """
     known = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
     unplaced = [_flag_at(marker, axis) for marker in known[:_MARKERS]]

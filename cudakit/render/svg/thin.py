@@ -1,4 +1,4 @@
-"""A curve of any length as few points as a screen can show, with every peak and trough."""
+"""A long curve reduced to the points that a screen can show, with every peak and trough."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cudakit.document import Array
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
-# Beyond this a difference of two values may be no number; no measurement comes near it.
+# The difference of two larger values may overflow; no measurement is near it.
 _LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points of a curve in drawing order; ``starts`` marks those that the curve does not reach."""
+    """Points of a curve in drawing order; ``starts`` marks the first point after a gap."""
 
     x: _Floats
     y: _Floats
@@ -27,7 +27,7 @@ class Points:
 
 
 def finite(values: Array) -> _Floats:
-    """Return values as floats, NaN for what cannot be drawn."""
+    """Return values as floats, with NaN for values that cannot be drawn."""
     floats = np.asarray(values, dtype=np.float64)
     drawable = np.abs(floats) <= _LARGEST
     return floats if drawable.all() else np.where(drawable, floats, np.nan)
@@ -36,8 +36,8 @@ def finite(values: Array) -> _Floats:
 def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
     """Keep at most two points for each of ``columns`` equal parts of ``low`` to ``high``, plus two.
 
-    Each part keeps its minimum and maximum in the order in which they come; where the next or the last
-    part is empty, the point beside the gap is kept too, so that a value held over it is the true one.
+    Each part keeps its minimum and maximum in their order; if an adjacent part is empty, the point beside the
+    gap is kept too, so that the value held across the gap is correct.
     NaN interrupts the curve.
     """
     x, y = _ascending(finite(x), finite(y))

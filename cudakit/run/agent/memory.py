@@ -1,7 +1,7 @@
-"""Recording the memory of torch: from the moment on that CUDA is used, saved when it runs out and at exit.
+"""Records the memory of torch from the first use of CUDA; saves snapshots when memory runs out and at exit.
 
-Nothing is imported: torch is waited for. What is called of it is the part of ``torch.cuda.memory`` whose
-names begin with an underscore, as of torch 2.1 and newer.
+Imports nothing: a hook waits for the import of torch. Calls private functions of ``torch.cuda.memory``, as of
+torch 2.1 and newer.
 """
 
 import atexit
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Spool(Protocol):
-        """Where lines for the supervisor are left."""
+        """The directory for lines to the supervisor."""
 
         directory: str
 
         def attempt(self, action: "Callable[[], None]") -> None: ...
 
-        def say(self, what: str, line: str) -> None: ...
+        def report(self, what: str, line: str) -> None: ...
 
 
 # The last events of each device: some hundred MB of the process's memory at most.
@@ -32,10 +32,10 @@ _OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObs
 
 
 class History:
-    """The history of this process, and of those that are forked off it.
+    """The memory history of this process and its forks.
 
-    Of the process that the supervisor started it goes to ``path``, of any other to a name with its rank,
-    or else with its number. At the first failure a file is written whose name ends with ``-oom``.
+    The process that the supervisor started writes to ``path``, any other to a name with its rank or PID. The
+    first out-of-memory error writes a file whose name ends with ``-oom``.
     """
 
     def __init__(self, path: str, spool: "Spool", supervisor: int) -> None:
@@ -43,20 +43,20 @@ class History:
         self._spool = spool
         self._main = os.getpid() if os.getppid() == supervisor else 0
         self._torch: Any = None
-        self._recording = 0  # the process that records
-        self._failed = 0  # the process whose memory ran out
+        self._recording = 0  # the PID of the recording process
+        self._failed = 0  # the PID of the process that ran out of memory
 
     def await_torch(self) -> None:
-        """Begin when CUDA is first used through torch. Costs nothing where it is not."""
+        """Begin at the first use of CUDA through torch."""
         atexit.register(self._at_exit)
         if torch := sys.modules.get("torch"):
             self._imported(torch)
         else:
-            sys.meta_path.insert(0, _Awaited("torch", self._imported))
+            sys.meta_path.insert(0, _ImportHook("torch", self._imported))
 
     def _imported(self, torch: "ModuleType") -> None:
         self._torch = torch
-        # What is queued there is called when CUDA is initialised, or at once where it is.
+        # torch calls this when CUDA is initialised, or at once if it is.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialised))
 
     def _initialised(self) -> None:
@@ -93,19 +93,19 @@ class History:
             if os.path.exists(partial):
                 os.unlink(partial)
             raise
-        self._spool.say("snapshots", path)
+        self._spool.report("snapshots", path)
 
     def _free_path(self, moment: str) -> str:
-        """Return a name that no other process of this run took."""
+        """Return a name that no other process of this run has claimed."""
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
         who = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
         if not who and os.getpid() != self._main:
             who = f"-{os.getpid()}"
-        if not self._take(f"{who}{moment}"):
+        if not self._claim(f"{who}{moment}"):
             who = f"{who}-{os.getpid()}"
         return f"{self._stem}{who}{moment}{self._suffix}"
 
-    def _take(self, name: str) -> bool:
+    def _claim(self, name: str) -> bool:
         try:
             os.close(os.open(f"{self._spool.directory}/taken{name}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -113,8 +113,8 @@ class History:
         return True
 
 
-class _Awaited:
-    """A finder that calls back when one module was imported, and is gone by then."""
+class _ImportHook:
+    """An import hook that calls back after the import of one module, and removes itself."""
 
     def __init__(self, name: str, imported: "Callable[[ModuleType], None]") -> None:
         self._name = name
@@ -126,7 +126,7 @@ class _Awaited:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Find the module by the other finders, and call back when it is executed, if it ever is."""
+        """Find the module by the other finders, and call back after its execution."""
         if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]

@@ -1,8 +1,8 @@
-"""The agent: switches on in this process what `cudakit run` was asked for.
+"""The agent: starts in this process the recording that ``cudakit run`` was asked for.
 
-It is loaded by its path into programs that may have no cudakit, and imports nothing that Python has not
-imported by itself, not even ``__future__``: hence the annotations in quotes. Whatever fails becomes a line
-of ``PID.failed`` in the spool, and the program goes on.
+It is loaded by its path into programs that may not have cudakit, and imports only modules that Python itself
+has imported, not even ``__future__``: hence the quoted annotations. A failure becomes a line of
+``PID.failed`` in the spool, and the program continues.
 """
 
 import os
@@ -20,19 +20,19 @@ SETTINGS = "CUDAKIT_AGENT"
 SPOOL = "CUDAKIT_SPOOL"
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
-# A process that multiprocessing starts beside the program, and that runs nothing of it.
+# A helper process of multiprocessing, which runs no code of the program.
 _NO_PROGRAM = "multiprocessing.resource_tracker"
 
 
 def start(directory: str) -> None:
-    """Do what the environment asks for; ``directory`` is the entry of PYTHONPATH that led here."""
+    """Start as the environment demands; ``directory`` is our entry in PYTHONPATH."""
     text = os.environ.get(SETTINGS)
     if not text or any(_NO_PROGRAM in word for word in sys.orig_argv):
         return
     settings = parse(text)
     spool = Spool(settings["spool"])
     if not settings["follow"]:
-        spool.attempt(lambda: leave_children_alone(directory))
+        spool.attempt(lambda: remove_from_environment(directory))
     if settings["sanitize"] and settings["recorder"]:
         spool.attempt(lambda: record(settings, spool))
     if settings["memory"]:
@@ -40,29 +40,29 @@ def start(directory: str) -> None:
 
 
 class Spool:
-    """Where this process leaves lines for the supervisor."""
+    """The directory for lines to the supervisor."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def attempt(self, action: "Callable[[], None]") -> None:
-        """Do something that must not harm the program, and say it where it fails."""
+        """Run an action that must not harm the program, and report its failure."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 the program must not notice
-            self.say("failed", f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 must not disturb the program
+            self.report("failed", f"{type(error).__name__}: {error}")
 
-    def say(self, what: str, line: str) -> None:
+    def report(self, what: str, line: str) -> None:
         """Append a line to a file of this process."""
         try:
             with open(f"{self.directory}/{os.getpid()}.{what}", "ab") as file:
                 file.write(" ".join(line.split("\n")).encode("utf-8", "surrogateescape") + b"\n")
         except OSError:
-            pass  # the supervisor is gone, and nobody is left to be told
+            pass  # the supervisor is gone
 
 
 def parse(text: str) -> "dict[str, Any]":
-    """Read JSON, by the part of ``json`` that imports nothing else if it can be had."""
+    """Read JSON, if possible by the part of ``json`` that imports nothing else."""
     try:
         from _json import make_scanner
 
@@ -75,7 +75,7 @@ def parse(text: str) -> "dict[str, Any]":
 
 
 class _Decoder:
-    """What the scanner asks of a ``json.JSONDecoder``."""
+    """The attributes of ``json.JSONDecoder`` that the scanner reads."""
 
     strict = True
     object_hook = object_pairs_hook = array_hook = None
@@ -83,8 +83,8 @@ class _Decoder:
     parse_int = int
 
 
-def leave_children_alone(directory: str) -> None:
-    """Take from the environment what would make children of this process start the agent."""
+def remove_from_environment(directory: str) -> None:
+    """Remove the variables that make children of this process start the agent."""
     del os.environ[SETTINGS]
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     rest = os.pathsep.join(entry for entry in entries if entry != directory)
@@ -97,7 +97,7 @@ def leave_children_alone(directory: str) -> None:
 
 
 def record(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Start the native recorder. Raises where CUDA is there already: what it did would be missing."""
+    """Start the native recorder. Raises RuntimeError if CUDA is loaded: earlier calls would be missing."""
     if library := _mapped(b"/libcuda.so"):
         raise RuntimeError(f"CUDA was loaded before it could be watched: {library}")
     recorder = _extension("_recorder", settings["recorder"])
@@ -107,15 +107,15 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     if patches:
         import atexit
 
-        atexit.register(recorder.finish)  # by the exit handlers of C, CUDA may be gone
-    # It ends by an exit handler of its own: what Python drops at its end is still to be seen, and a
-    # library that destroys its context after the end of the recording crashes in that of NVIDIA's.
+        atexit.register(recorder.finish)  # at the exit handlers of C, CUDA may be gone
+    # The recorder stops in an exit handler of its own: after Python's cleanup, which is recorded too, and
+    # before libraries destroy contexts, which crashes in NVIDIA's library after the end of a recording.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
 
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Record the memory of torch, should the program import it."""
+    """Record the memory of torch if the program imports it."""
     path = os.path.join(os.path.dirname(__file__), "memory.py")
     spec = spec_from_file_location("_cudakit_memory", path)
     if spec is None or spec.loader is None:
@@ -126,14 +126,14 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
 
 
 def _mapped(name: bytes) -> str:
-    """Return the file of that name that is mapped into this process."""
+    """Return the path of a mapped file with this name, or an empty string."""
     with open("/proc/self/maps", "rb") as maps:
         found = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
         return next(found, b"").decode(errors="replace")
 
 
 def _walker(frames: dict[str, str], spool: "Spool") -> int:
-    """Return the address of what reads the stacks of this interpreter, 0 where there is none."""
+    """Return the address of the stack reader for this interpreter, or 0."""
     walkers: list[int] = []
     path = frames.get(sys.implementation.cache_tag or "")
     if path:

@@ -7,8 +7,8 @@ import pytest
 from core.bench.made import WRONG, gemm, machine, result
 from invocation import Cli
 
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import BenchResult
-from cudakit.core.bench.samples import Samples
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 

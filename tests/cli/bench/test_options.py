@@ -11,8 +11,8 @@ from invocation import Cli
 
 from cudakit.cli.bench.options import counts, names, sizes
 from cudakit.core.bench import spec
-from cudakit.core.bench.allocators import DRIVER_ALLOCATORS
 from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.spec import DRIVER_ALLOCATORS
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 from core.devices.machines import MadeMachine, cuda, gpu, moving, nvml, seen
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.show import Redraw, Writer, again_and_again, ticks
+from cudakit.cli.devices.show import Redraw, Writer, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
 from cudakit.errors import EnvironmentUnusable
@@ -26,7 +26,7 @@ def view(form: str = "table", *names: str) -> View:
     return View((), names, form, long=False, processes=False, topology=False)
 
 
-def test_a_pipe_gets_one_text_after_another() -> None:
+def test_pipe_gets_texts_appended() -> None:
     stream, target = output()
     redraw = Redraw(target)
 
@@ -35,14 +35,14 @@ def test_a_pipe_gets_one_text_after_another() -> None:
     assert stream.getvalue() == "one\ntwo\n"
 
 
-def test_ticks_come_at_once_and_then_in_time() -> None:
+def test_ticks_start_at_once_and_keep_interval() -> None:
     start = time.monotonic()
 
     assert list(islice(ticks(0.05, twice=False), 3)) == [0, 2, 3]
     assert 0.1 <= time.monotonic() - start < 0.5
 
 
-def test_counters_get_a_second_tick_that_does_not_wait_for_long() -> None:
+def test_counters_get_early_second_tick() -> None:
     start = time.monotonic()
 
     assert list(islice(ticks(60, twice=True), 2)) == [0, 1]
@@ -50,7 +50,7 @@ def test_counters_get_a_second_tick_that_does_not_wait_for_long() -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> None:
+def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
     looks = [moving(power_draw_w=100.0), moving(power_draw_w=200.0), LOST]
     machine = MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 0), seen(1, 1)), {1: looks})
     stream, target = output()
@@ -58,7 +58,7 @@ def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> 
     with pytest.raises(
         EnvironmentUnusable, match="lost: cuda:1 = nvml:1 = GPU-1a1b0000"
     ) as failure:
-        again_and_again(machine, Writer(target, view(form), (), watching=True), 0.01)
+        watch_devices(machine, Writer(target, view(form), (), watching=True), 0.01)
     assert failure.value.exit_code == 3
     assert "dmesg" in failure.value.hint
     shown = stream.getvalue()
@@ -66,13 +66,13 @@ def test_a_gpu_that_is_lost_is_shown_once_more_and_ends_the_watch(form: str) -> 
     assert "200" in shown
 
 
-def test_watching_plain_fields_needs_no_second_look_to_begin_with() -> None:
+def test_watching_plain_fields_needs_no_early_second_read() -> None:
     machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [moving(power_draw_w=5.0), LOST]})
     stream, target = output()
     names = ("power_draw_w",)
 
     with pytest.raises(EnvironmentUnusable):
-        again_and_again(
+        watch_devices(
             machine, Writer(target, view("csv", *names), named(names), watching=True), 0.01
         )
     assert stream.getvalue() == 'power_draw_w\r\n5.0\r\n""\r\n'

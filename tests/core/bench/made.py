@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from cudakit.core.bench.environment import Environment, environment
-from cudakit.core.bench.limits import Work, limit
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.result import BenchResult, CaseResult, case_result
-from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.roofline import Work, limit
+from cudakit.core.bench.summarize import case_result
+from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from cudakit.core.bench.compare import (
     CaseComparison,
     Comparison,
+    FailOn,
     Verdict,
     compare,
     compare_case,
     label,
+    parse_fail_on,
 )
-from cudakit.core.bench.fail_on import FailOn, parse_fail_on
+from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import CaseResult
-from cudakit.core.bench.samples import Samples
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable
 

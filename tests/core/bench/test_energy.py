@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.energy import Burn, Steps
+from cudakit.core.bench.energy import CounterSteps, EnergyMeter
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
@@ -30,9 +30,9 @@ class Counter:
 @given(watts=st.floats(50, 700), phase_s=st.floats(0, 0.1))
 def test_the_power_is_that_between_two_steps(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
-    steps = Steps(counter.read_j, counter.clock)
+    steps = CounterSteps(counter.read_j, counter.clock)
     while steps.elapsed_s < LEAST_S:
-        steps.look()
+        steps.poll()
 
     assert steps.power_w() == pytest.approx(watts, rel=0.02)
 
@@ -40,7 +40,7 @@ def test_the_power_is_that_between_two_steps(watts: float, phase_s: float) -> No
 def test_a_device_without_a_counter_is_not_made_to_work() -> None:
     refusal = Unavailable("the GPU does not count energy")
     gpu, worked = Sim(), []
-    burn = Burn(
+    meter = EnergyMeter(
         gpu,
         gpu.stream(),
         worked.append,
@@ -51,8 +51,8 @@ def test_a_device_without_a_counter_is_not_made_to_work() -> None:
         read_j=lambda: refusal,
     )
 
-    assert list(burn.go_on()) == []
-    assert burn.per_run_j() == refusal
+    assert list(meter.run()) == []
+    assert meter.per_run_j() == refusal
     assert worked == []
 
 
@@ -77,8 +77,8 @@ class Bench:
     def work(self, stream: Stream) -> None:
         self._spin.for_(int(self._run_s * 1e9) + self._pause_ns, stream)
 
-    def burn(self) -> Burn:
-        return Burn(
+    def meter(self) -> EnergyMeter:
+        return EnergyMeter(
             self.gpu,
             self.stream,
             self.work,
@@ -91,37 +91,37 @@ class Bench:
 
 
 def test_the_energy_of_a_run_is_its_power_by_its_time() -> None:
-    burn = Bench().burn()
-    assert all(0 <= fraction < 1 for fraction in burn.go_on())
+    meter = Bench().meter()
+    assert all(0 <= fraction < 1 for fraction in meter.run())
 
-    assert burn.per_run_j() == pytest.approx(500 * Bench.RUN_S, rel=0.03)
+    assert meter.per_run_j() == pytest.approx(500 * Bench.RUN_S, rel=0.03)
 
 
 def test_one_execution_may_take_longer_than_the_counter_is_to_be_watched() -> None:
-    burn = Bench(run_s=2.0).burn()
-    assert all(0 <= fraction <= 1 for fraction in burn.go_on())
+    meter = Bench(run_s=2.0).meter()
+    assert all(0 <= fraction <= 1 for fraction in meter.run())
 
-    assert burn.per_run_j() == pytest.approx(500 * 2.0, rel=0.03)
+    assert meter.per_run_j() == pytest.approx(500 * 2.0, rel=0.03)
 
 
 def test_a_device_that_waited_has_no_energy_of_a_run() -> None:
-    burn = Bench(pause_ns=2_000_000).burn()
-    list(burn.go_on())
+    meter = Bench(pause_ns=2_000_000).meter()
+    list(meter.run())
 
-    assert burn.per_run_j() == Unavailable("the GPU could be kept busy for 50% of the time only")
+    assert meter.per_run_j() == Unavailable("the GPU could be kept busy for 50% of the time only")
 
 
 def test_a_counter_that_hardly_moves_is_not_waited_for_without_end() -> None:
     bench = Bench(watts=0.0)
-    burn = bench.burn()
-    list(burn.go_on())
+    meter = bench.meter()
+    list(meter.run())
 
-    assert burn.per_run_j() == Unavailable("the energy counter moved too seldom")
+    assert meter.per_run_j() == Unavailable("the energy counter moved too seldom")
     assert bench.now_s() < 4 * LEAST_S
 
 
 def test_what_was_broken_off_has_no_energy() -> None:
-    burn = Bench().burn()
-    next(burn.go_on())
+    meter = Bench().meter()
+    next(meter.run())
 
-    assert burn.per_run_j() == Unavailable("it was broken off")
+    assert meter.per_run_j() == Unavailable("it was broken off")

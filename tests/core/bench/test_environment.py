@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from core.bench.made import VERSIONS, facts, machine, telemetry
 
-from cudakit.core.bench.concerns import concerns
 from cudakit.core.bench.environment import environment, moment
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 
-def test_facts_of_cuda_and_nvml_are_one_record() -> None:
+def test_environment_merges_facts_of_cuda_and_nvml() -> None:
     found = machine()
 
     assert (found.gpu, found.multiprocessors, found.pcie) == ("NVIDIA H200", 132, "5.0 x16")
@@ -21,7 +20,7 @@ def test_facts_of_cuda_and_nvml_are_one_record() -> None:
     assert found.modes["ecc_enabled"] is True
 
 
-def test_without_nvml_what_it_knows_is_unavailable_with_a_reason() -> None:
+def test_nvml_facts_are_unavailable_without_nvml() -> None:
     found = environment(facts(), RunContext(), simulated=True)
 
     assert isinstance(found.pcie, Unavailable)
@@ -30,11 +29,11 @@ def test_without_nvml_what_it_knows_is_unavailable_with_a_reason() -> None:
     assert found.before is None
 
 
-def test_of_the_process_environment_only_what_matters_is_kept() -> None:
+def test_irrelevant_variables_are_dropped() -> None:
     assert machine().variables == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
-def test_energy_and_slowness_are_those_between_the_two_looks() -> None:
+def test_energy_and_throttling_are_differences_of_both_moments() -> None:
     found = machine(
         before=moment(telemetry(0, slowed_by_power_cap_ns=5_000_000_000)),
         after=moment(telemetry(2_000_000_000, slowed_by_power_cap_ns=5_500_000_000)),
@@ -44,56 +43,17 @@ def test_energy_and_slowness_are_those_between_the_two_looks() -> None:
     assert found.slowed == {"power cap": 0.5}
 
 
-def test_a_counter_that_only_one_look_has_says_nothing() -> None:
+def test_throttling_counter_in_one_moment_is_ignored() -> None:
     first = moment(telemetry(slowed_by_power_cap_ns=Unavailable("busy")))
 
     assert machine(before=first).slowed == {}
 
 
-def test_energy_that_is_not_read_is_unavailable() -> None:
+def test_unread_energy_is_unavailable() -> None:
     gone = moment(telemetry(energy_j=Unavailable("not supported")))
 
     assert machine(before=gone).energy_j == Unavailable("not supported")
     assert machine(after=gone).energy_j == Unavailable("not supported")
-
-
-def test_a_quiet_machine_is_no_concern() -> None:
-    assert concerns(machine()) == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"other_processes": 1}, "1 other process on the GPU"),
-        ({"other_processes": 2}, "2 other processes on the GPU"),
-        ({"power_limit_w": 500.0}, "the power limit is 500 W, not the default of 700 W"),
-        ({"modes": {"mps_enabled": True}}, "MPS is on"),
-        ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "CUDA_LAUNCH_BLOCKING is set"),
-        (
-            {"after": moment(telemetry(1, slowed_by_power_cap_ns=500_000_000))},
-            "the clock was held down by power cap for 500 ms",
-        ),
-    ],
-)
-def test_what_makes_figures_doubtful_is_said(changes: dict[str, Any], words: str) -> None:
-    (said,) = concerns(machine(**changes))
-
-    assert words in said
-
-
-def test_a_variable_that_is_off_is_no_concern() -> None:
-    assert concerns(machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})) == ()
-
-
-def test_reasons_serve_where_there_are_no_counters() -> None:
-    look = telemetry(
-        clock_event_reasons=("idle", "software power cap"),
-        slowed_by_power_cap_ns=Unavailable("not supported"),
-    )
-
-    assert concerns(machine(before=None, after=moment(look))) == (
-        "the clock was held down: software power cap",
-    )
 
 
 @pytest.mark.parametrize(
@@ -106,11 +66,11 @@ def test_reasons_serve_where_there_are_no_counters() -> None:
         ({"multiprocessors": 66}, "SMs are 132 and 66"),
     ],
 )
-def test_unlike_machines_say_in_what(changes: dict[str, Any], words: str) -> None:
+def test_differences_of_machines_are_named(changes: dict[str, Any], words: str) -> None:
     assert machine().unlike(machine(**changes)) == (words,)
 
 
-def test_another_gpu_of_the_model_and_another_cudakit_are_alike() -> None:
+def test_other_gpu_of_model_and_other_cudakit_are_comparable() -> None:
     other = machine(uuid="GPU-1", versions={**VERSIONS, "cudakit": "0.2.0", "python": "3.14"})
 
     assert machine().unlike(other) == ()

@@ -5,8 +5,8 @@ import json
 import pytest
 from core.bench.made import RIGHT, WRONG, gemm, launch, result
 
-from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.measurement import Samples
+from cudakit.core.bench.workload import Verification
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 

@@ -10,12 +10,11 @@ from core.bench.workloads import Copy, PreparedCopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.measured import Measured
-from cudakit.core.bench.method import Method
-from cudakit.core.bench.rounds import parts
-from cudakit.core.bench.runner import measure
+from cudakit.core.bench.measurement import Measurement
+from cudakit.core.bench.method import Method, Rule
+from cudakit.core.bench.pipeline import measure_rounds
+from cudakit.core.bench.plan import round_methods
 from cudakit.core.bench.stats import levelled, median_interval, run_interval
-from cudakit.core.bench.stopping import Rule
 from cudakit.core.bench.timer import Timer
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.sim import Sim
@@ -30,8 +29,8 @@ def timer() -> Iterator[Timer]:
         yield timer
 
 
-def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measured, ...]:
-    return measure(timer, copies, method, hurry=False)
+def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measurement, ...]:
+    return measure_rounds(timer, copies, method, hurry=False)
 
 
 # --- the measurement in parts
@@ -66,7 +65,7 @@ def test_several_that_take_turns_have_their_rounds_together(timer: Timer) -> Non
 
 
 def test_a_simulated_device_whose_memory_is_all_alike_has_one_round(timer: Timer) -> None:
-    (measured,) = measure(timer, [Copy()], METHOD)
+    (measured,) = measure_rounds(timer, [Copy()], METHOD)
 
     assert measured.method.rounds == 1
 
@@ -143,7 +142,7 @@ def test_rounds_share_samples_and_time(
     rounds: int, samples: int, time_s: float, timeout_s: float
 ) -> None:
     rule = Rule(min_samples=samples, min_time_s=time_s, timeout_s=timeout_s)
-    shares = [*parts(replace(METHOD, rounds=rounds, rule=rule))]
+    shares = [*round_methods(replace(METHOD, rounds=rounds, rule=rule))]
 
     assert len(shares) == rounds
     assert sum(share.rule.min_samples for share in shares) >= samples

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.spec import (
     DIRECTIONS,
     AllocSpec,
@@ -14,7 +15,6 @@ from cudakit.core.bench.spec import (
     MemorySpec,
     Spec,
 )
-from cudakit.core.bench.stopping import Rule
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 
@@ -47,9 +47,12 @@ def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
         (lambda: GraphSpec(steps=("skip",)), "no such step"),
         (lambda: GemmSpec(gemms=()), "no product was asked"),
         (lambda: GemmSpec(gemms=CUBE, library="blis"), "no such library: 'blis'"),
-        (lambda: GemmSpec(gemms=CUBE, rivals=("blis",)), "no such library: 'blis'"),
-        (lambda: GemmSpec(gemms=CUBE, rivals=("cublaslt",)), "cublaslt is to be compared with"),
-        (lambda: GemmSpec(gemms=CUBE, rivals=("torch", "torch")), "torch is to be compared with"),
+        (lambda: GemmSpec(gemms=CUBE, baselines=("blis",)), "no such library: 'blis'"),
+        (lambda: GemmSpec(gemms=CUBE, baselines=("cublaslt",)), "cublaslt is to be compared with"),
+        (
+            lambda: GemmSpec(gemms=CUBE, baselines=("torch", "torch")),
+            "torch is to be compared with",
+        ),
         (lambda: GemmSpec(gemms=CUBE, fill="noise"), "no such fill: 'noise'"),
         (lambda: GemmSpec(gemms=CUBE, mode="call"), "no such mode: 'call'"),
         (lambda: GemmSpec(gemms=CUBE, cache="warm"), "no such cache: 'warm'"),

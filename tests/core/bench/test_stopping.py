@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.samples import Samples
+from cudakit.core.bench.measurement import Samples
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.stats import summarize
-from cudakit.core.bench.stopping import Rule, Stopping
+from cudakit.core.bench.stopping import Stopping
 
 
 def run(stopping: Stopping, times: Iterable[float]) -> list[float]:

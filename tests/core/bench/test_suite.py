@@ -10,7 +10,7 @@ import pytest
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.health import LeftOut
 from cudakit.core.bench.suite import SuiteSpec, check_health, suite_cases
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workload import Verification
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.facts import Telemetry

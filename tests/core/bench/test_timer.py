@@ -6,8 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from cudakit.core.bench.blocker import hindrance
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
@@ -72,7 +71,7 @@ def test_a_gap_in_the_work_is_hidden_by_the_blocker_only(timer: Timer) -> None:
 
 
 def test_work_that_waits_for_the_device_fires_the_watchdog_and_goes_on() -> None:
-    with closing(Sim()) as gpu, closing(Timer(gpu, blocker_limit_s=0.25)) as timer:
+    with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.25)) as timer:
         waiting = timer.time(lambda _: gpu.sync(), blocked=True)
         next_ = timer.time(spinning(timer), blocked=True)
 
@@ -128,10 +127,10 @@ def test_everything_is_given_back() -> None:
 
 
 def test_what_makes_launches_wait_is_named() -> None:
-    assert hindrance({"CUDA_LAUNCH_BLOCKING": "1"}) == "CUDA_LAUNCH_BLOCKING"
-    assert hindrance({"CUDA_INJECTION64_PATH": "/x.so"}) == "CUDA_INJECTION64_PATH"
-    assert hindrance({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_INJECTION64_PATH": ""}) == ""
-    assert hindrance({}) == ""
+    assert disabling_variable({"CUDA_LAUNCH_BLOCKING": "1"}) == "CUDA_LAUNCH_BLOCKING"
+    assert disabling_variable({"CUDA_INJECTION64_PATH": "/x.so"}) == "CUDA_INJECTION64_PATH"
+    assert disabling_variable({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_INJECTION64_PATH": ""}) == ""
+    assert disabling_variable({}) == ""
 
 
 def test_the_clock_is_that_of_an_sm_with_two_stamps() -> None:

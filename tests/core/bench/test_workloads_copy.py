@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
-from cudakit.core.bench.session import run
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec
 from cudakit.core.bench.workloads.copy import copy_cases
 from cudakit.errors import InputError, Unsupported

@@ -9,14 +9,13 @@ import pytest
 from core.bench.products import Run, Spoil, Spoiled
 
 from cudakit.core.bench.case import check_fit
-from cudakit.core.bench.limits import Limit, Work
+from cudakit.core.bench.method import Rule
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.core.bench.session import run
+from cudakit.core.bench.roofline import Limit, Work
 from cudakit.core.bench.spec import FILLS, GemmSpec
-from cudakit.core.bench.stopping import Rule
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.gemm import GemmWorkload, algorithm_words
-from cudakit.core.bench.workloads.gemm_cases import gemm_cases
+from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workloads.gemm import GemmWorkload, algorithm_words, gemm_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
@@ -229,7 +228,7 @@ def test_a_matrix_of_a_batch_that_is_wrong_is_found() -> None:
 def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> None:
     places: set[Ptr] = set()
     with closing(Spoiled(lambda run: places.add(run.at.a))) as gpu:
-        own, rival = results(gpu, rivals=("cublas",))
+        own, rival = results(gpu, baselines=("cublas",))
         assert gpu.opened == ["cublaslt", "cublas"]
 
     assert (own.contender, rival.contender) == ("cudakit", "cublas")
@@ -244,7 +243,7 @@ def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> No
 def test_what_one_library_cannot_do_is_a_result_with_the_reason() -> None:
     with closing(Spoiled(refusing=["cublas"])) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        own, rival = results(gpu, rivals=("cublas",))
+        own, rival = results(gpu, baselines=("cublas",))
         assert gpu.memory_info().free_bytes == free_bytes
 
     assert own.verified
@@ -276,7 +275,7 @@ def test_a_rival_that_cannot_be_captured_is_left_out_of_graphs_with_the_reason()
             raise Unsupported("no captures", hint="take another")
 
     with closing(Spoiled(refuse)) as gpu:
-        own, rival = results(gpu, mode="graph", rivals=("cublas",))
+        own, rival = results(gpu, mode="graph", baselines=("cublas",))
 
     assert own.verified
     assert own.method.interleaved == ()
@@ -294,7 +293,7 @@ def test_of_several_products_those_that_can_be_are_measured() -> None:
 def test_where_nothing_can_be_measured_the_refusal_is_the_error() -> None:
     with closing(Spoiled(refusing=["bf16"])) as gpu:
         with pytest.raises(Unsupported, match="bf16 is not to be had") as no:
-            results(gpu, rivals=("cublas",))
+            results(gpu, baselines=("cublas",))
         assert no.value.hint == "take another"
 
 
@@ -309,22 +308,22 @@ def test_what_does_not_fit_is_refused_with_the_largest_cube_that_does() -> None:
     huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
     with closing(Sim()) as gpu:
         with pytest.raises(InputError, match=r"m=200000 n=100000 .* are free") as no:
-            results(gpu, huge, rivals=("cublas",))
+            results(gpu, huge, baselines=("cublas",))
         said, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
         free_bytes = gpu.memory_info().free_bytes
 
         assert said == ["a", "cube", "of"]
         fits = Gemm(dtype="fp64", m=edge, n=edge, k=edge)
-        check_fit([*cases(gpu, fits, rivals=("cublas",))], free_bytes)
+        check_fit([*cases(gpu, fits, baselines=("cublas",))], free_bytes)
         larger = replace(fits, m=edge + 512, n=edge + 512, k=edge + 512)
         with pytest.raises(InputError):
-            check_fit([*cases(gpu, larger, rivals=("cublas",))], free_bytes)
+            check_fit([*cases(gpu, larger, baselines=("cublas",))], free_bytes)
 
 
 def test_each_library_needs_buffers_and_a_workspace_of_its_own() -> None:
     with closing(Sim()) as gpu:
         (alone,), (compared,) = (
-            [*cases(gpu, rivals=rivals)] for rivals in ((), ("cublas", "torch"))
+            [*cases(gpu, baselines=baselines)] for baselines in ((), ("cublas", "torch"))
         )
 
     assert alone.needed_bytes == 2 * (48 * 64 + 64 * 32 + 48 * 32) + GemmSettings().workspace_bytes

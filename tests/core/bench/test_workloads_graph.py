@@ -6,9 +6,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from cudakit.core.bench.session import run
+from cudakit.core.bench.method import Rule
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.spec import NODE_KINDS, STEPS, TOPOLOGIES, GraphSpec
-from cudakit.core.bench.stopping import Rule
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Graph, GraphExec, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim

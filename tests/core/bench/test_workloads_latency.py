@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from cudakit.core.bench.allocators import Opener
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult
-from cudakit.core.bench.session import run
-from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec
+from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec, Opener
 from cudakit.errors import CudaError, InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudakit.core.bench.limits import Work
+from cudakit.core.bench.pipeline import run
+from cudakit.core.bench.plan import WORKLOADS
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.core.bench.session import run
+from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import OPERATIONS, MemorySpec
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads import WORKLOADS
+from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Launch, Sim
 from cudakit.gpu.sim.host_kernels import registered

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim
 from cudakit.gpu.sim.host_kernels import HostKernel

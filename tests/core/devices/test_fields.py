@@ -20,7 +20,7 @@ READ = {
 }
 
 
-def test_the_registry_has_every_field_that_is_read_and_no_other() -> None:
+def test_registry_lists_exactly_the_fields_read() -> None:
     described = {field.name for field in FIELDS}
     by_hand = {"cuda_index", "nvml_index", "uuid", "pci_bus_id", "notes", "usable_memory_bytes"}
 
@@ -28,12 +28,12 @@ def test_the_registry_has_every_field_that_is_read_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_field_of_nvml_names_the_call_that_it_comes_from(name: str) -> None:
+def test_nvml_field_names_its_call(name: str) -> None:
     assert registry()[name].source == READ[name]
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
-def test_a_field_is_described_in_a_few_words_and_ends_in_its_unit(field: FieldInfo) -> None:
+def test_field_has_short_description_and_unit_suffix(field: FieldInfo) -> None:
     assert field.description[0].isupper()
     assert not field.description.endswith(".")
     assert 3 < len(field.description) < 80
@@ -54,14 +54,14 @@ def test_a_field_is_described_in_a_few_words_and_ends_in_its_unit(field: FieldIn
     assert field.name.endswith(suffix)
 
 
-def test_there_are_as_many_attributes_as_cuda_has() -> None:
+def test_attributes_cover_those_of_cuda() -> None:
     numbers = [attribute.number for attribute in attributes()]
 
     assert numbers == sorted(set(numbers))
     assert len(numbers) > 150
 
 
-def test_attributes_have_the_numbers_of_the_driver() -> None:
+def test_attribute_numbers_are_those_of_driver() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
 
     theirs = {int(each): each.name for each in driver.CUdevice_attribute}
@@ -76,11 +76,11 @@ def test_attributes_have_the_numbers_of_the_driver() -> None:
             assert theirs[attribute.number] == f"CU_DEVICE_ATTRIBUTE_{name}"
 
 
-def test_fields_are_found_in_the_order_in_which_they_are_named() -> None:
+def test_fields_are_returned_in_requested_order() -> None:
     assert [field.name for field in named(["uuid", "name"])] == ["uuid", "name"]
 
 
-def test_an_unknown_field_is_refused_with_what_was_probably_meant() -> None:
+def test_unknown_field_is_refused_with_similar_names() -> None:
     with pytest.raises(UsageError, match="no field 'power_drw_w'") as failure:
         named(["name", "power_drw_w"])
 

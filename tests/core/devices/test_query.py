@@ -28,20 +28,20 @@ from cudakit.units import Unavailable
 # --- which is which --------------------------------------------------------------------------------
 
 
-def test_devices_are_merged_by_uuid_and_never_by_number() -> None:
+def test_devices_are_matched_by_uuid_not_by_number() -> None:
     result = looked(crossed())
 
     assert [(d.nvml_index, d.cuda_index) for d in result.devices] == [(0, 2), (1, 0), (2, 1)]
     assert [d.nvml_index for d in result.visible] == [1, 2, 0]
 
 
-def test_a_uuid_may_be_written_in_capitals() -> None:
+def test_uuids_are_compared_ignoring_case() -> None:
     loud = replace(seen(0, 0), uuid=uuid(0).upper())
 
     assert one(looked(MadeMachine(nvml(gpu(0)), cuda(loud)))).cuda_index == 0
 
 
-def test_without_a_uuid_the_pci_address_tells() -> None:
+def test_devices_without_uuid_are_matched_by_pci_address() -> None:
     nameless = [replace(seen(at, 1 - at), uuid=Unavailable("old driver")) for at in range(2)]
     result = looked(MadeMachine(nvml(gpu(0), gpu(1)), cuda(*nameless)))
 
@@ -49,7 +49,7 @@ def test_without_a_uuid_the_pci_address_tells() -> None:
     assert result.devices[0].uuid == uuid(0)
 
 
-def test_the_only_gpu_of_both_is_one_gpu_even_where_they_agree_on_nothing() -> None:
+def test_single_gpu_of_both_libraries_is_one_device() -> None:
     ours = DeviceFacts(0, "GPU-aaaa", Unavailable("no bus"), {"name": "Orin (nvgpu)"})
     theirs = DeviceFacts(0, "GPU-bbbb", "0000:00:00.0", {"name": "Orin"})
     device = one(looked(MadeMachine(nvml(ours), cuda(theirs))))
@@ -58,7 +58,7 @@ def test_the_only_gpu_of_both_is_one_gpu_even_where_they_agree_on_nothing() -> N
     assert device.pci_bus_id == "0000:00:00.0"
 
 
-def test_two_different_gpus_stay_two() -> None:
+def test_different_gpus_are_not_merged() -> None:
     result = looked(MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 7))))
 
     assert [(d.nvml_index, d.cuda_index) for d in result.devices[2:]] == [
@@ -67,7 +67,7 @@ def test_two_different_gpus_stay_two() -> None:
     assert result.devices[0].cuda_index == Unavailable("CUDA does not show the device")
 
 
-def test_what_one_of_both_cannot_say_is_taken_from_the_other() -> None:
+def test_unavailable_field_is_taken_from_other_library() -> None:
     ours = gpu(0, name=Unavailable("no permission"), serial="1")
     fields = one(looked(MadeMachine(nvml(ours), cuda(seen(0, 0))))).fields
 
@@ -75,7 +75,7 @@ def test_what_one_of_both_cannot_say_is_taken_from_the_other() -> None:
     assert fields["multiprocessor_count"] == 132
 
 
-def test_a_mig_instance_is_found_by_its_own_uuid_and_its_gpu_is_not_shown_to_cuda() -> None:
+def test_mig_instance_is_matched_by_own_uuid() -> None:
     whole = gpu(0, mig_mode=True)
     parts = [
         replace(gpu(0), index=at, uuid=f"MIG-{at}", parent=0, pci_bus_id=whole.pci_bus_id)
@@ -95,7 +95,7 @@ def test_a_mig_instance_is_found_by_its_own_uuid_and_its_gpu_is_not_shown_to_cud
 # --- hidden, absent and lost -----------------------------------------------------------------------
 
 
-def test_a_hidden_device_keeps_its_row_and_says_what_hides_it() -> None:
+def test_hidden_device_is_listed_with_reason() -> None:
     view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
     hidden, shown = looked(MadeMachine(nvml(gpu(0), gpu(1)), view)).devices
 
@@ -105,7 +105,7 @@ def test_a_hidden_device_keeps_its_row_and_says_what_hides_it() -> None:
     assert (shown.hidden, shown.cuda_index) == (False, 0)
 
 
-def test_an_empty_variable_hides_all_and_is_told_as_empty() -> None:
+def test_empty_variable_hides_all_devices() -> None:
     error = (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
     view = cuda(hidden=(seen(-1, 0),), visible_devices="", error=error)
     result = looked(MadeMachine(nvml(gpu(0)), view))
@@ -117,7 +117,7 @@ def test_an_empty_variable_hides_all_and_is_told_as_empty() -> None:
     )
 
 
-def test_without_cuda_there_is_nvml_and_every_field_of_cuda_says_why_not() -> None:
+def test_cuda_fields_are_unavailable_without_cuda() -> None:
     result = looked(MadeMachine(nvml(gpu(0)), NO_CUDA))
 
     device = one(result)
@@ -126,7 +126,7 @@ def test_without_cuda_there_is_nvml_and_every_field_of_cuda_says_why_not() -> No
     assert any(note.startswith("NVML only") for note in result.notes)
 
 
-def test_without_nvml_there_is_cuda_and_every_field_of_nvml_says_why_not() -> None:
+def test_nvml_fields_are_unavailable_without_nvml() -> None:
     result = looked(MadeMachine(NO_NVML, cuda(seen(0, 0))))
 
     device = one(result)
@@ -136,21 +136,21 @@ def test_without_nvml_there_is_cuda_and_every_field_of_nvml_says_why_not() -> No
     assert any(note.startswith("CUDA only") for note in result.notes)
 
 
-def test_with_neither_the_command_ends_and_names_the_simulator() -> None:
+def test_query_without_any_gpu_is_refused_with_hint() -> None:
     with pytest.raises(EnvironmentUnusable, match=r"NVML.*; .*CUDA") as failure:
         looked(MadeMachine(NO_NVML, NO_CUDA))
 
     assert "--gpu sim" in failure.value.hint
 
 
-def test_a_driver_without_gpus_is_told_from_no_driver() -> None:
+def test_driver_without_gpus_differs_from_no_driver() -> None:
     error = (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
 
     with pytest.raises(EnvironmentUnusable, match="NVML sees none; CUDA: CUDA_ERROR_NO_DEVICE"):
         looked(MadeMachine(nvml(), cuda(error=error)))
 
 
-def test_cuda_that_does_not_start_leaves_its_error_and_the_devices_of_nvml() -> None:
+def test_failed_cuinit_is_reported_with_devices_of_nvml() -> None:
     error = (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / cuda driver")
     result = looked(MadeMachine(nvml(gpu(0)), cuda(error=error)))
 
@@ -160,7 +160,7 @@ def test_cuda_that_does_not_start_leaves_its_error_and_the_devices_of_nvml() -> 
     assert result.cuda.error.code == 803
 
 
-def test_a_lost_device_says_so_and_none_of_its_fields_is_zero() -> None:
+def test_lost_device_has_reasons_instead_of_zeros() -> None:
     lost = Unavailable("the GPU is lost: it fell off the bus")
     device = one(looked(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [lost]})))
 
@@ -173,7 +173,7 @@ def test_a_lost_device_says_so_and_none_of_its_fields_is_zero() -> None:
 # --- fields ----------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_registry_is_there_as_a_value_or_with_a_reason() -> None:
+def test_every_registered_field_has_value_or_reason() -> None:
     fields = one(looked(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0))))).fields
 
     expected = {
@@ -194,7 +194,7 @@ def test_names_limit_fields_but_not_notes() -> None:
     assert device.notes == ("slowed: hardware thermal slowdown",)
 
 
-def test_activity_is_read_only_where_it_is_asked_for() -> None:
+def test_activity_is_read_on_request_only() -> None:
     doing = Telemetry(1, {"sm_activity_percent": 50.0})
     machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), doing=doing)
     query = open_query(machine)
@@ -203,21 +203,21 @@ def test_activity_is_read_only_where_it_is_asked_for() -> None:
     assert one(query.read(activity=True)).fields["sm_activity_percent"] == 50.0
 
 
-def test_activity_that_a_gpu_does_not_count_says_why() -> None:
+def test_unsupported_activity_has_reason() -> None:
     machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
 
     fields = one(open_query(machine).read(activity=True)).fields
     assert fields["tensor_activity_percent"] == Unavailable("the GPU does not count it")
 
 
-def test_what_moves_is_read_anew_each_time() -> None:
+def test_telemetry_is_read_on_each_call() -> None:
     looks = [moving(power_draw_w=1.0), moving(power_draw_w=2.0)]
     query = open_query(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: looks}))
 
     assert [one(query.read()).fields["power_draw_w"] for _ in looks] == [1.0, 2.0]
 
 
-def test_processes_are_listed_where_they_are_asked_for_but_not_twice_under_mig() -> None:
+def test_processes_are_listed_on_request_and_once_under_mig() -> None:
     users = (Process(7, "compute", 1, "python", "ada"),)
     part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
     machine = MadeMachine(nvml(gpu(0, mig_mode=True), part), cuda(), users=users)
@@ -228,7 +228,7 @@ def test_processes_are_listed_where_they_are_asked_for_but_not_twice_under_mig()
     assert instance.processes == users
 
 
-def test_a_simulated_machine_is_called_simulated() -> None:
+def test_result_of_simulated_machine_is_marked() -> None:
     assert looked(crossed(simulated=True)).simulated
     assert not looked(crossed()).simulated
 
@@ -250,13 +250,13 @@ def test_a_simulated_machine_is_called_simulated() -> None:
         ),
     ],
 )
-def test_what_is_unusual_is_noted(fields: dict[str, object], note: str) -> None:
+def test_unusual_state_has_note(fields: dict[str, object], note: str) -> None:
     device = one(looked(MadeMachine(nvml(gpu(0, **fields)), cuda(seen(0, 0)))))  # type: ignore[arg-type]
 
     assert device.notes == (note,)
 
 
-def test_what_is_usual_is_not_noted() -> None:
+def test_normal_state_has_no_note() -> None:
     usual = moving(
         clock_event_reasons=("idle", "application clocks setting"), recovery_action="none"
     )

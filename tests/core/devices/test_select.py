@@ -16,7 +16,7 @@ from core.devices.machines import (
     uuid,
 )
 
-from cudakit.core.devices.select import SelectSpec, chosen, label, select
+from cudakit.core.devices.select import SelectSpec, filter_devices, label, select
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.units import Unavailable
 
@@ -39,8 +39,8 @@ from cudakit.units import Unavailable
         ("25:00", 2),
     ],
 )
-def test_a_device_is_meant_by_any_of_its_names(selector: str, nvml_index: int) -> None:
-    (device,) = chosen(looked(crossed()), [selector])
+def test_device_is_selected_by_any_of_its_names(selector: str, nvml_index: int) -> None:
+    (device,) = filter_devices(looked(crossed()), [selector])
 
     assert device.nvml_index == nvml_index
 
@@ -49,42 +49,42 @@ def test_a_device_is_meant_by_any_of_its_names(selector: str, nvml_index: int) -
     "selector",
     ["cuda:3", "nvml:9", "GPU-", "GPU-f", "0", "1", "gpu:0", "0001:25:00.0", "", "cuda:"],
 )
-def test_what_means_no_device_is_refused_with_the_list_of_all(selector: str) -> None:
+def test_selector_without_match_is_refused_with_all_devices(selector: str) -> None:
     with pytest.raises(UsageError, match="means no device") as failure:
-        chosen(looked(crossed()), [selector])
+        filter_devices(looked(crossed()), [selector])
 
     assert all(uuid(number) in failure.value.hint for number in range(3))
 
 
-def test_what_means_several_is_refused_with_the_list_of_those() -> None:
+def test_ambiguous_selector_is_refused_with_its_matches() -> None:
     twins = [replace(gpu(at), uuid=f"GPU-abcd{at}") for at in range(2)]
     result = looked(MadeMachine(nvml(*twins, gpu(2)), cuda()))
 
     with pytest.raises(UsageError, match="means 2 devices") as failure:
-        chosen(result, ["GPU-abcd"])
+        filter_devices(result, ["GPU-abcd"])
     assert "GPU-abcd0" in failure.value.hint
     assert uuid(2) not in failure.value.hint
 
 
-def test_several_names_keep_the_order_of_the_machine_and_mean_each_device_once() -> None:
-    found = chosen(looked(crossed()), ["nvml:2", "cuda:0", "nvml:1"])
+def test_several_selectors_return_each_device_once_in_order() -> None:
+    found = filter_devices(looked(crossed()), ["nvml:2", "cuda:0", "nvml:1"])
 
     assert [device.nvml_index for device in found] == [1, 2]
 
 
-def test_no_name_means_all() -> None:
-    assert len(chosen(looked(crossed()), [])) == 3
+def test_no_selector_returns_all_devices() -> None:
+    assert len(filter_devices(looked(crossed()), [])) == 3
 
 
-def test_a_number_of_nvmls_means_the_gpu_and_not_its_mig_instance() -> None:
+def test_nvml_number_selects_gpu_not_mig_instance() -> None:
     part = replace(gpu(0), index=0, uuid="MIG-0a0a", parent=0)
     result = looked(MadeMachine(nvml(gpu(0, mig_mode=True), part), cuda()))
 
-    assert chosen(result, ["nvml:0"])[0].parent is None
-    assert chosen(result, ["MIG-0a"])[0].parent == 0
+    assert filter_devices(result, ["nvml:0"])[0].parent is None
+    assert filter_devices(result, ["MIG-0a"])[0].parent == 0
 
 
-def test_a_label_names_a_device_in_every_way() -> None:
+def test_label_contains_all_numbers_of_device() -> None:
     device = looked(crossed()).devices[0]
 
     assert label(device) == f"cuda:2 = nvml:0 = {uuid(0)} (NVIDIA Card 0)"
@@ -106,25 +106,25 @@ def picked(machine: MadeMachine, spec: SelectSpec) -> str:
     return select(result, result.devices, spec).visible_devices
 
 
-def test_the_device_with_most_free_memory_is_named_by_uuid() -> None:
+def test_select_returns_uuid_of_device_with_most_free_memory() -> None:
     assert picked(with_free(10, 70, 40), SelectSpec()) == uuid(1)
 
 
-def test_several_are_given_from_the_freest_on() -> None:
+def test_selected_devices_are_sorted_by_free_memory() -> None:
     assert picked(with_free(10, 70, 40), SelectSpec(count=2)) == f"{uuid(1)},{uuid(2)}"
 
 
-def test_what_is_equally_free_keeps_its_order() -> None:
+def test_equal_free_memory_keeps_order() -> None:
     assert picked(with_free(40, 40, 40), SelectSpec(count=3)) == ",".join(map(uuid, range(3)))
 
 
-def test_too_little_memory_and_too_much_use_rule_a_device_out() -> None:
+def test_limits_on_memory_and_use_exclude_devices() -> None:
     spec = SelectSpec(min_free_bytes=20 * GIB, max_utilization_percent=15)
 
     assert picked(with_free(10, 30, 70), spec) == uuid(1)
 
 
-def test_too_few_that_fit_end_with_a_reason_for_each() -> None:
+def test_too_few_matches_are_refused_with_reasons() -> None:
     spec = SelectSpec(count=2, min_free_bytes=50 * GIB)
 
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_too_few_that_fit_end_with_a_reason_for_each() -> None:
     assert uuid(1) not in e.value.hint
 
 
-def test_what_cuda_does_not_show_is_not_chosen() -> None:
+def test_device_hidden_from_cuda_is_not_selected() -> None:
     view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
     machine = MadeMachine(nvml(gpu(0), gpu(1)), view)
 
@@ -146,7 +146,7 @@ def test_what_cuda_does_not_show_is_not_chosen() -> None:
     assert "hidden by CUDA_VISIBLE_DEVICES=1" in failure.value.hint
 
 
-def test_unknown_memory_is_not_taken_for_none_nor_for_enough() -> None:
+def test_unknown_free_memory_satisfies_no_limit() -> None:
     unknown = moving(memory_free_bytes=Unavailable("no permission"))
     machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [unknown]})
 
@@ -156,7 +156,7 @@ def test_unknown_memory_is_not_taken_for_none_nor_for_enough() -> None:
     assert "free memory unknown: no permission" in failure.value.hint
 
 
-def test_a_device_that_prohibits_cuda_is_not_chosen() -> None:
+def test_device_in_prohibited_mode_is_not_selected() -> None:
     machine = MadeMachine(nvml(gpu(0, compute_mode="prohibited")), cuda(seen(0, 0)))
 
     with pytest.raises(EnvironmentUnusable) as failure:
@@ -164,7 +164,7 @@ def test_a_device_that_prohibits_cuda_is_not_chosen() -> None:
     assert "prohibits CUDA" in failure.value.hint
 
 
-def test_more_than_one_mig_instance_is_more_than_a_process_gets() -> None:
+def test_several_mig_instances_are_refused() -> None:
     parts = [replace(gpu(0), index=at, uuid=f"MIG-{at}", parent=0) for at in range(2)]
     shown = [replace(seen(at, 0), uuid=f"MIG-{at}") for at in range(2)]
     machine = MadeMachine(nvml(*parts), cuda(*shown))

@@ -18,7 +18,7 @@ def pairs(view: CudaView | Unavailable, *links: Link, gpus: int = 2) -> tuple[Pa
     return looked(MadeMachine(known, view), topology=True).pairs or ()
 
 
-def test_a_pair_has_the_link_of_nvml_and_the_access_of_cuda() -> None:
+def test_pair_has_link_of_nvml_and_access_of_cuda() -> None:
     # CUDA numbers them the other way round.
     view = cuda(seen(0, 1), seen(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0)))
     (pair,) = pairs(view, link(0, 1))
@@ -27,13 +27,13 @@ def test_a_pair_has_the_link_of_nvml_and_the_access_of_cuda() -> None:
     assert (pair.cuda_access, pair.cuda_atomics, pair.disagreement) == (True, True, None)
 
 
-def test_access_in_one_direction_is_not_access() -> None:
+def test_peer_access_in_one_direction_is_no_access() -> None:
     (pair,) = pairs(cuda(seen(0, 0), seen(1, 1), peer_access=((0, 1),)), link(0, 1))
 
     assert pair.cuda_access is False
 
 
-def test_nvml_that_promises_what_cuda_denies_is_pointed_out() -> None:
+def test_disagreement_nvml_reports_access_and_cuda_does_not() -> None:
     (pair,) = pairs(cuda(seen(0, 0), seen(1, 1)), link(0, 1))
 
     assert pair.disagreement == (
@@ -41,7 +41,7 @@ def test_nvml_that_promises_what_cuda_denies_is_pointed_out() -> None:
     )
 
 
-def test_cuda_that_promises_what_nvml_denies_is_pointed_out() -> None:
+def test_disagreement_cuda_reports_access_and_nvml_does_not() -> None:
     view = cuda(seen(0, 0), seen(1, 1), peer_access=((0, 1), (1, 0)))
     (pair,) = pairs(view, link(0, 1, access="the chipset does not support it"))
 
@@ -49,7 +49,7 @@ def test_cuda_that_promises_what_nvml_denies_is_pointed_out() -> None:
     assert "CUDA says that peer access works" in pair.disagreement
 
 
-def test_who_cannot_say_does_not_disagree() -> None:
+def test_unavailable_access_is_no_disagreement() -> None:
     for view in (NO_CUDA, cuda(seen(0, 0))):
         (pair,) = pairs(view, link(0, 1))
 
@@ -57,21 +57,21 @@ def test_who_cannot_say_does_not_disagree() -> None:
         assert pair.disagreement is None
 
 
-def test_a_hidden_gpu_is_one_that_cuda_cannot_speak_of() -> None:
+def test_hidden_gpu_has_unavailable_cuda_access() -> None:
     view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
     (pair,) = pairs(view, link(0, 1))
 
     assert pair.cuda_access == Unavailable("CUDA does not show both")
 
 
-def test_a_pair_that_nvml_is_silent_about_is_still_a_pair() -> None:
+def test_pair_without_link_is_listed() -> None:
     first, second, third = pairs(NO_CUDA, link(0, 1), gpus=3)
 
     assert first.path == "NV18"
     assert second.path == third.path == Unavailable("NVML does not say")
 
 
-def test_mig_instances_have_no_links_of_their_own() -> None:
+def test_mig_instances_are_in_no_pair() -> None:
     part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
     view = nvml(gpu(0), part, gpu(1), links=(link(0, 1),))
 
@@ -80,6 +80,6 @@ def test_mig_instances_have_no_links_of_their_own() -> None:
     assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1)]
 
 
-def test_without_nvml_there_is_no_matrix_and_without_asking_none_either() -> None:
+def test_pairs_are_absent_without_nvml_or_request() -> None:
     assert looked(MadeMachine(NO_NVML, cuda(seen(0, 0))), topology=True).pairs == ()
     assert looked(MadeMachine(nvml(gpu(0)), NO_CUDA)).pairs is None

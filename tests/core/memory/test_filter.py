@@ -135,7 +135,7 @@ def test_asking_for_neither_keeps_all() -> None:
 
 
 @pytest.mark.parametrize("stream", [-1, 4])
-def test_a_stream_that_the_device_does_not_have_is_refused_with_those_that_it_has(
+def test_an_unknown_stream_is_refused_with_the_known_streams(
     stream: int,
 ) -> None:
     with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
@@ -143,7 +143,7 @@ def test_a_stream_that_the_device_does_not_have_is_refused_with_those_that_it_ha
     assert caught.value.hint == "its streams are numbered 0 to 3"
 
 
-def test_a_pool_that_the_snapshot_does_not_have_is_refused_with_those_that_it_has() -> None:
+def test_an_unknown_pool_is_refused_with_the_known_pools() -> None:
     with pytest.raises(UsageError, match="no pool 7,7") as caught:
         narrowed(two_streams(), pool=(7, 7))
     assert caught.value.hint == "pools: 0,0; 0,1; 1,0; 0,2"

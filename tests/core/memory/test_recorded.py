@@ -45,7 +45,7 @@ def test_each_kind_of_program_was_recorded() -> None:
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_the_peak_and_the_end_are_those_that_torch_counted(
+def test_peak_and_end_equal_torchs_counters(
     found: tuple[DeviceTrace, Replay], counters: dict[str, dict[str, int]], counter: str
 ) -> None:
     curve = getattr(found[1].curves, counter)

@@ -88,7 +88,7 @@ def test_a_replay_has_the_private_pools_of_the_program(program: Program) -> None
 
 @LAW
 @given(programs(settings=GROWING))
-def test_the_replay_of_a_snapshot_is_the_record_within_the_limit_that_it_met(
+def test_the_replay_of_a_snapshot_equals_the_record_within_its_limit(
     program: Program,
 ) -> None:
     program.alloc(1)  # so that there is something
@@ -99,7 +99,7 @@ def test_the_replay_of_a_snapshot_is_the_record_within_the_limit_that_it_met(
 
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("pools", [False, True])
-def test_the_replay_of_a_long_run_counts_what_it_counted(grows: bool, pools: bool) -> None:
+def test_the_replay_of_a_long_run_has_the_statistics_of_the_run(grows: bool, pools: bool) -> None:
     rng = random.Random(7)
     capacity = 64 * GIB if pools else 256 * MIB
     program = Program(Settings(expandable_segments=grows), capacity)

@@ -50,7 +50,7 @@ def test_the_defaults_are_the_settings_of_a_record_that_was_made_with_them() -> 
     assert device.recorded.retries == device.replayed.retries == 4
 
 
-def test_what_was_recorded_in_growing_segments_is_replayed_in_such() -> None:
+def test_a_record_of_expandable_segments_is_replayed_with_expandable_segments() -> None:
     """The flag was off again when the file was written."""
     device = ask(load(str(ROOT / "tests/data/expandable.pkl.gz")), "", GROWS)
     assert device.replayed.settings == GROWS
@@ -74,20 +74,20 @@ def test_settings_that_reserve_less_are_the_headline() -> None:
     assert device.limit is None
 
 
-def test_settings_that_help_nothing_are_said_to() -> None:
+def test_settings_without_effect_are_reported() -> None:
     device = ask(fragmented().snapshot(), "")
     assert device.best is None
     assert device.headline == "defaults would not have reserved less at the peak than 900 MiB"
 
 
-def test_settings_that_reserve_more_are_said_to() -> None:
+def test_settings_that_reserve_more_are_reported() -> None:
     program = Program(Settings(expandable_segments=True), GIB)
     program.alloc(15 * MIB)
     device = ask(program.snapshot(), "large_segment_size_mb:32,expandable_segments:True")
     assert device.headline.endswith("would have reserved 12.0 MiB more at the peak")
 
 
-def test_what_would_have_served_a_failed_request_is_the_headline() -> None:
+def test_settings_that_serve_the_failed_request_are_the_headline() -> None:
     program = Program(Settings(memory_fraction=0.5), GIB)
     for _ in range(30):
         program.alloc(15 * MIB)  # each in a segment of 16 MiB
@@ -106,7 +106,7 @@ def test_what_would_have_served_a_failed_request_is_the_headline() -> None:
     )
 
 
-def test_the_limit_of_a_full_device_is_what_it_had() -> None:
+def test_the_limit_of_a_full_device_is_its_reserved_and_free_memory() -> None:
     program = Program(capacity=100 * MIB)
     program.alloc(60 * MIB)
     assert program.alloc(50 * MIB) == 0
@@ -141,7 +141,7 @@ def test_a_share_of_the_memory_limits_a_replay() -> None:
     assert device.tried[0].peak.reserved_bytes <= GIB // 2
 
 
-def test_what_the_program_gave_back_is_given_back_in_every_replay() -> None:
+def test_memory_released_by_the_program_is_released_in_every_replay() -> None:
     program = Program(capacity=GIB)
     program.alloc(30 * MIB)
     program.free()
@@ -152,7 +152,7 @@ def test_what_the_program_gave_back_is_given_back_in_every_replay() -> None:
     assert device.limit is None
 
 
-def test_of_a_trace_that_begins_late_the_difference_and_its_reason_are_said() -> None:
+def test_a_trace_that_begins_late_reports_the_difference_and_its_reason() -> None:
     program = fragmented()
     program.alloc(30 * MIB)
     snapshot = program.allocator.snapshot()
@@ -165,7 +165,7 @@ def test_of_a_trace_that_begins_late_the_difference_and_its_reason_are_said() ->
     assert "put in anew" in device.reasons[0]
 
 
-def test_what_is_held_before_the_trace_and_freed_in_it_is_put_in_and_freed() -> None:
+def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
     program = Program(capacity=GIB)
     program.alloc(30 * MIB)
     program.alloc(40 * MIB)
@@ -209,7 +209,7 @@ def test_a_device_that_cannot_be_replayed_is_refused(device: int, words: str) ->
         replay_snapshots([fragmented().snapshot()], WhatIfSpec(("",), device=device))
 
 
-def test_progress_is_told_of_every_replay() -> None:
+def test_progress_is_reported_for_every_replay() -> None:
     told: list[tuple[str, float]] = []
 
     def progress(stage: str, fraction: float) -> None:
@@ -219,7 +219,7 @@ def test_progress_is_told_of_every_replay() -> None:
     assert told == [("replaying: replayed, as recorded", 0.0), (f"replaying: {GROWS}", 0.5)]
 
 
-def test_settings_that_no_parser_takes_are_read_from_what_stands_beside_them() -> None:
+def test_invalid_settings_text_is_replaced_by_the_recorded_values() -> None:
     snapshot: dict[str, Any] = fragmented().allocator.snapshot()
     settings = snapshot["allocator_settings"]
     settings["PYTORCH_CUDA_ALLOC_CONF"] = "no such thing"

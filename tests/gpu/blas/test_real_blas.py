@@ -276,7 +276,7 @@ def test_every_configuration_that_is_yielded_runs_and_is_right(
     assert len(set(found)) == len(found)
     # Of fp8 an architecture may have a single algorithm.
     assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
-    for algorithm in _spread(found, 40):
+    for algorithm in _sampled(found, 40):
         with closing(lt.multiplication(bench.gemm, USUAL, algorithm)) as product:
             bench.check(product)
 
@@ -336,7 +336,7 @@ def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:
     return replace(algorithm, workspace_bytes=0)
 
 
-def _spread(found: Sequence[Algorithm], most: int) -> Sequence[Algorithm]:
+def _sampled(found: Sequence[Algorithm], most: int) -> Sequence[Algorithm]:
     return found[:: max(len(found) // most, 1)]
 
 

@@ -16,7 +16,7 @@ from cudakit.gpu.blas.search import (
     Choices,
     allowed_reductions,
     configurations,
-    in_turn,
+    round_robin,
 )
 
 EVERYTHING = Choices(
@@ -89,7 +89,7 @@ def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> N
 def test_one_that_finds_nothing_keeps_nobody_waiting_and_can_be_ended() -> None:
     turns = iter(range(1000))
     vain = iter([None] * 10_000)
-    found = in_turn([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
+    found = round_robin([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
     assert list(found) == [Algorithm(id=1)] * 3
     assert len(list(vain)) > 9_000
 
@@ -102,7 +102,7 @@ def test_in_turn_everything_comes_and_the_first_of_each_before_a_second(
         [Algorithm(id=index, tile=number) for number in values]
         for index, values in enumerate(numbers)
     ]
-    found = list(in_turn(map(iter, lists)))
+    found = list(round_robin(map(iter, lists)))
     assert sorted(found, key=repr) == sorted(sum(lists, []), key=repr)  # noqa: RUF017
     firsts = [values[0] for values in lists if values]
     assert found[: len(firsts)] == firsts

@@ -16,25 +16,25 @@ def tree(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def test_a_file_is_read_by_its_path_on_the_running_system(tree: Files) -> None:
+def test_file_is_read_by_absolute_path(tree: Files) -> None:
     assert tree.text("/etc/name") == "first\nsecond"
     assert tree.names("/etc") == ("link", "name")
     assert tree.exists("/etc/name")
 
 
-def test_a_link_leads_to_a_path_of_the_running_system(tree: Files) -> None:
+def test_link_resolves_to_absolute_path(tree: Files) -> None:
     assert tree.resolve("/etc/link") == "/etc/name"
     assert tree.resolve("/etc/nowhere") == "/etc/nowhere"
 
 
-def test_what_is_absent_shows_nothing(tree: Files) -> None:
+def test_absent_file_has_no_text(tree: Files) -> None:
     assert tree.text("/etc/absent") is None
     assert tree.text("/etc") is None
     assert tree.names("/absent") == ()
     assert not tree.exists("/absent")
 
 
-def test_files_of_nothing_show_nothing() -> None:
+def test_files_without_root_are_absent() -> None:
     nothing = Files(None)
 
     assert nothing.text("/etc/os-release") is None
@@ -44,18 +44,18 @@ def test_files_of_nothing_show_nothing() -> None:
     assert nothing.place("/dev/kmsg") is None
 
 
-def test_text_that_is_no_utf8_is_read_all_the_same(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"a\xffb\n")
 
     assert Files(tmp_path).text("/raw") == "a\ufffdb"
 
 
-def test_a_long_file_is_read_whole(tmp_path: Path) -> None:
+def test_long_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("line\n" * 100_000)
 
     assert (Files(tmp_path).text("/long") or "").count("line") == 100_000
 
 
-def test_the_running_kernel_tells_its_release() -> None:
+def test_kernel_release_is_readable() -> None:
     # Files under /proc/sys refuse to be read in large pieces.
     assert Files(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release

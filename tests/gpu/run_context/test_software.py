@@ -15,7 +15,7 @@ from cudakit.gpu.run_context.software import (
 )
 
 
-def test_packages_are_listed_in_the_order_of_the_path(tmp_path: Path) -> None:
+def test_packages_are_listed_in_order_of_path(tmp_path: Path) -> None:
     for name in (
         "first/nvidia_ml_py-13.615.71.dist-info",
         "first/README",
@@ -30,7 +30,7 @@ def test_packages_are_listed_in_the_order_of_the_path(tmp_path: Path) -> None:
     ]
 
 
-def test_a_package_that_is_worked_on_tells_its_version_inside(tmp_path: Path) -> None:
+def test_editable_package_has_version_of_pkg_info(tmp_path: Path) -> None:
     (tmp_path / "cudakit.egg-info").mkdir()
     (tmp_path / "cudakit.egg-info/PKG-INFO").write_text("Name: cudakit\nVersion: 0.1.0\n\n")
 
@@ -47,7 +47,7 @@ def test_a_package_that_is_worked_on_tells_its_version_inside(tmp_path: Path) ->
         ("hip: Optional[str] = '6.2'", None),
     ],
 )
-def test_torch_tells_its_cuda_without_being_imported(
+def test_torch_build_is_read_from_version_file(
     tmp_path: Path, line: str, cuda: tuple[int, int] | None
 ) -> None:
     (tmp_path / "torch").mkdir()
@@ -59,7 +59,7 @@ def test_torch_tells_its_cuda_without_being_imported(
 
 
 @pytest.mark.parametrize(("version", "cuda"), [("2.11.0+cu128", (12, 8)), ("2.11.0+cpu", None)])
-def test_without_its_version_file_the_version_of_torch_tells(
+def test_torch_build_is_read_from_version_without_file(
     tmp_path: Path, version: str, cuda: tuple[int, int] | None
 ) -> None:
     found = list(builds([Distribution("torch", version, str(tmp_path))]))
@@ -67,7 +67,7 @@ def test_without_its_version_file_the_version_of_torch_tells(
     assert found == [Build("torch", version, cuda)]
 
 
-def test_names_tell_the_cuda_of_other_frameworks(tmp_path: Path) -> None:
+def test_builds_of_other_frameworks_are_read_from_names(tmp_path: Path) -> None:
     names = ("cupy-cuda13x", "jax-cuda12-plugin", "jax-cuda12-pjrt", "numpy")
 
     found = builds(Distribution(name, "1.0", str(tmp_path)) for name in names)
@@ -96,7 +96,7 @@ def found(files: Files, *, path: str = "", wheels: str = "") -> list[tuple[str, 
     ]
 
 
-def test_copies_are_listed_as_the_loader_finds_them(tmp_path: Path) -> None:
+def test_libraries_are_listed_in_order_of_loader(tmp_path: Path) -> None:
     files = put(
         tmp_path,
         "/opt/mine/libcudnn.so.9",
@@ -113,21 +113,21 @@ def test_copies_are_listed_as_the_loader_finds_them(tmp_path: Path) -> None:
     ]
 
 
-def test_directories_that_the_loader_was_told_of_count(tmp_path: Path) -> None:
+def test_directories_of_ld_so_conf_are_searched(tmp_path: Path) -> None:
     files = put(tmp_path, "/opt/compat/libcuda.so.1", "/etc/ld.so.conf.d/00-compat.conf")
     (tmp_path / "etc/ld.so.conf.d/00-compat.conf").write_text("# compat\n/opt/compat/ # first\n")
 
     assert found(files) == [("system", "/opt/compat/libcuda.so.1")]
 
 
-def test_only_the_name_that_programs_ask_for_counts(tmp_path: Path) -> None:
+def test_only_sonames_are_listed(tmp_path: Path) -> None:
     names = ("libcudnn.so", "libcudnn.so.9", "libcudnn.so.9.19.0", "libcudnn_ops.so.9", "libm.so.6")
     files = put(tmp_path, *(f"/opt/{name}" for name in names))
 
     assert found(files, path="/opt") == [("LD_LIBRARY_PATH", "/opt/libcudnn.so.9")]
 
 
-def test_links_are_followed(tmp_path: Path) -> None:
+def test_links_of_libraries_are_resolved(tmp_path: Path) -> None:
     files = put(tmp_path, "/opt/libcuda.so.580.159.04")
     (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
 
@@ -138,12 +138,12 @@ def test_links_are_followed(tmp_path: Path) -> None:
     )
 
 
-def test_relative_and_empty_parts_of_the_search_path_are_left_out() -> None:
+def test_relative_and_empty_parts_of_search_path_are_ignored() -> None:
     assert search_path({"LD_LIBRARY_PATH": "/a/:lib::/b/../c"}) == ("/a", "/c")
     assert search_path({}) == ()
 
 
-def test_links_between_toolkits_count_once(tmp_path: Path) -> None:
+def test_linked_toolkits_are_listed_once(tmp_path: Path) -> None:
     files = put(tmp_path, "/usr/local/cuda-13.0/version.json")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-13.0")
 

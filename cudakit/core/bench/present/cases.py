@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Literal
 
-from cudakit.core.bench.present.axes import axis_title, axis_value, fixed_words, varying
-from cudakit.core.bench.present.machine import clock_words
-from cudakit.core.bench.present.peers import OURSELVES, compared, peers, share_of
-from cudakit.core.bench.present.steps import are_steps, steps_table
+from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.present.baselines import baselines, compared, share_of
+from cudakit.core.bench.present.facts import clock_words
+from cudakit.core.bench.present.labels import axis_title, axis_value, fixed_words, varying
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
+from cudakit.core.bench.workload import Axis
 from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, format_ratio
+
+_STEP, _NODES = "step", "nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,14 @@ def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
     return [
         _Shown("bench", lambda case: Text(case.name), "text", lambda _: _several(cases)),
         _Shown("shape", _shape, "text", lambda case: "shape" in case.settings),
-        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(peers(cases))),
+        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
         _Shown("time", _time),
         _Shown("±", _noise),
         _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
-        *(_Shown(f"of {peer}", partial(share_of, peer, cases=cases)) for peer in compared(cases)),
+        *(
+            _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
+            for baseline in compared(cases)
+        ),
         _Shown("of limit", lambda case: _share(case.ratio_to_limit), needed=_has_limit),
         _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_datasheet),
         _Shown("energy", _energy, needed=_has_energy),
@@ -165,3 +172,66 @@ def _energy(case: CaseResult) -> Value:
     if case.operations:
         return Text(f"{case.energy_j / case.operations * 1e12:.3g} pJ/{case.operation}")
     return Text(f"{case.energy_j:.3g} J")
+
+
+def are_steps(cases: Sequence[CaseResult]) -> bool:
+    """Say whether cases are steps of graphs of several sizes: a list of them all would be long."""
+    return (
+        all(_STEP in case.axes and isinstance(case.axes.get(_NODES), int) for case in cases)
+        and len({case.axes[_NODES] for case in cases}) > 1
+        and len({case.axes[_STEP] for case in cases}) > 1
+    )
+
+
+def steps_table(cases: Sequence[CaseResult]) -> Table:
+    """Compare the times of steps along the number of nodes, graph by graph."""
+    graph = [name for name in varying(cases) if name not in (_STEP, _NODES)]
+    counts = sorted({int(case.axes[_NODES]) for case in cases})
+    rows: dict[tuple[Axis | None, ...], dict[int, CaseResult]] = {}
+    for case in cases:
+        key = (*(case.axes.get(name) for name in graph), case.axes[_STEP])
+        rows.setdefault(key, {})[int(case.axes[_NODES])] = case
+    heads = [*graph, _STEP]
+    return Table(
+        columns=(
+            *(Column(axis_title(name), "text") for name in heads),
+            *(Column(f"{count} node{'s' if count > 1 else ''}", "number") for count in counts),
+        ),
+        rows=tuple(
+            (
+                *(axis_value(name, value) for name, value in zip(heads, key, strict=True)),
+                *(_step_time(found.get(count)) for count in counts),
+            )
+            for key, found in sorted(rows.items(), key=lambda row: _step_order(row[0], list(rows)))
+        ),
+        caption=_steps_caption(cases),
+    )
+
+
+def _step_order(
+    key: tuple[Axis | None, ...], keys: Sequence[tuple[Axis | None, ...]]
+) -> tuple[int, ...]:
+    """Keep the steps of a graph together, all in the order in which they were measured."""
+    graphs = list(dict.fromkeys(one[:-1] for one in keys))
+    return graphs.index(key[:-1]), keys.index(key)
+
+
+def _step_time(case: CaseResult | None) -> Value:
+    if case is None:
+        return Unavailable("it was not measured")
+    return case.median_s if isinstance(case.median_s, Unavailable) else Seconds(case.median_s)
+
+
+def _steps_caption(cases: Sequence[CaseResult]) -> str:
+    fixed = fixed_words(cases)
+    lines = [f"Time of each step, with {fixed}." if fixed else "Time of each step."]
+    noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
+    if noise:
+        usual, most = format_ratio(median(noise)), format_ratio(max(noise))
+        rest = f", the least sure of them to ± {most}" if most != usual else ""
+        lines.append(f"Known to ± {usual} with 95 % confidence{rest}.")
+    clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
+    if clocks:
+        low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"
+        lines.append(f"SM clock {low if low == high else f'{low} to {high}'} MHz.")
+    return " ".join(lines)

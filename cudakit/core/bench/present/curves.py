@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.bench.costs import GraphCosts
-from cudakit.core.bench.present.axes import SIZES, axis_names, axis_title, is_cube, short_labels
+from cudakit.core.bench.present.labels import SIZES, axis_names, axis_title, is_cube, short_labels
 from cudakit.core.bench.present.sweep import sweep
-from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.result import CaseResult, GraphCosts
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 

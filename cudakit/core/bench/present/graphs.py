@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
 from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 

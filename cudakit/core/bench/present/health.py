@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cudakit.core.bench.bands import Band
-from cudakit.core.bench.concerns import concerns_of, environments
-from cudakit.core.bench.health import Figure, SuiteResult
+from cudakit.core.bench.health import Band, Figure, SuiteResult
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.core.bench.present.distribution import distribution
-from cudakit.core.bench.present.machine import machine_facts, title
+from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.present.spread import sample_spread
 from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.document import (
     Column,
     Document,
@@ -57,7 +56,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     nodes: list[Node] = [result_columns(result.results), _headline(suite)]
     rows = tuple(map(_row, suite.figures))
     nodes += [Table(_COLUMNS, rows, _CAPTION, faint=_not_judged(suite))]
-    nodes += [*_left_out(suite), *notes(_without_concerns(result))]
+    nodes += [*_left_out(suite), *notes(_without_warnings(result))]
     if result.results:
         nodes += [
             machine_facts(result.results),
@@ -65,7 +64,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
             device_columns(result.results[0].environment),
         ]
     if result.results and detail:
-        nodes.append(Section("Distribution of the samples", (distribution(result.results),)))
+        nodes.append(Section("Distribution of the samples", (sample_spread(result.results),)))
     return Document(title(result), tuple(nodes))
 
 
@@ -148,9 +147,9 @@ def _left_out(suite: SuiteResult) -> Iterator[Note]:
         yield Note("warn", f"{one.what} was left out: {one.reason}.", (one.remedy,))
 
 
-def _without_concerns(result: BenchResult) -> BenchResult:
+def _without_warnings(result: BenchResult) -> BenchResult:
     """Leave out what the headline says where it matters: some of it holds for every busy GPU."""
-    said = concerns_of(environments(result.results))
+    said = environment_warnings(environments(result.results))
     return replace(result, warnings=tuple(each for each in result.warnings if each not in said))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from cudakit.core.bench.compare import label
-from cudakit.core.bench.present.refusals import brief, by_reason, measured
+from cudakit.core.bench.present.labels import brief_label
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
@@ -29,8 +29,8 @@ def notes(result: BenchResult) -> list[Note]:
 
 
 def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    for case in measured(cases):
-        if isinstance(case.median_s, Unavailable):
+    for case in cases:
+        if isinstance(case.median_s, Unavailable) and not case.refused:
             yield Note(
                 "error",
                 f"{label(case)}: {case.median_s.reason}. Its figures are withheld.",
@@ -38,8 +38,12 @@ def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
 
 
 def _refused(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    for reason, refused in by_reason(cases):
-        names = ", ".join(brief(case, cases) for case in refused[:_NAMED])
+    reasons: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        if case.refused and isinstance(case.median_s, Unavailable):
+            reasons.setdefault(case.median_s.reason, []).append(case)
+    for reason, refused in reasons.items():
+        names = ", ".join(brief_label(case, cases) for case in refused[:_NAMED])
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         yield Note("info", f"Not measured: {names}{more}: {reason}.")
 

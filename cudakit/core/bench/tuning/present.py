@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.bench.present.methods import method_words
-from cudakit.core.bench.tuning.limits import LEAST_GAIN, LEVEL
+from cudakit.core.bench.present.facts import method_words
+from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
 from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
 from cudakit.core.bench.workloads.gemm import algorithm_words, gemm_axes

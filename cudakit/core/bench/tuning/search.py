@@ -1,12 +1,11 @@
-"""The search for a candidate that is faster than the default. Pure: what is measured, and how, others know.
+"""The search for a candidate that is faster than the default. Pure: ``Trials`` measure the candidates.
 
-Every round measures candidates and the default once each, in random order, and what counts is the ratio of
-the two in the same round. Three stages:
+Every round measures candidates and the default once each, in random order; only the ratio of the two in the
+same round counts. Three stages:
 
-screen    candidates in heats of a few; who is surely not better by enough leaves after few rounds
-halving   the best of them again and again, the slower half leaves each time
-final     the best three on samples of their own, as many as were laid down before the first of them; it
-          alone decides
+screen    candidates in groups of a few; a candidate that is significantly not better leaves after few rounds
+halving   the best again; the slower half leaves each time (successive halving)
+final     the best three on new samples, whose number is fixed in advance; it alone decides
 """
 
 from __future__ import annotations
@@ -18,9 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from cudakit.core.bench.tuning.final import Final
-from cudakit.core.bench.tuning.limits import LEAST_GAIN, Limits
-from cudakit.core.bench.tuning.paired import is_above, middle
+from cudakit.core.bench.prepare import Progress
+from cudakit.core.bench.tuning.significance import LEAST_GAIN, Final, is_above, middle
+from cudakit.errors import InputError
+
+# Half of them are for the final, whose three finalists need 9 pairs: the probability that all lie on one side
+# is then 2 ** -9, less than LEVEL / 3.
+LEAST_ITERATIONS = 20
 
 DEFAULT = 0
 FINALISTS = 3
@@ -41,30 +44,48 @@ _LEAVES = 0.05
 _HOPELESS_AT_ONCE, _HOPELESS = 1.5, 1.1
 
 Stopped: TypeAlias = Literal["complete", "time", "interrupted"]
-Tell: TypeAlias = Callable[[str, float], None]
 
 
-class Contest(Protocol):
-    """Candidates by number, of which 0 is the default, and how they are measured."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the search for one product. Raises InputError for what makes no sense."""
+
+    time_s: float = 30.0  # about, all that is done for a product included
+    iterations: int = 100  # samples of each candidate at most; the default has one beside each
+
+    def __post_init__(self) -> None:
+        if not 0 < self.time_s < math.inf:
+            raise InputError(
+                f"the time for tuning is {self.time_s:g} s, and must be a number above 0"
+            )
+        if self.iterations < LEAST_ITERATIONS:
+            raise InputError(
+                f"the number of iterations is {self.iterations}, and must be at least {LEAST_ITERATIONS}",
+                hint="with fewer samples no gain is significant",
+            )
+
+
+class Trials(Protocol):
+    """Measures candidates by number; 0 is the default."""
 
     def enter(self, number: int) -> bool:
-        """Get ready to measure a candidate; False for one that cannot run, or takes many times as long."""
+        """Prepare a candidate; return False if it cannot run, or takes many times as long as the default."""
         ...
 
     def leave(self, number: int) -> None:
-        """Give back what was made for it."""
+        """Release a candidate."""
         ...
 
     def measure(self, order: Sequence[int]) -> Sequence[float]:
-        """Measure each once, in this order, in one unit; NaN for what is no sample."""
+        """Measure each once, in this order, in one unit; NaN for an invalid reading."""
         ...
 
     def verify(self, number: int) -> bool:
-        """Say whether it computes the right values."""
+        """Return whether a candidate computes correct values."""
         ...
 
     def renew(self) -> None:
-        """Go on with other buffers."""
+        """Continue with other buffers."""
         ...
 
 
@@ -85,14 +106,14 @@ class Outcome:
 
 
 def search(
-    contest: Contest,
+    trials: Trials,
     count: int,
     limits: Limits,
     *,
     seed: int,
     now: Callable[[], float],
     begin_s: float | None = None,
-    tell: Tell = lambda stage, fraction: None,  # noqa: ARG005
+    tell: Progress = lambda stage, fraction: None,  # noqa: ARG005
 ) -> Outcome:
     """Look for a candidate that is surely faster than the default, by LEAST_GAIN or more.
 
@@ -102,7 +123,7 @@ def search(
     """
     begin_s = now() if begin_s is None else begin_s
     chance = random.Random(seed)  # noqa: S311 an order, and no secret
-    found = _Search(contest, limits, chance, now, begin_s, tell)
+    found = _Search(trials, limits, chance, now, begin_s, tell)
     try:
         found.screen(range(1, count))
         found.halve()
@@ -117,15 +138,15 @@ class _Search:
 
     def __init__(
         self,
-        contest: Contest,
+        trials: Trials,
         limits: Limits,
         chance: random.Random,
         now: Callable[[], float],
         begin_s: float,
-        tell: Tell,
+        tell: Progress,
     ) -> None:
         self.stopped: Stopped = "complete"
-        self._contest, self._limits, self._random, self._now = contest, limits, chance, now
+        self._trials, self._limits, self._random, self._now = trials, limits, chance, now
         self._begin_s, self._tell = begin_s, tell
         self._stage = ("", 0.0)
         self._ratios: dict[int, list[float]] = defaultdict(list)
@@ -145,7 +166,7 @@ class _Search:
                 self.stopped = "time"
                 return
             self._stage = (f"{at} of {len(numbers)} algorithms", at / len(numbers))
-            heat = [number for number in numbers[at : at + _HEAT] if self._contest.enter(number)]
+            heat = [number for number in numbers[at : at + _HEAT] if self._trials.enter(number)]
             self._tried += len(heat)
             left = self._play(heat, _SCREEN_ROUNDS, _SCREEN_UNTIL)
             ranked = self._ranked([*self._pool, *left])
@@ -172,7 +193,7 @@ class _Search:
         rounds = min(_FINAL_ROUNDS, (self._limits.iterations - used) // _PARTS)
         for part in range(_PARTS):
             if part:
-                self._contest.renew()
+                self._trials.renew()
             self._final.begin_part()
             for at in range(rounds):
                 if self._is_over(1.0):
@@ -187,7 +208,7 @@ class _Search:
         ranked = final.ranked()
         for number in ranked:
             if final.is_faster(number):
-                if self._contest.verify(number):
+                if self._trials.verify(number):
                     return self._outcome(number, number)
                 self._wrong.append(number)
         right = [number for number in ranked if number not in self._wrong]
@@ -209,7 +230,7 @@ class _Search:
         for number in (*self._pool, *self._reserve):
             if len(right) == FINALISTS:
                 break
-            good = self._contest.verify(number)
+            good = self._trials.verify(number)
             (right if good else self._wrong).append(number)
         return right
 
@@ -247,7 +268,7 @@ class _Search:
         self._tell(*self._stage)
         order = [DEFAULT, *numbers]
         self._random.shuffle(order)
-        values = dict(zip(order, self._contest.measure(order), strict=True))
+        values = dict(zip(order, self._trials.measure(order), strict=True))
         for number in numbers:
             self._samples[number] += 1
         ratios = {number: values[number] / values[DEFAULT] for number in numbers}
@@ -255,7 +276,7 @@ class _Search:
 
     def _dismiss(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._contest.leave(number)
+            self._trials.leave(number)
 
     def _ranked(self, numbers: Sequence[int]) -> list[int]:
         measured = [number for number in numbers if self._ratios[number]]

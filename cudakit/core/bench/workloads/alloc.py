@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
-from cudakit.core.bench.allocators import DRIVER_ALLOCATORS, Allocator, Opener, driver_allocator
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.spec import AllocSpec
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.latency import Latency
-from cudakit.gpu.api import LEGACY, Gpu, Stream
+from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocSpec, Opener
+from cudakit.core.bench.workload import PreparedLatency, Verification
+from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
@@ -22,7 +20,7 @@ _WORD = 0x0DDBA11
 _WORD_BYTES = 4
 
 
-def alloc_cases(spec: AllocSpec, gpu: Gpu) -> tuple[Case, ...]:
+def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each allocator and size."""
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     sizes_bytes = spec.sizes_bytes or usual
@@ -35,9 +33,7 @@ def alloc_cases(spec: AllocSpec, gpu: Gpu) -> tuple[Case, ...]:
 
 def _openers(spec: AllocSpec) -> dict[str, Opener]:
     """Say how to come by each allocator, by its name."""
-    known = {name: partial(driver_allocator, name) for name in DRIVER_ALLOCATORS} | dict(
-        spec.others
-    )
+    known = {**_OF_DRIVER, **spec.others}
     return {name: known[name] for name in spec.allocators or known}
 
 
@@ -71,7 +67,7 @@ class Alloc:
         return PreparedAlloc(gpu, self.open(gpu), self.size_bytes)
 
 
-class PreparedAlloc(Latency):
+class PreparedAlloc(PreparedLatency):
     """An allocator, and kernels that see whether what it gives is memory."""
 
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
@@ -97,3 +93,82 @@ class PreparedAlloc(Latency):
             self._gpu.sync()
         detail = f"{wrong} of {words} words are not what was written there" if wrong else ""
         return Verification(not wrong, wrong / max(words, 1), 0.0, "what was written there", detail)
+
+
+class _OfGpu:
+    """An allocator that keeps nothing."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class Driver(_OfGpu):
+    """Memory of the device, at once (cuMemAlloc)."""
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
+        return self._gpu.malloc(size_bytes)
+
+    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
+        self._gpu.free(ptr)
+
+
+class StreamOrdered(_OfGpu):
+    """Memory of the device from the driver's pool (cuMemAllocAsync).
+
+    The pool keeps nothing over a synchronization, unless told to (CUDA Driver API,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
+    """
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:
+        return self._gpu.malloc(size_bytes, stream)
+
+    def free(self, ptr: Ptr, stream: Stream) -> None:
+        self._gpu.free(ptr, stream)
+
+
+class Pinned(_OfGpu):
+    """Memory of the host that the device can reach (cuMemHostAlloc)."""
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
+        return self._gpu.host_malloc(size_bytes)
+
+    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
+        self._gpu.host_free(ptr)
+
+
+class Virtual(_OfGpu):
+    """Addresses reserved, and memory of the device created and mapped there (cuMemCreate, cuMemMap).
+
+    Sizes are rounded up to what can be mapped.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(gpu)
+        self._granularity = gpu.granularity()
+        self._live: dict[Ptr, tuple[Backing, int]] = {}
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
+        gpu, whole = self._gpu, -(-size_bytes // self._granularity) * self._granularity
+        ptr = gpu.reserve(whole)
+        try:
+            backing = gpu.create(whole)
+        except BaseException:
+            gpu.unreserve(ptr, whole)
+            raise
+        gpu.map(ptr, backing, whole)
+        self._live[ptr] = backing, whole
+        return ptr
+
+    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
+        backing, whole = self._live.pop(ptr)
+        self._gpu.unmap(ptr, whole)
+        self._gpu.release(backing)
+        self._gpu.unreserve(ptr, whole)
+
+
+_OF_DRIVER: MappingProxyType[str, Opener] = MappingProxyType(
+    {"driver": Driver, "stream-ordered": StreamOrdered, "pinned": Pinned, "virtual": Virtual}
+)

@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Literal, Protocol, TypeAlias
 
-from cudakit.core.bench.cache import MOST_SETS, is_cold, l2_size_bytes
+import numpy as np
+
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.limits import Work
+from cudakit.core.bench.l2_cache import MOST_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
+from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.moved import Finding, check_copy, worst
-from cudakit.core.bench.workloads.places import Access, Place, Places, peers, witnesses
-from cudakit.errors import Unsupported
-from cudakit.gpu.api import LEGACY, Event, Gpu, Ptr, Stream
+from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workloads.checks import POISON, Finding, check_copy, worst
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import LEGACY, DeviceInfo, Event, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
+
+Place: TypeAlias = Literal["device", "host", "pageable", "peer"]
+Access: TypeAlias = Literal["direct", "staged"]
+
+# Memory that kernels of the device may not reach: what is there is looked at in a copy of it.
+_OUT_OF_REACH = ("pageable", "peer")
+# What that copy is made over: neither the poison, nor random bits.
+_UNSEEN = 0x5A
+_ALIGNMENT_BYTES = 16
 
 _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
@@ -36,7 +48,11 @@ _ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
 }
 
 
-def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
+class _LinkedDevice(DeviceInfo, Peers, Protocol):
+    """A device whose links to other devices are asked for."""
+
+
+def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
     """Make a case of each direction and size, and peer where one is meant.
 
     Raises Unsupported where copies to a peer are asked for by name, and there is none.
@@ -50,7 +66,7 @@ def copy_cases(spec: CopySpec, gpu: Gpu) -> tuple[Case, ...]:
     )
 
 
-def _copies(spec: CopySpec, gpu: Gpu) -> Iterator[Copy]:
+def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
     """Go through what there is to copy, of no size yet."""
     others = peers(gpu)
     for direction in spec.directions or _usual_directions(spec.mode):
@@ -227,3 +243,77 @@ class PreparedCopy:
         event = self._gpu.event(timing=False)
         owned.callback(self._gpu.destroy_event, event)
         return event
+
+
+def peers(gpu: _LinkedDevice) -> dict[int, Access]:
+    """Number the other devices that CUDA shows, and say whether copies go there or by way of the host."""
+    own, found = gpu.facts().index, dict[int, Access]()
+    for ordinal in count():
+        if ordinal == own:
+            continue
+        try:
+            found[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
+        except CudaError as error:
+            if error.name != "CUDA_ERROR_INVALID_DEVICE":
+                raise
+            return found
+    raise AssertionError("devices without end")
+
+
+def witnesses(*places: Place) -> int:
+    """Count the buffers of the device that it takes to look at what is in places."""
+    return int(any(place in _OUT_OF_REACH for place in places))
+
+
+class Places:
+    """Buffers of one size, in every place; ``owned`` gives them back. Nothing here waits for the device."""
+
+    def __init__(self, gpu: Gpu, size_bytes: int, owned: ExitStack, peer: int | None) -> None:
+        self.owned = owned
+        self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
+        self._witness: Ptr | None = None
+
+    def malloc(self, place: Place) -> Ptr:
+        """Take a buffer."""
+        gpu, peer = self._gpu, self._peer
+        size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if place == "peer" and peer is not None:
+            ptr = gpu.peer_malloc(peer, size_bytes)
+            self.owned.callback(gpu.peer_free, peer, ptr)
+            return ptr
+        if place == "device":
+            ptr = gpu.malloc(size_bytes)
+            self.owned.callback(gpu.free, ptr)
+            return ptr
+        ptr = gpu.host_malloc(size_bytes, pinned=place != "pageable")
+        self.owned.callback(gpu.host_free, ptr)
+        return ptr
+
+    def poison(self, ptr: Ptr, place: Place) -> None:
+        """Fill a buffer with what no copy writes; copies to the host must have ended."""
+        gpu, size_bytes = self._gpu, self._size_bytes
+        if place in ("host", "pageable"):
+            np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
+        elif place == "peer":
+            witness = self._filled_witness(POISON)
+            gpu.copy(ptr, witness, size_bytes, LEGACY)
+        else:
+            gpu.fill(ptr, POISON, size_bytes, LEGACY)
+
+    def visible(self, ptr: Ptr, place: Place) -> Ptr:
+        """Return where kernels find what is in a buffer, until the next call.
+
+        They reach pinned memory of the host by its own address (CUDA C++ Programming Guide, "Unified Virtual
+        Address Space").
+        """
+        if place not in _OUT_OF_REACH:
+            return ptr
+        witness = self._filled_witness(_UNSEEN)
+        self._gpu.copy(witness, ptr, self._size_bytes, LEGACY)
+        return witness
+
+    def _filled_witness(self, value: int) -> Ptr:
+        if self._witness is None:
+            self._witness = self.malloc("device")
+        self._gpu.fill(self._witness, value, self._size_bytes, LEGACY)
+        return self._witness

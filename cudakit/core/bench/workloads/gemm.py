@@ -1,22 +1,28 @@
-"""Products of matrices: one, as a library computes it, on data that nobody chose."""
+"""GEMM: one matrix product, as a library computes it, on random data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.moved import worst
-from cudakit.core.bench.workloads.operands import (
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.method import Method, Rule
+from cudakit.core.bench.roofline import Work, matrix_kind
+from cudakit.core.bench.spec import GemmSpec
+from cudakit.core.bench.workload import Axis, Verification
+from cudakit.core.bench.workloads.checks import worst
+from cudakit.core.bench.workloads.gemm_check import Checker
+from cudakit.core.bench.workloads.gemm_operands import (
     OperandSet,
     OperandSets,
     fill_operands,
     make_operands,
     operand_bytes,
 )
-from cudakit.core.bench.workloads.product import Checker
-from cudakit.gpu.api import LEGACY, Gpu, Stream
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
+from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     Algorithm,
@@ -30,6 +36,66 @@ from cudakit.units import Unavailable
 
 # Of an algorithm, besides its id, as they are shown.
 _NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner", "cluster")
+
+# Launches take the host so long that in a shorter sample the device would rest for much of the time.
+_SAMPLE_S = 10e-3
+# In less time a power limit is not felt as it is in use.
+_LEAST_S = 2.0
+# Five steps of the energy counter of an H200, of which each is seen a few milliseconds late.
+_ENERGY_S = 0.5
+_EDGE = 256
+
+
+def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
+    """Make a case of each product."""
+    fields = gpu.facts().fields
+    return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)
+
+
+def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
+    kind = matrix_kind(gemm.dtype, fields)
+    shape = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
+    own = GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm))
+    return Case(
+        own,
+        _method(spec),
+        Work(gemm.operations, kind, gemm.bytes_moved),
+        more_bytes=_needed_bytes(spec, gemm),
+        fitting=partial(_fitting, spec, gemm),
+        baselines=tuple(
+            GemmWorkload(gemm, spec.settings, library, spec.fill) for library in spec.baselines
+        ),
+        operation="OP" if kind == "int8" else "FLOP",
+        settings={**shape, "library": spec.library},
+    )
+
+
+def _method(spec: GemmSpec) -> Method:
+    method = spec.method(spec.mode, spec.cache, fill=spec.fill)
+    if spec.rule.min_time_s == Rule().min_time_s:  # nobody said for how long
+        least_s = max(spec.rule.min_time_s, min(_LEAST_S, spec.rule.timeout_s / 2))
+        method = replace(method, rule=replace(spec.rule, min_time_s=least_s))
+    energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
+    return replace(method, sample_s=_SAMPLE_S, energy_s=energy_s)
+
+
+def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
+    """Count one buffer set and one workspace of each library."""
+    libraries = 1 + len(spec.baselines)
+    return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
+
+
+def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
+    """Name the largest cube that fits, rounded down so that it can be read and typed."""
+    low, high = 0, max(gemm.m, gemm.n, gemm.k)
+    while high - low > 1:
+        edge = (low + high) // 2
+        fits = _needed_bytes(spec, replace(gemm, m=edge, n=edge, k=edge)) <= usable_bytes
+        low, high = (edge, high) if fits else (low, edge)
+    if not low:
+        return "a smaller batch, or less workspace,"
+    batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
+    return f"a cube of {low // _EDGE * _EDGE or low}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +113,7 @@ class GemmWorkload:
     name: str = "gemm"
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
+    def axes(self) -> Mapping[str, Axis]:
         return gemm_axes(self.gemm)
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedGemm:
@@ -55,10 +121,10 @@ class GemmWorkload:
         return PreparedGemm(gpu, self, seed)
 
 
-def gemm_axes(gemm: Gemm) -> dict[str, str | int | float]:
+def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
     """Name what tells a product from others; what is the usual way is not named."""
     kind = DATA_TYPES[gemm.dtype]
-    axes: dict[str, str | int | float] = {
+    axes: dict[str, Axis] = {
         "dtype": gemm.dtype,
         "m": gemm.m,
         "n": gemm.n,
@@ -117,7 +183,7 @@ class PreparedGemm:
         return self._multiplication.algorithm
 
     @property
-    def settings(self) -> Mapping[str, str | int | float]:
+    def settings(self) -> Mapping[str, Axis]:
         """What is in force, for the record of the result."""
         chosen = self.algorithm
         algorithm = chosen.reason if isinstance(chosen, Unavailable) else algorithm_words(chosen)

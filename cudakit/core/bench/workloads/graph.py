@@ -1,26 +1,41 @@
-"""Graph: what it costs to make a graph and to launch it, and what a replay saves."""
+"""Graph: what it costs to make a graph and to launch it, and what a replay saves.
+
+Each step in the life of a graph is repeated, and the graph that it made must run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import Protocol
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
+from cudakit.core.bench.sampler import capture
 from cudakit.core.bench.spec import GraphSpec
-from cudakit.core.bench.workloads.graph_steps import PREPARED, PreparedStep
-from cudakit.core.bench.workloads.topology import Nodes
-from cudakit.gpu.api import Gpu
+from cudakit.core.bench.workload import Axis, PreparedLatency, Verification
+from cudakit.core.bench.workloads.graph_nodes import BYTES, Nodes
+from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, GraphExec, Graphs, Stream
 
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
-# Of these the difference is shown: they take turns, a sample each, so that both meet the same clock.
+# Their difference is reported: their samples are interleaved, so that both meet the same clock.
 _PAIR = ("replay", "eager")
+# Graphs that a step makes are kept up to this number: destroying each would be part of its time. One sample
+# in this many includes the destruction, which does not move the median.
+_MOST_KEPT = 64
+_MOST_KEPT_NODES = 1 << 16
 
 
-def graph_cases(spec: GraphSpec, gpu: Gpu) -> tuple[Case, ...]:
+class _GraphDevice(ComputeDevice, Graphs, Protocol):
+    """A device that captures and launches graphs."""
+
+
+def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each topology, kind and number of nodes, and step."""
     counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
     graphs = product(spec.topologies, spec.kinds, counts)
@@ -33,12 +48,12 @@ def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator
     for step in spec.steps:
         if paired and step == second:
             continue
-        # Those that take turns are told apart by their names.
+        # Interleaved cases are distinguished by their names.
         other = GraphStep(second, topology, kind, nodes, name=f"graph {second}")
         yield Case(
             GraphStep(step, topology, kind, nodes),
             spec.method(_MODES.get(step, "call"), "hot"),
-            rivals=(other,) if paired and step == first else (),
+            baselines=(other,) if paired and step == first else (),
         )
 
 
@@ -54,7 +69,7 @@ class GraphStep:
     library: str = "cudakit"
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
+    def axes(self) -> Mapping[str, Axis]:
         return {
             "step": self.step,
             "topology": self.topology,
@@ -65,7 +80,191 @@ class GraphStep:
     def prepare(self, gpu: Gpu, seed: int) -> PreparedStep:  # noqa: ARG002
         nodes = Nodes(gpu, self.topology, self.kind, self.nodes)
         try:
-            return PREPARED[self.step](gpu, nodes)
+            return _STEPS[self.step](gpu, nodes)
         except BaseException:
             nodes.close()
             raise
+
+
+class PreparedStep(PreparedLatency):
+    """The nodes, each of which must have run when the step is verified."""
+
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__()
+        self.gpu, self.nodes = gpu, nodes
+        self.byte = BYTES[0]  # what the nodes write
+        self.most_kept = max(4, min(_MOST_KEPT, _MOST_KEPT_NODES // nodes.count))
+        self.owned.enter_context(closing(nodes))
+
+    def enqueue(self, stream: Stream, index: int) -> None:
+        """Do the step."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Have the nodes run, where the step itself does not."""
+
+    def verify(self) -> Verification:
+        self.finish()
+        missing = self.nodes.take_missing(self.byte)
+        detail = f"{missing} of {self.nodes.count} nodes did not run" if missing else ""
+        error = missing / self.nodes.count
+        return Verification(not missing, error, 0.0, "what each node writes", detail)
+
+    def captured(self, byte: int = BYTES[0]) -> Graph:
+        """Capture the nodes, on a stream of their own."""
+        stream = self.gpu.stream(blocking=False)
+        try:
+            return capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
+        finally:
+            self.gpu.destroy_stream(stream)
+
+    def instantiated(self) -> GraphExec:
+        """Capture the nodes, and make what can be launched; it is destroyed with the rest."""
+        graph = self.captured()
+        executable = self.gpu.instantiate(graph)
+        self.gpu.destroy_graph(graph)
+        self.owned.callback(self.gpu.destroy_graph_exec, executable)
+        return executable
+
+    def run(self, executable: GraphExec) -> None:
+        """Launch, and wait for it."""
+        self.gpu.graph_launch(executable, LEGACY)
+        self.gpu.sync()
+
+
+class _Eager(PreparedStep):
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.nodes.enqueue(stream)
+
+
+class _Replay(PreparedStep):
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._executable = self.instantiated()
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.gpu.graph_launch(self._executable, stream)
+
+
+class _Capture(PreparedStep):
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._made: list[Graph] = []
+        self.owned.callback(self._destroy)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        if len(self._made) >= self.most_kept:
+            self._destroy()
+        self._made.append(capture(self.gpu, stream, self.nodes.enqueue))
+
+    def finish(self) -> None:
+        executable = self.gpu.instantiate(self._made[-1])
+        self.run(executable)
+        self.gpu.destroy_graph_exec(executable)
+
+    def _destroy(self) -> None:
+        while self._made:
+            self.gpu.destroy_graph(self._made.pop())
+
+
+class _Instantiate(PreparedStep):
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._graph = self.captured()
+        self._made: list[GraphExec] = []
+        self.owned.callback(gpu.destroy_graph, self._graph)
+        self.owned.callback(self._destroy)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        if len(self._made) >= self.most_kept:
+            self._destroy()
+        self._made.append(self.gpu.instantiate(self._graph))
+
+    def finish(self) -> None:
+        self.run(self._made[-1])
+
+    def _destroy(self) -> None:
+        while self._made:
+            self.gpu.destroy_graph_exec(self._made.pop())
+
+
+class _Update(PreparedStep):
+    """Takes the parameters of two graphs in turn: the nodes write one byte, or the other."""
+
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._executable = self.instantiated()
+        self._graphs = {byte: self.captured(byte) for byte in BYTES}
+        for graph in self._graphs.values():
+            self.owned.callback(gpu.destroy_graph, graph)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.byte = BYTES[self.byte == BYTES[0]]
+        self.gpu.graph_update(self._executable, self._graphs[self.byte])
+
+    def finish(self) -> None:
+        self.run(self._executable)
+
+
+class _FreshExecutables:
+    """Executable graphs with which nothing was done yet; some are made ahead."""
+
+    def __init__(self, step: PreparedStep) -> None:
+        self._gpu, self._most = step.gpu, step.most_kept
+        self._graph = step.captured()
+        self._fresh: list[GraphExec] = []
+        self.used: list[GraphExec] = []
+        step.owned.callback(self._gpu.destroy_graph, self._graph)
+        step.owned.callback(self._destroy)
+        self._make()
+
+    def take(self) -> GraphExec:
+        """Return the next one."""
+        if not self._fresh:
+            self._destroy()
+            self._make()
+        self.used.append(self._fresh.pop())
+        return self.used[-1]
+
+    def _make(self) -> None:
+        for _ in range(self._most):
+            self._fresh.append(self._gpu.instantiate(self._graph))
+
+    def _destroy(self) -> None:
+        for kept in (self.used, self._fresh):
+            while kept:
+                self._gpu.destroy_graph_exec(kept.pop())
+
+
+class _Upload(PreparedStep):
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._executables = _FreshExecutables(self)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.gpu.graph_upload(self._executables.take(), stream)
+
+    def finish(self) -> None:
+        self.run(self._executables.used[-1])
+
+
+class _FirstLaunch(PreparedStep):
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+        super().__init__(gpu, nodes)
+        self._executables = _FreshExecutables(self)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        self.gpu.graph_launch(self._executables.take(), stream)
+
+
+_STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
+    "capture": _Capture,
+    "instantiate": _Instantiate,
+    "update": _Update,
+    "upload": _Upload,
+    "first-launch": _FirstLaunch,
+    "launch": _Replay,
+    "run": _Replay,
+    "replay": _Replay,
+    "eager": _Eager,
+}

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
 from cudakit.core.bench.spec import LaunchSpec
-from cudakit.core.bench.workloads.latency import Latency
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.core.bench.workload import PreparedLatency
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.spin import Spin
 
@@ -22,7 +22,7 @@ _LOOKS = 1000
 _WORD_BITS = 32
 
 
-def launch_cases(spec: LaunchSpec, gpu: Gpu) -> tuple[Case, ...]:  # noqa: ARG001
+def launch_cases(spec: LaunchSpec, gpu: DeviceInfo) -> tuple[Case, ...]:  # noqa: ARG001
     """Make a case of each call."""
     return tuple(Case(Launch(call), spec.method(_CALLS[call].mode, "hot")) for call in spec.calls)
 
@@ -42,10 +42,12 @@ class Launch:
         return PreparedLaunch(gpu, _CALLS[self.call].make)
 
 
-class PreparedLaunch(Latency):
+class PreparedLaunch(PreparedLatency):
     """A call, and what it needs."""
 
-    def __init__(self, gpu: Gpu, make: Callable[[Gpu, Latency], _Call]) -> None:
+    def __init__(
+        self, gpu: ComputeDevice, make: Callable[[ComputeDevice, PreparedLatency], _Call]
+    ) -> None:
         super().__init__()
         self._call = make(gpu, self)
 
@@ -56,7 +58,7 @@ class PreparedLaunch(Latency):
 class _UntilStart:
     """Launches a kernel, and waits until the host sees what it writes to pinned memory."""
 
-    def __init__(self, gpu: Gpu, prepared: Latency) -> None:
+    def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
         self._gpu = gpu
         self._kernel = prepared.owned.enter_context(closing(Bandwidth(gpu)))
         self._place = gpu.host_malloc(WIDTH_BYTES)
@@ -80,32 +82,32 @@ class _UntilStart:
         self._words.release()
 
 
-def _nothing(gpu: Gpu, prepared: Latency) -> _Call:
+def _nothing(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     return prepared.owned.enter_context(closing(Spin(gpu))).not_at_all
 
 
-def _record(gpu: Gpu, prepared: Latency) -> _Call:
+def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     event = gpu.event()
     prepared.owned.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
 
 
-def _synchronize(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+def _synchronize(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
     return gpu.sync_stream
 
 
-def _event(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+def _event(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
     return lambda stream: gpu.destroy_event(gpu.event())  # noqa: ARG005
 
 
-def _stream(gpu: Gpu, prepared: Latency) -> _Call:  # noqa: ARG001
+def _stream(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
     return lambda stream: gpu.destroy_stream(gpu.stream(blocking=False))  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
     mode: Mode
-    make: Callable[[Gpu, Latency], _Call]
+    make: Callable[[ComputeDevice, PreparedLatency], _Call]
 
 
 _CALLS: Mapping[str, _Timed] = {

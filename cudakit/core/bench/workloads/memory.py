@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.bench.cache import is_cold, l2_size_bytes
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.limits import Work
+from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
+from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.verification import Verification
-from cudakit.core.bench.workloads.moved import (
+from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workloads.checks import (
     POISON,
     Check,
     Finding,
@@ -23,7 +23,7 @@ from cudakit.core.bench.workloads.moved import (
     check_write,
     worst,
 )
-from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT, WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
@@ -93,7 +93,7 @@ _OPERATIONS: Mapping[str, _Operation] = {
 }
 
 
-def memory_cases(spec: MemorySpec, gpu: Gpu) -> tuple[Case, ...]:
+def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Make a case of each operation and size."""
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
@@ -146,7 +146,9 @@ class PreparedMemory:
 
     operations = 0
 
-    def __init__(self, gpu: Gpu, operation: _Operation, size_bytes: int, seed: int) -> None:
+    def __init__(
+        self, gpu: ComputeDevice, operation: _Operation, size_bytes: int, seed: int
+    ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
         self._sets: list[_Buffers] = []
         with ExitStack() as owned:

@@ -7,7 +7,6 @@ from cudakit.core.devices.diagnose import (
     driver,
     health,
     kernel,
-    libraries,
     modes,
     packages,
     system,
@@ -26,11 +25,11 @@ THEMES: dict[str, tuple[Check, ...]] = {
         Check("CK007", "every GPU of the machine answers", kernel.gpus_on_bus),
     ),
     "Libraries and packages": (
-        Check("CK008", "libcuda is the driver's own", libraries.libcuda_origin),
+        Check("CK008", "libcuda is the driver's own", driver.libcuda_origin),
         Check("CK009", "the driver is new enough for what is installed", packages.driver_version),
         Check("CK010", "the installed builds support the GPUs", packages.architectures),
         Check("CK011", "the frameworks are built for CUDA", packages.framework_builds),
-        Check("CK012", "no copy of a CUDA library hides another", libraries.shadowed_libraries),
+        Check("CK012", "no copy of a CUDA library hides another", packages.shadowed_libraries),
         Check("CK013", "no package replaces another's module", packages.module_conflicts),
     ),
     "Visibility": (

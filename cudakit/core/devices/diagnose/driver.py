@@ -1,10 +1,10 @@
-"""Checks of the driver (CK001, CK003, CK004), and the versions of its three parts."""
+"""Checks of the driver (CK001, CK003, CK004, CK008), and the versions of its three parts."""
 
 from __future__ import annotations
 
 import re
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, fail, ok
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, fail, ok, warn
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -196,6 +196,66 @@ def versions_agree(c: RunContext) -> Finding:
 
 def _is_compat(c: RunContext) -> bool:
     return "compat" in (libcuda_path(c) or "")
+
+
+def libcuda_origin(c: RunContext) -> Finding:
+    """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
+
+    libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
+    exists to link programs and fails with 34, and that of the package cuda-compat, which brings a newer
+    CUDA to an older driver. cuda-compat runs on data-centre GPUs only (else 804), and only while it is
+    newer than the driver: an older one, as old container images carry it, hides the newer CUDA of the
+    driver or fails with 803. CUDA Compatibility, section Forward Compatibility.
+    """
+    path = libcuda_path(c)
+    if path is None:
+        require_driver(c)
+        raise NotCheckable("no libcuda was found (CK005)")
+    evidence = {"libcuda": path, **_other_copies(c, path)}
+    if "/stubs/" in path:
+        return fail(
+            "the stub of libcuda is loaded, which cannot run anything",
+            evidence,
+            _remove_from_path("stubs"),
+        )
+    if "compat" in path:
+        return _check_compat(c, path, evidence)
+    return ok(f"libcuda is the driver's: {path}", evidence)
+
+
+def _check_compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
+    own, module = libcuda_version(c), c.driver.module
+    evidence |= {"kernel module": module.version if module else "?"}
+    code = c.cuda_error
+    if code in (803, 804):
+        why = "this GPU does not support" if code == 804 else "this driver does not fit"
+        return fail(
+            f"libcuda is cuda-compat's, which {why} ({code})", evidence, _remove_from_path("compat")
+        )
+    if own and module and as_numbers(own) < as_numbers(module.version):
+        return warn(
+            f"cuda-compat's libcuda {own} is older than the driver {module.version}, and hides its CUDA",
+            evidence,
+            _remove_from_path("compat"),
+        )
+    return ok(f"libcuda is cuda-compat's, for forward compatibility: {path}", evidence)
+
+
+def _remove_from_path(mark: str) -> str:
+    return (
+        f"take the directory named {mark} off LD_LIBRARY_PATH (or /etc/ld.so.conf.d), "
+        "or uninstall its package"
+    )
+
+
+def _other_copies(c: RunContext, path: str) -> dict[str, str]:
+    if isinstance(c.software.libraries, Unavailable):
+        return {}
+    copies = [
+        one for one in c.software.libraries if one.soname == "libcuda.so.1" and one.real != path
+    ]
+    paths = dict.fromkeys(one.real for one in copies)
+    return {"other copies": ", ".join(paths)} if paths else {}
 
 
 # --- versions of the driver's parts ----------------------------------------------------------------

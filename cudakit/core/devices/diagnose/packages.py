@@ -1,4 +1,4 @@
-"""Checks of Python packages against the driver, the GPUs and one another (CK009 to CK011, CK013)."""
+"""Checks of packages and libraries against the driver, the GPUs and one another (CK009 to CK013)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import cuda_text, require_driver
 from cudakit.gpu.api.facts import DeviceFacts
-from cudakit.gpu.api.run_context import Build, Distribution, RunContext
+from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
-# Where PyTorch keeps its builds for a CUDA that every driver of that major version runs.
+# Indexes of PyTorch builds that every driver of a major version of CUDA can run.
 _INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
@@ -56,14 +56,14 @@ _SUPPORTED: _Capability = (7, 5)
 
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
-    """Return what is installed, by name; of several copies the first on the path, which is imported."""
+    """Return the installed packages by name; of several copies the first on the path, which is imported."""
     if isinstance(c.software.distributions, Unavailable):
         raise NotCheckable(c.software.distributions.reason)
     return {one.name: one for one in reversed(c.software.distributions)}
 
 
 def frameworks(c: RunContext) -> tuple[Build, ...]:
-    """Return what CUDA the frameworks were built for. Raises NotCheckable where that failed."""
+    """Return the CUDA versions that frameworks were built for. Raises NotCheckable if unknown."""
     if isinstance(c.software.builds, Unavailable):
         raise NotCheckable(c.software.builds.reason)
     return c.software.builds
@@ -212,7 +212,7 @@ def _without_code(
 
 def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
     first = _FIRST_CUDA.get(capability)
-    # Of a build whose minor version is not known the best is assumed.
+    # The newest minor version is assumed if it is unknown.
     newest = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first and newest < first:
         return f"CUDA {cuda_text(first)} was the first to know it"
@@ -256,8 +256,8 @@ def framework_builds(c: RunContext) -> Finding:
                 "pip install -U 'jax[cuda13]'",
             )
         )
-    said = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
-    return combine(problems, otherwise=ok(said, evidence))
+    well = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
+    return combine(problems, otherwise=ok(well, evidence))
 
 
 def _built(build: Build) -> str:
@@ -304,7 +304,7 @@ def _overlaps(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _preferred(module: str, there: list[str]) -> list[str]:
-    """Put the one to keep first: the official NVML, the newest CUDA, the one with a GPU."""
+    """Put the package to keep first: the official one of NVML, the newest CUDA, the one for GPUs."""
     if module == "pynvml":
         return there
     return sorted(there, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
@@ -331,3 +331,49 @@ def _duplicates(c: RunContext) -> Iterator[Finding]:
                 {f"{name} {one.version}": one.place for one in found},
                 f"pip uninstall {name}, until one is left",
             )
+
+
+# --- CK012: libraries ------------------------------------------------------------------------------
+
+# The driver's own libraries, which CK004 and CK008 check.
+_DRIVER = ("libcuda.so", "libnvidia-ml.so")
+
+
+def shadowed_libraries(c: RunContext) -> Finding:
+    """LD_LIBRARY_PATH should not put other copies of CUDA's libraries before a package's own.
+
+    PyTorch, CuPy and JAX bring cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). A directory
+    on LD_LIBRARY_PATH with the same library in another version is found before them by whatever does not
+    fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
+    system toolkit that is not on LD_LIBRARY_PATH harms nobody.
+    """
+    if isinstance(c.software.libraries, Unavailable):
+        raise NotCheckable(c.software.libraries.reason)
+    found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
+    places = sorted({one.source for one in found})
+    return combine(
+        _shadowed(found),
+        otherwise=ok("no copy of a CUDA library hides another", _census(found))
+        if places
+        else ok("no CUDA library lies where the loader looks"),
+    )
+
+
+def _shadowed(found: Iterable[Library]) -> Iterator[Finding]:
+    known = list(found)
+    packaged = {one.soname: one for one in known if one.source == "package"}
+    for one in known:
+        other = packaged.get(one.soname)
+        if one.source == "LD_LIBRARY_PATH" and other is not None and other.real != one.real:
+            yield warn(
+                f"LD_LIBRARY_PATH puts another {one.soname} before the package's",
+                {one.soname: f"{one.path} before {other.path}"},
+                "unset LD_LIBRARY_PATH, or take the directories of CUDA off it",
+            )
+
+
+def _census(found: Iterable[Library]) -> dict[str, str]:
+    by_source: dict[str, list[str]] = {}
+    for one in found:
+        by_source.setdefault(one.source, []).append(one.soname)
+    return {source: ", ".join(sorted(set(names))) for source, names in by_source.items()}

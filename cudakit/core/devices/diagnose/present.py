@@ -1,4 +1,4 @@
-"""The DoctorResult as a Document: what is wrong stands out, what is well takes one line."""
+"""Present the result of doctor as a Document: findings in full, checks that passed in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cudakit.units import Unavailable
 
 
 def report(result: DoctorResult) -> Document:
-    """Lay out all checks by theme, and a summary as the last thing."""
+    """Return all checks by theme, and a summary at the end."""
     sections = [
         Section(_heading(theme, checks), tuple(_blocks(checks)))
         for theme, checks in _by_theme(result.checks)
@@ -39,22 +39,22 @@ def report(result: DoctorResult) -> Document:
 
 
 def paste(result: DoctorResult) -> Document:
-    """Lay out what to give to somebody who helps: versions, devices, and every check with its evidence."""
+    """Return a report to paste: versions, devices, and every check with its evidence."""
     wrong = tuple(check for check in result.checks if check.status is not Status.OK)
-    well = tuple(check for check in result.checks if check.status is Status.OK)
+    passed = tuple(check for check in result.checks if check.status is Status.OK)
     facts = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
     nodes: tuple[Node, ...] = (Section("Versions", (facts,)),)
     if result.devices:
         nodes += (Section("GPUs", (_device_table(result.devices),)),)
     if wrong:
         nodes += (Section("Not well", tuple(_blocks(wrong))),)
-    shown = (node for check in well for node in _with_evidence(check, check.evidence))
+    shown = (node for check in passed for node in _with_evidence(check, check.evidence))
     nodes += (Section("Well", tuple(shown)),)
     return Document(_title(result), (*nodes, _summary(result)))
 
 
 def explanation(explained: Explanation) -> Document:
-    """Lay out what a check looks at and why."""
+    """Return the explanation of a check."""
     paragraphs = explained.explanation.split("\n\n")
     notes = tuple(Note("info", " ".join(text.split())) for text in paragraphs)
     return Document(f"{explained.id}: {explained.title}", notes)
@@ -85,9 +85,9 @@ def _heading(theme: str, checks: Sequence[Judged]) -> str:
         if unknown == len(checks):
             return f"{theme}: not judged"
         return f"{theme}: ok{f', {unknown} not judged' if unknown else ''}"
-    told = [f"{failed} failed"] if failed else []
-    told += [_plural(warned, "warning")] if warned else []
-    return f"{theme}: {', '.join(told)}"
+    parts = [f"{failed} failed"] if failed else []
+    parts += [_plural(warned, "warning")] if warned else []
+    return f"{theme}: {', '.join(parts)}"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -122,12 +122,12 @@ def _level(status: Status) -> Literal["ok", "info", "warn", "error"]:
 
 
 def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
-    """One line for a check that is well; for others the evidence too, and those not judged by reason."""
+    """Yield one line for a passed check, findings with their evidence, unknown ones grouped by reason."""
     for check in checks:
         if check.status is Status.OK:
             yield Note("ok", f"{check.id} {check.summary}")
         elif check.status is not Status.UNKNOWN:
-            yield from _with_evidence(check, _news(check))
+            yield from _with_evidence(check, _new_evidence(check))
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
@@ -136,8 +136,8 @@ def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
         yield Note("info", f"{', '.join(ids)} not judged: {reason}")
 
 
-def _news(check: Judged) -> dict[str, str]:
-    """Return the evidence that the summary has not told already."""
+def _new_evidence(check: Judged) -> dict[str, str]:
+    """Return the evidence that the summary does not contain."""
     return {
         label: value
         for label, value in check.evidence.items()

@@ -1,4 +1,4 @@
-"""What a report to paste must not tell: who and where, and which piece of hardware."""
+"""Remove from a report what identifies a person, a host or a piece of hardware."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-# Also abbreviated, as CUDA_VISIBLE_DEVICES allows, and the legacy form of a MIG instance.
+# UUIDs, also abbreviated as in CUDA_VISIBLE_DEVICES, and the legacy form of MIG instances.
 _DEVICE = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
-# Accounts and hosts that name nobody.
-_NOBODY = frozenset(
+# Names of users and hosts that identify nobody.
+_ANONYMOUS = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
     | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
-    | {"serial", "uuid", "home"}  # the words that stand in for what was taken out
+    | {"serial", "uuid", "home"}  # the placeholders
 )
-# A shorter number is found in too many places.
+# A shorter serial number would match unrelated numbers.
 _LEAST_SERIAL = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What gives a person or a machine away."""
+    """The names and numbers to remove."""
 
     hostname: str = ""
     user: str = ""
@@ -36,7 +36,7 @@ class Identity:
 
 
 def redacted(value: _T, identity: Identity) -> _T:
-    """Return a value of dataclasses, tuples and mappings in which no text names anybody."""
+    """Return a value of dataclasses, tuples and mappings with all of its texts redacted."""
     result: _T = _redacted(value, tuple(_secrets(identity)))
     return result
 
@@ -55,7 +55,7 @@ def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
             yield _word(serial), "<serial>"
     short = identity.hostname.partition(".")[0]
     for name, mark in ((identity.hostname, "host"), (short, "host"), (identity.user, "user")):
-        if name.lower() not in _NOBODY:
+        if name.lower() not in _ANONYMOUS:
             yield _word(name), f"<{mark}>"
     yield _DEVICE, r"\1-<uuid>"
     yield _UUID, "<uuid>"

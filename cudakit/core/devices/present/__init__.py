@@ -1,22 +1,30 @@
-"""The devices as a Document."""
+"""The devices as a Document: the report, its tables of devices and of processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeAlias
 
-from cudakit.core.devices.present.fields import machine, properties, title
-from cudakit.core.devices.present.overview import overview, processes
+from cudakit.core.devices.present.fields import (
+    index,
+    machine,
+    measured,
+    nvml_number,
+    properties,
+    title,
+)
 from cudakit.core.devices.present.topology import topology
-from cudakit.core.devices.result import DevicesResult
+from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import short_label
-from cudakit.document import Document, Node, Note, Section
+from cudakit.document import Bytes, Column, Document, Node, Note, Section, Table, Text, Value
+from cudakit.gpu.api.facts import Field, Process
+from cudakit.units import Unavailable, format_bytes
 
 
 def report(result: DevicesResult, *, long: bool = False, activity: bool = False) -> Document:
-    """Lay out the devices of a result in a row each; with ``long``, all that is known of each.
+    """Lay out the devices of a result as one row each; with ``long``, also all fields of each.
 
-    Processes and the topology are shown where the result has them, ``activity`` where it was asked for.
+    Processes and topology are shown if the result has them; ``activity`` selects the columns of activity.
     """
     nodes: list[Node] = [overview(result.devices, activity=activity), *_notes(result)]
     if any(device.processes is not None for device in result.devices):
@@ -29,9 +37,201 @@ def report(result: DevicesResult, *, long: bool = False, activity: bool = False)
 
 
 def _notes(result: DevicesResult) -> Iterator[Note]:
-    """Give the notes of the machine, then those of devices, each with all that it is true of."""
+    """Yield the notes of the machine, then those of devices, each with all devices that it applies to."""
     yield from (Note("warn", note) for note in result.notes)
     for text in dict.fromkeys(note for device in result.devices for note in device.notes):
-        concerned = [device for device in result.devices if text in device.notes]
-        level: Literal["info", "warn"] = "info" if concerned[0].hidden else "warn"
-        yield Note(level, f"{', '.join(map(short_label, concerned))}: {text}")
+        devices = [device for device in result.devices if text in device.notes]
+        level: Literal["info", "warn"] = "info" if devices[0].hidden else "warn"
+        yield Note(level, f"{', '.join(map(short_label, devices))}: {text}")
+
+
+_Cell: TypeAlias = Callable[[Device], Value]
+
+
+def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
+    """Return a table with one row for each device; hidden devices are faint."""
+    columns = [
+        *_WHICH,
+        *(_BUSY if activity else _IDLE),
+        *_HEAT,
+        _CLOCK if activity else _CAPABILITY,
+    ]
+    return Table(
+        columns=tuple(column for column, _ in columns),
+        rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
+        caption=_COARSE if activity and any(map(_is_coarse, devices)) else "",
+        faint=frozenset(at for at, device in enumerate(devices) if device.hidden),
+    )
+
+
+def _pci(device: Device) -> Value:
+    if isinstance(device.pci_bus_id, Unavailable):
+        return device.pci_bus_id
+    # Like lspci: nearly every machine has only one PCI domain.
+    return Text(device.pci_bus_id.removeprefix("0000:"))
+
+
+def _name(device: Device) -> Value:
+    # All are NVIDIA's, and the table must fit 80 columns.
+    return (
+        device.name
+        if isinstance(device.name, Unavailable)
+        else Text(device.name.removeprefix("NVIDIA "))
+    )
+
+
+def _memory(device: Device) -> Value:
+    used = device.field("memory_used_bytes")
+    total = device.field("memory_total_bytes")
+    if isinstance(total, Unavailable):
+        total = device.field("usable_memory_bytes")
+    if not isinstance(total, int):
+        return total if isinstance(total, Unavailable) else Text(str(total))
+    amount, unit = format_bytes(total).split()
+    return Text(f"{_part(used, total, float(amount))} / {amount} {unit}")
+
+
+def _part(used: Field, total: int, amount: float) -> str:
+    """Format used memory in the unit of the total; a value above zero is never shown as zero."""
+    if not isinstance(used, int):
+        return "n/a"
+    part = used / total * amount
+    return "<0.1" if 0 < part < 0.05 else f"{part:.1f}"
+
+
+def _power(device: Device) -> Value:
+    draw, limit = device.field("power_draw_w"), device.field("power_limit_enforced_w")
+    if isinstance(draw, Unavailable) and isinstance(limit, Unavailable):
+        return draw
+    return Text(f"{_watts(draw)} / {_watts(limit)} W")
+
+
+def _watts(value: Field) -> str:
+    return f"{value:.0f}" if isinstance(value, int | float) else "n/a"
+
+
+def _text(name: str) -> _Cell:
+    def cell(device: Device) -> Value:
+        value = device.field(name)
+        return value if isinstance(value, Unavailable) else Text(str(value))
+
+    return cell
+
+
+def _number(name: str, unit: str) -> _Cell:
+    return lambda device: measured(device.field(name), unit)
+
+
+def _utilization(device: Device) -> Value:
+    """Return SM activity, or on GPUs that do not count it the coarse utilization."""
+    if not _is_coarse(device):
+        return measured(device.field("sm_activity_percent"), "%")
+    coarse = device.field("utilization_gpu_percent")
+    return coarse if isinstance(coarse, Unavailable) else Text(f"~{coarse} %")
+
+
+def _is_coarse(device: Device) -> bool:
+    return isinstance(device.field("sm_activity_percent"), Unavailable)
+
+
+_COARSE = (
+    "~ is coarse: the share of time in which any kernel ran, however small. "
+    "The GPU does not count more, or not yet."
+)
+
+_WHICH: list[tuple[Column, _Cell]] = [
+    (Column("CUDA", "number"), lambda device: index(device.cuda_index)),
+    (Column("NVML", "number"), nvml_number),
+]
+_IDLE: list[tuple[Column, _Cell]] = [
+    (Column("PCI", "text"), _pci),
+    (Column("name", "text"), _name),
+    (Column("memory", "text"), _memory),
+    (Column("util", "number"), _number("utilization_gpu_percent", "%")),
+]
+_BUSY: list[tuple[Column, _Cell]] = [
+    (Column("name", "text"), _name),
+    (Column("memory", "text"), _memory),
+    (Column("SMs", "number"), _utilization),
+    (Column("warps", "number"), _number("sm_occupancy_percent", "%")),
+    (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
+    (Column("DRAM", "number"), _number("dram_bandwidth_percent", "%")),
+]
+_HEAT: list[tuple[Column, _Cell]] = [
+    (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
+    (Column("power", "text"), _power),
+]
+# On a narrow terminal the last column is dropped first.
+_CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
+_CAPABILITY: tuple[Column, _Cell] = (Column("cc", "number"), _text("compute_capability"))
+
+# The fields that the table and its notes need.
+FIELDS = (
+    "name",
+    "compute_capability",
+    "memory_total_bytes",
+    "usable_memory_bytes",
+    "memory_used_bytes",
+    "utilization_gpu_percent",
+    "temperature_gpu_c",
+    "power_draw_w",
+    "power_limit_enforced_w",
+    "clock_sm_mhz",
+    "clock_event_reasons",
+    "sm_activity_percent",
+    "sm_occupancy_percent",
+    "tensor_activity_percent",
+    "dram_bandwidth_percent",
+)
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+_PROCESS_COLUMNS = (
+    Column("CUDA", "number"),
+    Column("NVML", "number"),
+    Column("pid", "number"),
+    Column("kind", "text"),
+    Column("user", "text"),
+    Column("memory", "number"),
+    Column("command", "text"),
+)
+
+
+def processes(devices: Sequence[Device]) -> Iterator[Node]:
+    """Return a table of processes, with a note for each device that cannot list its own."""
+    known = [device for device in devices if isinstance(device.processes, tuple)]
+    yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
+    for device in devices:
+        if isinstance(device.processes, Unavailable):
+            yield Note("info", f"{short_label(device)}: {device.processes.reason}")
+    foreign = [p for d in known for p in _processes(d) if isinstance(p.name, Unavailable)]
+    if foreign:
+        pids = ", ".join(str(process.pid) for process in foreign)
+        yield Note("info", f"pid {pids}: not in this namespace (of the host, or another container)")
+
+
+def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
+    for process in _processes(device):
+        yield (
+            index(device.cuda_index),
+            nvml_number(device),
+            Text(str(process.pid)),
+            Text(process.kind),
+            _text_value(process.user),
+            _bytes_value(process.used_bytes),
+            _text_value(process.name),
+        )
+
+
+def _processes(device: Device) -> tuple[Process, ...]:
+    return device.processes if isinstance(device.processes, tuple) else ()
+
+
+def _text_value(value: str | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Text(value)
+
+
+def _bytes_value(value: int | Unavailable) -> Value:
+    return value if isinstance(value, Unavailable) else Bytes(value)

@@ -35,7 +35,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6}
 
 
 def shown(value: Field, field: FieldInfo) -> Value:
-    """Make a value of a field; numbers of what renderers have no kind for carry their unit."""
+    """Convert a field to a value; numbers without a kind of value become text with their unit."""
     match value:
         case Unavailable():
             return value
@@ -62,26 +62,26 @@ def _words(value: Scalar, field: FieldInfo) -> str:
 
 
 def measured(value: Field, unit: str) -> Value:
-    """Write a number with its unit in the width that a column has room for: ``692 W``."""
+    """Format a number with its unit, short enough for a column: ``692 W``."""
     if isinstance(value, Unavailable):
         return value
     return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
 
 
 def nvml_number(device: Device) -> Value:
-    """Write NVML's number; a MIG instance's behind that of its GPU."""
+    """Format NVML's index; that of a MIG instance follows that of its GPU."""
     if device.parent is None:
         return index(device.nvml_index)
     return Text(f"{device.parent}/{device.nvml_index}")
 
 
 def index(value: int | Unavailable) -> Value:
-    """Write a number that names."""
+    """Format an index."""
     return value if isinstance(value, Unavailable) else Text(str(value))
 
 
 def title(result: DevicesResult) -> str:
-    """Say first of all whether this is real, then with which driver."""
+    """Return the title: whether the GPUs are real, then the driver."""
     words = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
         words.append(f"driver {result.driver_version}")
@@ -94,7 +94,7 @@ def title(result: DevicesResult) -> str:
 
 
 def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
-    """Show fields as a table."""
+    """Return fields as a table, a row for each device."""
     columns = tuple(
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
@@ -107,7 +107,7 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 
 def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
-    """Hold fields as arrays, raw and in their units; what cannot be had is an empty cell."""
+    """Return fields as arrays of raw values in their units; an unavailable value is an empty cell."""
     arrays = {
         field.name: _array([device.field(field.name) for device in result.devices])
         for field in fields
@@ -116,7 +116,7 @@ def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 
 def listing(fields: Iterable[FieldInfo]) -> Document:
-    """List fields, with what they mean."""
+    """Return the list of fields and their meaning."""
     names = (Column("field"), Column("unit"), Column("meaning"), Column("source"))
     rows = tuple(
         (Text(field.name), Text(field.unit), Text(field.description), Text(field.source))
@@ -160,7 +160,7 @@ _UNSET = "not set"
 
 
 def machine(result: DevicesResult) -> Section:
-    """Say what speaks for the machine: the driver and its libraries."""
+    """Return the versions of the driver and its libraries."""
     rows: list[tuple[str, Value]] = [
         ("driver version", _text_value(result.driver_version)),
         ("NVML version", _text_value(result.nvml_version)),
@@ -179,7 +179,7 @@ def machine(result: DevicesResult) -> Section:
 
 
 def properties(device: Device) -> Section:
-    """List every field of a device; what cannot be had says why."""
+    """Return every field of a device; an unavailable one with its reason."""
     fields = [field for field in registry().values() if _has(device, field)]
     groups = dict.fromkeys(field.group for field in fields)
     nodes: list[Node] = []

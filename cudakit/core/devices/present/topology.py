@@ -1,4 +1,4 @@
-"""How the GPUs reach each other, as a matrix."""
+"""Links and peer access between GPUs, as matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINT = (
 
 
 def topology(result: DevicesResult) -> Iterator[Node]:
-    """Draw links and peer access as NVML and CUDA see them, and where they disagree."""
+    """Return matrices of links and peer access, and notes where NVML and CUDA disagree."""
     gpus = [device for device in result.devices if device.parent is None]
     if len(gpus) < 2 or not result.pairs:
         yield Note("info", "there is only one GPU: it has nobody to reach")
@@ -84,7 +84,7 @@ def _link(pair: Pair) -> Value:
 
 
 def _access(pair: Pair) -> Value:
-    """Say it in one word where both agree, and in both's words where they do not."""
+    """Return one answer if NVML and CUDA agree, else both."""
     nvml = _nvml_access(pair)
     if isinstance(pair.cuda_access, Unavailable):
         return nvml if isinstance(nvml, Unavailable) else Text(f"{_yes(nvml)} (NVML)")
@@ -107,7 +107,7 @@ def _yes(answer: bool) -> str:
 
 
 def _legend(pairs: Mapping[tuple[int, int], Pair]) -> str:
-    """Explain the words that the matrix uses."""
+    """Explain the abbreviations in the matrix."""
     paths = sorted({pair.path for pair in pairs.values() if isinstance(pair.path, str)})
     return "; ".join(f"{path}: {_meaning(path)}" for path in paths)
 

@@ -7,26 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.memory.analyze.churn import churn
+from cudakit.core.memory.analyze.call_sites import Stacks
 from cudakit.core.memory.analyze.fragmentation import fragmentation, segment_groups
 from cudakit.core.memory.analyze.health import health
-from cudakit.core.memory.analyze.holders import facets, holders_by_line, holders_by_stack
+from cudakit.core.memory.analyze.holders import (
+    churn_by_stack,
+    facets,
+    holders_by_line,
+    holders_by_stack,
+)
 from cudakit.core.memory.analyze.leaks import find_leaks
+from cudakit.core.memory.analyze.moments import peak_of, state_at, time_of, timeline
 from cudakit.core.memory.analyze.oom import find_ooms
-from cudakit.core.memory.analyze.sites import Stacks
-from cudakit.core.memory.analyze.state import state_at, time_of
-from cudakit.core.memory.analyze.timeline import timeline
 from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.layout import live_at
-from cudakit.core.memory.result import (
-    SCHEMA,
-    DeviceMemory,
-    FileFacts,
-    MemoryResult,
-    Moment,
-    Peak,
-)
+from cudakit.core.memory.result import SCHEMA, DeviceMemory, FileFacts, MemoryResult, Moment
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
@@ -34,7 +30,7 @@ from cudakit.torch_rules.actions import Action
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """What to look at: the moment of the tables, and one device, stream or pool of several."""
+    """What to analyze: the moment of the tables, and one device, stream or pool of several."""
 
     at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
     device: int | None = None  # HOST is pinned host memory
@@ -47,65 +43,74 @@ def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
 
     Raises UsageError when no file has the device, the stream, the pool or the event asked for.
     """
-    chosen = [
-        (snapshot, trace)
-        for snapshot in snapshots
-        for trace in snapshot.devices
-        if spec.device is None or trace.device == spec.device
-    ]
-    if not chosen:
-        raise _no_such_device(snapshots, spec)
-    if spec.at == "oom" and not any(_ran_out(trace) for _, trace in chosen):
+    chosen = devices_of(snapshots, spec)
+    if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
     return MemoryResult(
         schema=SCHEMA,
-        files=tuple(FileFacts(s.source, s.format, s.size_bytes, s.settings) for s in snapshots),
-        devices=tuple(analyze_device(snapshot, trace, spec) for snapshot, trace in chosen),
+        files=tuple(map(file_facts, snapshots)),
+        devices=tuple(_analyze_device(snapshot, trace, spec) for snapshot, trace in chosen),
     )
 
 
-def _no_such_device(snapshots: Sequence[Snapshot], spec: MemorySpec) -> UsageError:
-    known = sorted({trace.device for snapshot in snapshots for trace in snapshot.devices})
-    words = ", ".join("host" if device == HOST else str(device) for device in known)
-    wanted = "host" if spec.device == HOST else spec.device
-    return UsageError(f"no device {wanted} in the snapshot", hint=f"devices: {words}")
+def devices_of(
+    snapshots: Sequence[Snapshot], spec: MemorySpec
+) -> list[tuple[Snapshot, DeviceTrace]]:
+    """Return the devices that a MemorySpec names. Raises UsageError if no snapshot has one."""
+    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    chosen = [pair for pair in known if spec.device is None or pair[1].device == spec.device]
+    if not chosen:
+        numbers = sorted({trace.device for _, trace in known})
+        words = ", ".join("host" if device == HOST else str(device) for device in numbers)
+        wanted = "host" if spec.device == HOST else spec.device
+        raise UsageError(f"no device {wanted} in the snapshot", hint=f"devices: {words}")
+    return chosen
 
 
-def _ran_out(trace: DeviceTrace) -> bool:
+def file_facts(snapshot: Snapshot) -> FileFacts:
+    """Return the facts of a snapshot's file."""
+    return FileFacts(snapshot.source, snapshot.format, snapshot.size_bytes, snapshot.settings)
+
+
+def device_number(trace: DeviceTrace) -> int | None:
+    """Return the device as results have it; None: pinned host memory."""
+    return None if trace.device == HOST else trace.device
+
+
+def _has_oom(trace: DeviceTrace) -> bool:
     return bool((trace.events.action == Action.OOM).any())
 
 
-def analyze_device(snapshot: Snapshot, trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
-    """Answer a MemorySpec for one device."""
-    whole, trace = trace, filter_trace(snapshot, trace, stream=spec.stream, pool=spec.pool)
+def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
+    trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
-    # Why an allocation failed is a matter of all that the process held.
+    # A failed allocation is explained by all memory of the process.
     whole_replayed = replayed if trace is whole else replay(snapshot, whole)
     allocations, n = replayed.allocations, replayed.n_events
     stacks = Stacks(snapshot)
     name, event = _event_of(trace, replayed, spec.at)
-    then, end = replayed.layout_at(event + 1), replayed.layout_at(n)
+    layout, end = replayed.layout_at(event + 1), replayed.layout_at(n)
     live = live_at(allocations, event + 1)
     steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
     return DeviceMemory(
         file=snapshot.source,
-        device=None if trace.device == HOST else trace.device,
+        device=device_number(trace),
         events=n,
         exact=replayed.inconsistencies.total == 0 and not trace.warnings,
         inconsistencies=replayed.inconsistencies.total,
         end=state_at(replayed, end, n),
-        peak=_peak(snapshot, trace, replayed),
+        peak=peak_of(snapshot, trace, replayed),
         at=Moment(
-            name, event, time_of(snapshot, trace, event), state_at(replayed, then, event + 1)
+            name, event, time_of(snapshot, trace, event), state_at(replayed, layout, event + 1)
         ),
         health=health(snapshot, trace, replayed),
         ooms=find_ooms(snapshot, whole, stacks, whole_replayed),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),
-        segments=segment_groups(snapshot, then),
-        fragmentation=fragmentation(stacks, allocations, then),
-        churn=churn(snapshot, trace, stacks, allocations),
+        segments=segment_groups(snapshot, layout),
+        fragmentation=fragmentation(stacks, allocations, layout),
+        churn=churn_by_stack(snapshot, trace, stacks, allocations),
         steps=steps,
         leaks=leaks,
         timeline=timeline(snapshot, trace, replayed.curves),
@@ -124,7 +129,7 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
         return "peak", replayed.peak_moment() - 1
     if at == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
-        # Of several ranks, often one only runs out: the others are shown at their end.
+        # Often only one of several ranks runs out of memory: the others are shown at their end.
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
     index = int(at)
     if not -1 <= index < n:
@@ -133,24 +138,3 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
             hint=f"events run from 0 to {n - 1}",
         )
     return "event", index
-
-
-def _peak_moment(replayed: Replay) -> int:
-    return int(replayed.curves.requested.argmax())
-
-
-def _peak(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
-    curves, moment = replayed.curves, replayed.peak_moment()
-    live = live_at(replayed.allocations, moment)
-    return Peak(
-        event=moment - 1,
-        time_us=time_of(snapshot, trace, moment - 1),
-        requested_bytes=int(curves.requested[moment]),
-        allocated_bytes=int(curves.allocated[moment]),
-        active_bytes=int(curves.active[moment]),
-        reserved_bytes=int(curves.reserved[moment]),
-        allocated_is_derived=not bool(replayed.allocations.size_known[live].all()),
-        highest_allocated_bytes=int(curves.allocated.max()),
-        highest_active_bytes=int(curves.active.max()),
-        highest_reserved_bytes=int(curves.reserved.max()),
-    )

@@ -5,75 +5,114 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.analyze import MemorySpec, device_number, devices_of, file_facts
+from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.holders import holders_by_stack
+from cudakit.core.memory.analyze.moments import state_at, time_of
+from cudakit.core.memory.filter import filter_trace
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.replay.layout import live_at
 from cudakit.core.memory.result import (
     DIFF_SCHEMA,
     DeviceDiff,
-    DeviceMemory,
     DiffResult,
     DiffRow,
     Holder,
-    MemoryResult,
+    Moment,
     MomentDiff,
 )
-from cudakit.core.memory.snapshot import Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame
 from cudakit.errors import UsageError
 
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 
-# A frame without its line, so that an edit elsewhere in the file does not make another stack of it.
+# A frame without its line, so that an edit elsewhere in the file does not change the stack.
 _Place = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holdings:
+    """What call stacks held at one moment."""
+
+    moment: Moment
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One device of one of the two snapshots."""
+
+    device: int | None
+    peak: _Holdings
+    end: _Holdings
 
 
 def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
     """Compare two snapshots, at the peak of each and at the end of each.
 
-    Devices are paired by number, or simply with each other where each file has one only (two ranks).
+    Devices are paired by number, or simply with each other if each file has only one (two ranks).
     Raises UsageError when no device can be paired.
     """
-    ends = [analyze([snapshot], replace(spec, at="end")) for snapshot in (before, after)]
-    peaks = [analyze([snapshot], replace(spec, at="peak")) for snapshot in (before, after)]
+    sides = [_sides(snapshot, spec) for snapshot in (before, after)]
     devices = tuple(
         DeviceDiff(
-            device=end_after.device,
-            before_device=end_before.device,
-            peak=_moment(peak_before, peak_after),
-            end=_moment(end_before, end_after),
+            device=new.device,
+            before_device=old.device,
+            peak=_moment_diff(old.peak, new.peak),
+            end=_moment_diff(old.end, new.end),
         )
-        for (end_before, end_after), (peak_before, peak_after) in zip(
-            _pairs(*ends), _pairs(*peaks), strict=True
-        )
+        for old, new in _pairs(*sides)
     )
     if not devices:
         raise UsageError("the two snapshots have no device in common")
-    return DiffResult(DIFF_SCHEMA, ends[0].files[0], ends[1].files[0], devices)
+    return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
 
 
-def _pairs(
-    before: MemoryResult, after: MemoryResult
-) -> Iterator[tuple[DeviceMemory, DeviceMemory]]:
-    if len(before.devices) == len(after.devices) == 1:
-        yield before.devices[0], after.devices[0]
+def _sides(snapshot: Snapshot, spec: MemorySpec) -> list[_Side]:
+    found = []
+    for _, whole in devices_of([snapshot], spec):
+        trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
+        replayed = replay(snapshot, trace)
+        peak = _holdings(snapshot, trace, replayed, "peak", replayed.peak_moment() - 1)
+        end = _holdings(snapshot, trace, replayed, "end", replayed.n_events - 1)
+        found.append(_Side(device_number(trace), peak, end))
+    return found
+
+
+def _holdings(
+    snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, name: str, event: int
+) -> _Holdings:
+    live = live_at(replayed.allocations, event + 1)
+    state = state_at(replayed, replayed.layout_at(event + 1), event + 1)
+    return _Holdings(
+        Moment(name, event, time_of(snapshot, trace, event), state),
+        holders_by_stack(Stacks(snapshot), replayed.allocations, live),
+    )
+
+
+def _pairs(before: list[_Side], after: list[_Side]) -> Iterator[tuple[_Side, _Side]]:
+    if len(before) == len(after) == 1:
+        yield before[0], after[0]
         return
-    known = {device.device: device for device in before.devices}
-    for device in after.devices:
-        if device.device in known:
-            yield known[device.device], device
+    known = {side.device: side for side in before}
+    for side in after:
+        if side.device in known:
+            yield known[side.device], side
 
 
-def _moment(before: DeviceMemory, after: DeviceMemory) -> MomentDiff:
+def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
     rows = sorted(
         _rows(_by_place(before.holders), _by_place(after.holders)),
         key=lambda row: -abs(row.change_bytes),
     )
-    held = before.at.state.requested_bytes
+    held, holds = (side.moment.state.requested_bytes for side in (before, after))
     return MomentDiff(
-        before=before.at,
-        after=after.at,
-        growth=after.at.state.requested_bytes / held - 1 if held else None,
+        before=before.moment,
+        after=after.moment,
+        growth=holds / held - 1 if held else None,
         grown=tuple(row for row in rows if row.change_bytes > 0 and row.before_count),
         shrunk=tuple(row for row in rows if row.change_bytes < 0 and row.after_count),
         appeared=tuple(row for row in rows if not row.before_count),
@@ -83,7 +122,7 @@ def _moment(before: DeviceMemory, after: DeviceMemory) -> MomentDiff:
 
 @dataclass(slots=True)
 class _Held:
-    """What the holders of one normalised stack add up to; the largest stands for all."""
+    """The sum of the holders of one normalised stack; the largest represents them."""
 
     holder: Holder
     bytes: int = 0

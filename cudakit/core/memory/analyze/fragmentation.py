@@ -1,11 +1,11 @@
-"""Free memory inside reserved segments, and the blocks that keep the segments from being given back."""
+"""Free memory inside reserved segments, and the blocks that keep the segments from being released."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks
+from cudakit.core.memory.analyze.call_sites import Stacks
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
@@ -15,7 +15,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> Fragmentation:
-    """Measure what is free inside segments, and by whose blocks it is pinned."""
+    """Measure the free memory inside segments, and the call stacks whose blocks pin it."""
     free, used = layout.free_by_segment(), layout.used_by_segment()
     reserved = int(layout.segments.size.sum())
     blocks = int(layout.block_size.sum())
@@ -34,7 +34,7 @@ def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> F
 
 
 def _pins(stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints) -> tuple[Pin, ...]:
-    """Charge the free bytes of each segment to every stack that has a block in it."""
+    """Count the free bytes of each segment for every stack that has a block in it."""
     stack = allocations.stack[layout.allocation].astype(np.int64)
     n_segments = max(len(layout.segments), 1)
     # One pair for each (stack, segment) that holds blocks of that stack.

@@ -1,4 +1,4 @@
-"""How far a file can be trusted, and what to record differently next time."""
+"""How complete and consistent a trace is, and what to record differently next time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cudakit.core.memory.result import Contradictions, Health
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
 
-# Ring buffers are given round sizes; a trace of exactly such a length has most likely overflowed.
+# Ring buffers have round sizes; a trace of exactly such a length has most likely overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
-_FEW_STACKS = 0.1  # share of allocations without a stack from which on it is worth a word
+_FEW_STACKS = 0.1  # share of allocations without a stack above which the report mentions it
 
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
-    """Judge one device's trace."""
+    """Return the health of one device's trace."""
     found, allocations = replayed.inconsistencies, replayed.allocations
-    # Of what was allocated before the trace and is gone, nothing could have told the stack.
+    # An allocation from before the trace that is gone by its end cannot have a stack.
     seen = (allocations.begin != BEFORE) | (allocations.live_block >= 0)
     stack = allocations.stack[seen]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
@@ -74,7 +74,7 @@ def _advice(
 
 
 def _skipped(trace: DeviceTrace, found: Inconsistencies) -> Iterator[str]:
-    """Name the kinds of events that are missed in a trace that has none of them."""
+    """Yield the kinds of events that a trace lacks entirely and should have."""
     kinds = set(np.unique(trace.events.action).tolist())
     for action, missed in (
         (Action.ALLOC, found.lost_allocations),

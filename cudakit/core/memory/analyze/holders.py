@@ -1,22 +1,22 @@
-"""Who holds the memory at a moment: by call stack, by line of source, by other properties."""
+"""Call sites that hold memory at a moment, and those that allocate over the trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.annotations import active_annotation
-from cudakit.core.memory.analyze.sites import Stacks
-from cudakit.core.memory.analyze.totals import totals
+from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.steps import active_annotation
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.result import Facet, Group, Holder, Line
+from cudakit.core.memory.result import Churn, Facet, Group, Holder, Line
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
 
-# What torch writes as the compile context of an allocation that no compiler made.
+# The compile context that torch writes for an allocation outside of compiled code.
 _NO_COMPILER = "N/A"
 
 
@@ -47,7 +47,7 @@ def holders_by_line(stacks: Stacks, allocations: Allocations, live: _Ints) -> tu
 def facets(
     snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: _Ints
 ) -> tuple[Facet, ...]:
-    """Divide live allocations by what else is recorded of them; facets that say nothing are left out."""
+    """Divide live allocations by their other recorded properties; facets without values are left out."""
     return tuple(
         Facet(name, groups)
         for name, groups in _facets(snapshot, trace, allocations, live)
@@ -76,3 +76,61 @@ def _facets(
             name,
             tuple(Group(words[t.key], t.bytes, t.count, t.share) for t in totals(key, size)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum of one group."""
+
+    key: int
+    bytes: int
+    count: int
+    share: float
+
+
+def totals(keys: npt.NDArray[np.integer], amounts: _Ints) -> Iterator[Total]:
+    """Yield the sum of amounts (bytes) by key (at least -1), largest first; only keys that occur."""
+    if not len(keys):
+        return
+    shifted = keys.astype(np.int64) + 1
+    count = np.bincount(shifted)
+    # Sums of bytes stay below 2**53, where float64 is exact.
+    summed = np.bincount(shifted, weights=amounts).astype(np.int64)
+    whole = max(int(summed.sum()), 1)
+    present = np.flatnonzero(count)
+    for key in present[np.argsort(-summed[present], kind="stable")].tolist():
+        yield Total(key - 1, int(summed[key]), int(count[key]), int(summed[key]) / whole)
+
+
+def churn_by_stack(
+    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, allocations: Allocations
+) -> tuple[Churn, ...]:
+    """Sum the allocations made during the trace by call stack, most bytes first."""
+    made = np.flatnonzero(allocations.begin >= 0)
+    stack = allocations.stack[made]
+    begin, end = allocations.begin[made], allocations.end[made]
+    ended = end < len(trace.events)
+    time = trace.events.time_us
+    lifetime = np.zeros(len(made), np.int64)
+    lifetime[ended] = time[end[ended]] - time[begin[ended]]
+    n_stacks = len(snapshot.stacks)
+    lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
+    ends = np.bincount(stack, weights=ended, minlength=n_stacks)
+    found = []
+    for total in totals(stack, allocations.requested[made]):
+        frames = stacks.frames(total.key)
+        measured = snapshot.has_times and ends[total.key] > 0
+        found.append(
+            Churn(
+                bytes=total.bytes,
+                count=total.count,
+                share=total.share,
+                mean_size_bytes=total.bytes // total.count,
+                mean_lifetime_us=float(lifetimes[total.key] / ends[total.key])
+                if measured
+                else None,
+                stack=frames,
+                site=stacks.site(total.key),
+            )
+        )
+    return tuple(found)

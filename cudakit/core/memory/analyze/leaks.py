@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks
+from cudakit.core.memory.analyze.call_sites import Stacks
 from cudakit.core.memory.analyze.steps import step_moments
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak, Steps
@@ -14,17 +14,17 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 _Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS = 3
-# Held amounts are compared at no more steps than this: enough for a slope, and bounded work.
+# At most this many steps are compared: enough for a slope, and bounded work.
 _MOST_STEPS = 64
 
 
 def find_leaks(
     snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, allocations: Allocations
 ) -> tuple[Steps, tuple[Leak, ...]]:
-    """Find stacks whose live bytes never shrink from step to step and grow in most of them.
+    """Return the stacks whose live bytes never shrink from step to step and grow in most steps.
 
-    What grows only in the first half (caches, optimizer state, workspaces) is not a leak, nor is what the
-    program has given up by the end of the trace.
+    Growth in the first half only (caches, optimizer state, workspaces) is not a leak, nor is memory that the
+    program has freed by the end of the trace.
     """
     source, moments = step_moments(snapshot, trace)
     steps = Steps(source, len(moments))
@@ -93,6 +93,6 @@ def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, step: _Ints) ->
 
 
 def _theil_sen(step: _Ints, value: _Ints) -> float:
-    """Take the median slope over all pairs (Sen 1968): a few odd steps do not move it."""
+    """Return the median slope over all pairs (Sen 1968), which is robust against outliers."""
     first, second = np.triu_indices(len(step), 1)
     return float(np.median((value[second] - value[first]) / (step[second] - step[first])))

@@ -1,10 +1,10 @@
-"""The MemoryResult as a Document: what to read first comes first."""
+"""The MemoryResult as a Document, the most important part first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present import course, health, holdings, moments, oom, pictures, segments
+from cudakit.core.memory.present import call_sites, segments, summary
 from cudakit.core.memory.present.rows import device_name, moment_name
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Section
@@ -15,7 +15,7 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     several = len(result.devices) > 1
     nodes: list[Node] = []
     if several:
-        nodes.append(moments.overview(result.devices))
+        nodes.append(summary.overview(result.devices))
     for device in result.devices:
         sections = tuple(_sections(device, top))
         nodes += [Section(_device_title(device), sections)] if several else sections
@@ -32,23 +32,23 @@ def _device_title(device: DeviceMemory) -> str:
 
 
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
-    yield from health.notes(device)
+    yield from summary.health_notes(device)
     if device.ooms:
-        yield Section("Out of memory", tuple(oom.failures(device, top)))
+        yield Section("Out of memory", tuple(summary.failures(device, top)))
     yield Section(
-        "Memory", tuple(node for node in (moments.moments(device), pictures.curves(device)) if node)
+        "Memory", tuple(node for node in (summary.totals(device), summary.curves(device)) if node)
     )
     when = moment_name(device)
     yield Section(
-        f"Who holds it {when}", (holdings.lines(device, top), holdings.holders(device, top))
+        f"Who holds it {when}", (call_sites.lines(device, top), call_sites.holders(device, top))
     )
     for facet in device.facets:
-        yield Section(f"By {facet.name.replace('_', ' ')} {when}", (holdings.facet(facet, top),))
+        yield Section(f"By {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),))
     yield Section(
-        f"Segments {when}", (segments.segments(device, top), *pictures.layout_columns(device))
+        f"Segments {when}", (segments.segments(device, top), *segments.layout_columns(device))
     )
-    yield Section("Layout at the end", (pictures.layout(device),))
+    yield Section("Layout at the end", (segments.layout(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
-    yield Section("Leak suspects", tuple(course.leaks(device, top)))
+    yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))
     if device.churn:
-        yield Section("Churn over the whole trace", (course.churn(device, top),))
+        yield Section("Churn over the whole trace", (call_sites.churn(device, top),))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.sites import Stacks
+from cudakit.core.memory.analyze.call_sites import Stacks
 from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Series, Tree

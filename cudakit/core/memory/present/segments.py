@@ -1,12 +1,16 @@
-"""Segments, and what is free inside them."""
+"""Segments: in groups, what is free inside them, and their layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from cudakit.core.memory.present.layout import memory_layout
 from cudakit.core.memory.present.rows import limited, pool_name, stack_value
 from cudakit.core.memory.result import DeviceMemory, Fragmentation
-from cudakit.document import Bytes, Column, Count, Facts, Node, Ratio, Table, Text
+from cudakit.core.memory.snapshot import SegmentKind
+from cudakit.document import Bytes, Column, Columns, Count, Facts, Node, Ratio, Table, Text, View
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
@@ -78,4 +82,68 @@ def _fragmentation_facts(found: Fragmentation) -> Facts:
             ("lost to rounding", Bytes(found.rounding_bytes)),
             ("of blocks", Ratio(found.rounding_share)),
         )
+    )
+
+
+def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
+    """Give the segments and blocks of the end as columns, for the layout view."""
+    found = device.layout
+    segments = found.segments
+    blocks = Columns(
+        "blocks",
+        {
+            "segment": found.block_segment,
+            "offset": found.block_offset,
+            "size": found.block_size,
+            "requested": found.block_requested,
+            "state": np.where(found.block_pending, 2, 1),
+        },
+    )
+    table = Columns(
+        "segments",
+        {
+            "address": segments.address,
+            "size": segments.size,
+            "stream": segments.stream,
+            "pool": segments.pool,
+            "kind": segments.kind,
+        },
+        text={
+            "pool": tuple(pool_name(pool) for pool in device.snapshot.pools),
+            "kind": tuple(kind.name.lower() for kind in SegmentKind),
+        },
+    )
+    return table, blocks
+
+
+def layout(device: DeviceMemory) -> View:
+    """Draw each segment with its blocks; in words, the segments with most free memory."""
+    fallback = _emptiest_segments(device)
+    return View("memory-layout", ("segments", "blocks"), memory_layout, fallback)
+
+
+def _emptiest_segments(device: DeviceMemory) -> Table:
+    found = device.layout
+    free, used = found.free_by_segment(), found.used_by_segment()
+    blocks = np.bincount(found.block_segment, minlength=len(free))
+    order = np.argsort(-free, kind="stable")[:5]
+    return Table(
+        columns=(
+            Column("segment", "text"),
+            Column("size", "number"),
+            Column("in use", "number"),
+            Column("free", "number"),
+            Column("blocks", "number"),
+        ),
+        rows=tuple(
+            (
+                Text(f"0x{int(found.segments.address[i]):x}"),
+                Bytes(int(found.segments.size[i])),
+                Bytes(int(used[i])),
+                Bytes(int(free[i])),
+                Count(int(blocks[i])),
+            )
+            for i in order.tolist()
+        ),
+        caption="the segments with most free memory",
     )

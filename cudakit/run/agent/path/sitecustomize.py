@@ -1,8 +1,8 @@
-"""Starts the agent in a Python program, then makes way for the sitecustomize that this one hides.
+"""Starts the agent in a Python program, then runs the sitecustomize that this one hides.
 
-Python imports it by itself at its start, because this directory is the first of PYTHONPATH; nothing else
-may be in here, where it would hide a module of the program. Nothing is imported that Python has not
-imported by then: the program may have modules of the same names. See ``site`` of the standard library.
+Python imports this module at its start, because this directory is the first in PYTHONPATH. The directory must
+contain nothing else, which could hide modules of the program. Imports only modules that Python itself has
+imported: the program may have modules of the same names. See ``site`` of the standard library.
 """
 
 import os
@@ -23,11 +23,11 @@ def _start_agent() -> None:
 
 
 def _run_hidden() -> None:
-    """Run the program's own sitecustomize in the place of this one."""
+    """Run the program's own sitecustomize instead of this one."""
     found = (finder.find_spec("sitecustomize", None) for finder in sys.meta_path)
     spec = next(filter(None, found), None)
     if spec is None or spec.loader is None:
-        # As if there were none: site expects this error, and the import forgets this module.
+        # site expects this error if there is none, and the import system drops this module.
         raise ImportError("there is no other sitecustomize", name="sitecustomize")
     module = sys.modules["sitecustomize"] = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -35,8 +35,8 @@ def _run_hidden() -> None:
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 sys.path_importer_cache.pop(_HERE, None)
-try:  # noqa: SIM105 contextlib is a module that Python has not imported
+try:  # noqa: SIM105 Python has not imported contextlib
     _start_agent()
-except Exception:  # noqa: BLE001, S110 the program must not notice; start says what failed
+except Exception:  # noqa: BLE001, S110 must not disturb the program; start reports failures
     pass
 _run_hidden()

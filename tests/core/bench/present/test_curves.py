@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 from core.bench.made import gemm, times
 
-from cudakit.core.bench.costs import GraphCosts, StepCost
 from cudakit.core.bench.present.curves import sweeps
-from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.result import CaseResult, GraphCosts, StepCost
 from cudakit.document import Columns, Section
 from cudakit.units import Unavailable
 

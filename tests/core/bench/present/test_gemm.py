@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from core.bench.made import gemm, launch, machine, result, times
 
+from cudakit.core.bench.measurement import Samples
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.present import present
+from cudakit.core.bench.present.baselines import share_of
 from cudakit.core.bench.present.nvbench import nvbench
-from cudakit.core.bench.present.peers import share_of
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.core.bench.samples import Samples
-from cudakit.core.bench.session import run
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.document import Document, Note, Table, Text, Value
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
@@ -37,7 +37,7 @@ def simulated() -> BenchResult:
     )
     spec = GemmSpec(
         gemms=gemms,
-        rivals=("cublas",),
+        baselines=("cublas",),
         mode="isolated",
         cache="hot",
         settings=GemmSettings(deterministic=True),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from cudakit.core.bench.costs import GraphCosts, Payoff, StepCost
 from cudakit.core.bench.present.graphs import graph_section
+from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
 from cudakit.document import Count, Ratio, Seconds, Section, Table, Text
 from cudakit.units import Unavailable
 

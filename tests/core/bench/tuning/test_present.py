@@ -8,7 +8,7 @@ from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, product, tuned, unc
 from cudakit.core.bench.tuning.present import present_tuned, product_words
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
 from cudakit.core.bench.tuning.tuned import Tuned, Untuned
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workload import Verification
 from cudakit.document import Document, Note, Table
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.render import console

@@ -8,11 +8,11 @@ from contextlib import closing
 
 import pytest
 
-from cudakit.core.bench.session import run
+from cudakit.core.bench.method import Rule
+from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.spec import GemmSpec
-from cudakit.core.bench.stopping import Rule
-from cudakit.core.bench.tuning.limits import Limits
-from cudakit.core.bench.tuning.session import tune, tuning_machine
+from cudakit.core.bench.tuning.search import Limits
+from cudakit.core.bench.tuning.tune import tune, tuning_machine
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext

@@ -4,19 +4,19 @@ from collections import Counter
 from math import comb
 
 import pytest
-from core.bench.tuning.contests import Noise, Synthetic, even, tailed
+from core.bench.tuning.synthetic import Noise, Synthetic, even, tailed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.tuning.limits import LEAST_GAIN, LEVEL, Limits
-from cudakit.core.bench.tuning.search import FINALISTS, Outcome, search
+from cudakit.core.bench.tuning.search import FINALISTS, Limits, Outcome, search
+from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
 
 LONG = Limits(time_s=1e9)
 MS = 1e-3
 
 
-def run(contest: Synthetic, limits: Limits = LONG, seed: int = 0) -> Outcome:
-    return search(contest, len(contest.times_s), limits, seed=seed, now=contest.now)
+def run(trials: Synthetic, limits: Limits = LONG, seed: int = 0) -> Outcome:
+    return search(trials, len(trials.times_s), limits, seed=seed, now=trials.now)
 
 
 @given(
@@ -75,10 +75,10 @@ def test_a_real_gain_is_found_among_many_and_its_interval_covers_it(noise: Noise
 
 
 def test_a_gain_on_some_buffers_only_does_not_win() -> None:
-    contest = Synthetic([MS, 0.97 * MS], even(0.001), places={1: (1.0, 1.0, 1.05)})
-    found = run(contest)
+    trials = Synthetic([MS, 0.97 * MS], even(0.001), places={1: (1.0, 1.0, 1.05)})
+    found = run(trials)
 
-    assert contest.renewed == 2
+    assert trials.renewed == 2
     assert (found.winner, found.significant) == (0, False)
 
 
@@ -99,15 +99,15 @@ def test_a_winner_that_computes_wrong_values_later_is_none() -> None:
 
 
 def test_the_winner_is_verified_before_the_final_and_after() -> None:
-    contest = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS, 0.97 * MS], even(0.001))
+    trials = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS, 0.97 * MS], even(0.001))
 
-    assert run(contest).winner == 1
-    assert contest.verified == [1, 2, 3, 1]
+    assert run(trials).winner == 1
+    assert trials.verified == [1, 2, 3, 1]
 
 
 def test_what_cannot_run_is_passed_over() -> None:
-    contest = Synthetic([MS, 0.5 * MS, 0.9 * MS], cannot=frozenset({1}))
-    found = run(contest)
+    trials = Synthetic([MS, 0.5 * MS, 0.9 * MS], cannot=frozenset({1}))
+    found = run(trials)
 
     assert (found.winner, found.tried) == (2, 2)
 
@@ -122,19 +122,19 @@ def test_what_cannot_run_is_passed_over() -> None:
 def test_limits_hold_within_a_round(
     count: int, iterations: int, time_s: float, noise: float, seed: int
 ) -> None:
-    contest = Synthetic([MS] * (count + 1), even(noise), seed)
-    found = run(contest, Limits(time_s, iterations), seed)
+    trials = Synthetic([MS] * (count + 1), even(noise), seed)
+    found = run(trials, Limits(time_s, iterations), seed)
 
-    longest = max((len(order) for order in contest.rounds), default=0)
-    assert contest.now_s <= time_s + longest * MS * (1 + noise)
-    assert all(contest.samples(number) <= iterations for number in range(1, count + 1))
+    longest = max((len(order) for order in trials.rounds), default=0)
+    assert trials.now_s <= time_s + longest * MS * (1 + noise)
+    assert all(trials.samples(number) <= iterations for number in range(1, count + 1))
     assert found.tried <= count + 1
 
 
 def test_a_search_that_ran_out_of_time_says_so_and_decides_by_what_it_has() -> None:
     times = [MS, 0.8 * MS, *[MS] * 500]
-    contest = Synthetic(times, even(0.001))
-    found = run(contest, Limits(time_s=0.3))
+    trials = Synthetic(times, even(0.001))
+    found = run(trials, Limits(time_s=0.3))
 
     assert found.stopped == "time"
     assert found.tried < len(times)
@@ -143,7 +143,7 @@ def test_a_search_that_ran_out_of_time_says_so_and_decides_by_what_it_has() -> N
 
 @pytest.mark.parametrize(("at", "winner"), [(1, 0), (3, 0), (8, 0), (45, 1)])
 def test_an_interrupt_ends_with_what_is_known(at: int, winner: int) -> None:
-    contest = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS], even(0.001))
+    trials = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS], even(0.001))
     left = at
 
     def tell(stage: str, fraction: float) -> None:
@@ -154,17 +154,17 @@ def test_an_interrupt_ends_with_what_is_known(at: int, winner: int) -> None:
         if not left:
             raise KeyboardInterrupt
 
-    found = search(contest, 4, LONG, seed=0, now=contest.now, tell=tell)
+    found = search(trials, 4, LONG, seed=0, now=trials.now, tell=tell)
 
     assert (found.stopped, found.winner) == ("interrupted", winner)
 
 
 def test_every_round_has_the_default_and_an_order_of_its_own() -> None:
-    contest = Synthetic([MS] * 9, even(0.2))
-    run(contest)
+    trials = Synthetic([MS] * 9, even(0.2))
+    run(trials)
 
-    assert all(0 in order for order in contest.rounds)
-    assert len({order.index(0) for order in contest.rounds}) > 3
+    assert all(0 in order for order in trials.rounds)
+    assert len({order.index(0) for order in trials.rounds}) > 3
 
 
 def test_a_seed_repeats_a_search() -> None:
@@ -186,20 +186,20 @@ def test_what_is_no_sample_is_left_out() -> None:
 
 
 def test_who_leaves_gives_back_what_it_holds() -> None:
-    contest = Synthetic([MS] * 200, even(0.3))
-    found = run(contest)
-    widest = max(len(order) for order in contest.rounds)
+    trials = Synthetic([MS] * 200, even(0.3))
+    found = run(trials)
+    widest = max(len(order) for order in trials.rounds)
 
     assert found.tried == 200
     assert widest <= 17
-    assert len(contest.open) <= 2 * FINALISTS
+    assert len(trials.open) <= 2 * FINALISTS
 
 
 def test_the_default_alone_is_no_search() -> None:
-    contest = Synthetic([MS])
+    trials = Synthetic([MS])
 
-    assert run(contest) == Outcome(0, None, None, False, 1, (), 0, "complete")
-    assert contest.rounds == []
+    assert run(trials) == Outcome(0, None, None, False, 1, (), 0, "complete")
+    assert trials.rounds == []
 
 
 def most_of(n: int, probability: float, tail: float) -> int:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.tuning.limits import Limits
+from cudakit.core.bench.tuning.search import Limits
 from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
-from cudakit.core.bench.verification import Verification
+from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 from cudakit.units import Unavailable
 

@@ -13,7 +13,7 @@ CHECKS = list(checks_by_id().values())
 REFERENCE = re.compile(r"CK\d{3}")
 
 
-def test_an_id_belongs_to_one_check_and_ids_ascend() -> None:
+def test_ids_are_unique_and_ascending() -> None:
     ids = [check.id for members in (*THEMES.values(), *SELF_TEST.values()) for check in members]
 
     assert ids == sorted(set(ids))
@@ -21,7 +21,7 @@ def test_an_id_belongs_to_one_check_and_ids_ascend() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-def test_a_check_explains_itself(check: Check) -> None:
+def test_check_has_explanation(check: Check) -> None:
     first, blank, *rest = check.explanation.splitlines()
 
     assert first.endswith((".", ":"))
@@ -29,7 +29,7 @@ def test_a_check_explains_itself(check: Check) -> None:
     assert rest
 
 
-def test_a_check_refers_to_checks_that_exist() -> None:
+def test_references_between_checks_exist() -> None:
     for module in {check.examine.__module__ for check in CHECKS}:
         text = Path(str(import_module(module).__file__)).read_text(encoding="utf-8")
         assert set(REFERENCE.findall(text)) <= checks_by_id().keys()

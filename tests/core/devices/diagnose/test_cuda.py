@@ -29,7 +29,7 @@ from cudakit.units import Unavailable
 # --- CK005: does CUDA start? -----------------------------------------------------------------------
 
 
-def test_cuda_that_starts_tells_its_version_and_how_many_devices_it_sees(machine: Machine) -> None:
+def test_cuinit_success_reports_version_and_device_count(machine: Machine) -> None:
     found = judged("CK005", machine())
 
     assert found.summary == "CUDA 13.0 starts and sees 1 device"
@@ -37,7 +37,7 @@ def test_cuda_that_starts_tells_its_version_and_how_many_devices_it_sees(machine
 
 
 @pytest.mark.parametrize("code", CAUSES)
-def test_each_known_error_of_cuinit_brings_its_causes(machine: Machine, code: int) -> None:
+def test_known_cuinit_error_has_its_causes(machine: Machine, code: int) -> None:
     found = judged("CK005", machine(cuda=broken_cuda(code)))
 
     assert found.status is FAIL
@@ -45,13 +45,13 @@ def test_each_known_error_of_cuinit_brings_its_causes(machine: Machine, code: in
     assert found.fix == CAUSES[code]
 
 
-def test_an_unknown_error_is_told_in_the_drivers_words(machine: Machine) -> None:
+def test_unknown_cuinit_error_has_text_of_driver(machine: Machine) -> None:
     found = judged("CK005", machine(cuda=broken_cuda(4321)))
 
     assert found.summary == "cuInit fails with CUDA_ERROR_4321 (4321): in the driver's words"
 
 
-def test_devices_that_a_variable_hides_are_told_of_by_the_check_of_the_variable(
+def test_hidden_devices_are_left_to_visibility_check(
     machine: Machine,
 ) -> None:
     hidden = broken_cuda(100, visible_devices="", order=("GPU-1",), hidden=(gpu(),))
@@ -60,27 +60,27 @@ def test_devices_that_a_variable_hides_are_told_of_by_the_check_of_the_variable(
     assert judged("CK014", machine(cuda=hidden)).status is FAIL
 
 
-def test_a_missing_libcuda_asks_for_the_drivers_libraries(tmp_path: Path) -> None:
+def test_missing_libcuda_fails(tmp_path: Path) -> None:
     found = judged("CK005", without_driver(tmp_path, SYSTEM))
 
     assert found.summary == "libcuda.so.1 cannot be loaded"
     assert found.fix[0].startswith("install the driver's CUDA library")
 
 
-def test_in_a_container_a_missing_libcuda_is_a_missing_capability(tmp_path: Path) -> None:
+def test_missing_libcuda_in_container_names_capability(tmp_path: Path) -> None:
     found = judged("CK005", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
 
     assert "NVIDIA_DRIVER_CAPABILITIES" in found.fix[0]
 
 
-def test_a_driver_that_hangs_is_a_failure(machine: Machine) -> None:
+def test_hanging_driver_fails(machine: Machine) -> None:
     found = judged("CK005", machine(cuda=Unavailable("the CUDA driver did not answer within 30 s")))
 
     assert found.status is FAIL
     assert "did not answer within 30 s" in found.summary
 
 
-def test_no_device_without_an_error_is_a_failure_too(machine: Machine) -> None:
+def test_no_device_without_error_fails(machine: Machine) -> None:
     assert judged("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
 
 
@@ -97,17 +97,17 @@ def visible(value: str | None, *positions: int) -> CudaView:
 # --- CK014: CUDA_VISIBLE_DEVICES -------------------------------------------------------------------
 
 
-def test_without_the_variable_every_device_is_visible(machine: Machine) -> None:
+def test_visible_devices_unset_is_ok(machine: Machine) -> None:
     assert judged("CK014", machine()).status is OK
 
 
-def test_a_list_of_devices_tells_how_many_it_shows(machine: Machine) -> None:
+def test_visible_devices_list_reports_count(machine: Machine) -> None:
     found = judged("CK014", machine(cuda=visible("2,0", 2, 0)))
 
     assert found.summary == "CUDA_VISIBLE_DEVICES=2,0 shows 2 of 3 devices"
 
 
-def test_an_entry_that_is_no_device_ends_the_list(machine: Machine) -> None:
+def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
     found = judged("CK014", machine(cuda=visible("0,7,1", 0)))
 
     assert found.status is WARN
@@ -116,14 +116,14 @@ def test_an_entry_that_is_no_device_ends_the_list(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
-def test_a_value_that_hides_every_device_fails(machine: Machine, value: str) -> None:
+def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
     found = judged("CK014", machine(cuda=visible(value)))
 
     assert found.status is FAIL
     assert found.fix[0] == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_where_cuda_sees_nothing_at_all_the_variable_is_not_to_blame(machine: Machine) -> None:
+def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
     nothing = machine(cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"})
 
     assert judged("CK014", nothing).status is UNKNOWN
@@ -136,11 +136,11 @@ def three(*positions: int, value: str | None = None) -> dict[str, Any]:
     return {"nvml": nvml(*(gpu(at) for at in range(3))), "cuda": visible(value, *positions)}
 
 
-def test_cuda_that_counts_as_nvidia_smi_does_is_well(machine: Machine) -> None:
+def test_device_order_of_nvidia_smi_is_ok(machine: Machine) -> None:
     assert judged("CK015", machine(**three(0, 1, 2))).status is OK
 
 
-def test_another_order_shows_which_device_is_which(machine: Machine) -> None:
+def test_device_order_unlike_nvidia_smi_warns(machine: Machine) -> None:
     found = judged("CK015", machine(**three(2, 0, 1)))
 
     assert found.status is WARN
@@ -148,18 +148,18 @@ def test_another_order_shows_which_device_is_which(machine: Machine) -> None:
     assert found.fix == ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)
 
 
-def test_an_order_that_somebody_asked_for_is_well(machine: Machine) -> None:
+def test_device_order_set_by_variable_is_ok(machine: Machine) -> None:
     assert judged("CK015", machine(**three(2, 0, value="2,0"))).status is OK
 
 
-def test_an_order_that_cuda_does_not_know_is_pointed_out(machine: Machine) -> None:
+def test_device_order_unknown_to_cuda_warns(machine: Machine) -> None:
     odd = machine(variables={"CUDA_DEVICE_ORDER": "PCI"})
 
     assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI means nothing to CUDA"
 
 
 @pytest.mark.parametrize("silent", ["nvml", "cuda"])
-def test_an_order_needs_both_libraries(machine: Machine, silent: str) -> None:
+def test_device_order_is_unknown_without_both_libraries(machine: Machine, silent: str) -> None:
     assert judged("CK015", machine(**{silent: Unavailable("no")})).status is UNKNOWN
 
 
@@ -178,7 +178,7 @@ class Step:
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
-def test_a_step_that_went_well_tells_what_was_seen(machine: Machine, name: str, step: str) -> None:
+def test_successful_step_reports_observation(machine: Machine, name: str, step: str) -> None:
     found = judged(name, machine(self_test=(Step(step),)))
 
     assert found.status is OK
@@ -186,21 +186,21 @@ def test_a_step_that_went_well_tells_what_was_seen(machine: Machine, name: str, 
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
-def test_a_step_that_failed_brings_its_hint(machine: Machine, name: str, step: str) -> None:
+def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> None:
     found = judged(name, machine(self_test=(Step(step, "cuda:0: it broke", "mend it"),)))
 
     assert found.status is FAIL
     assert (found.summary, found.fix) == ("cuda:0: it broke", ("mend it",))
 
 
-def test_steps_after_a_failed_one_are_not_judged(machine: Machine) -> None:
+def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:
     stopped = machine(self_test=(Step("context", "no memory"),))
 
     assert judged("CK042", stopped).summary == "a step before this one failed"
     assert judged("CK042", stopped).status is UNKNOWN
 
 
-def test_where_no_step_could_be_taken_the_reason_is_told(machine: Machine) -> None:
+def test_steps_are_unknown_without_self_test(machine: Machine) -> None:
     none = machine(self_test=Unavailable("the GPU is simulated"))
 
     assert judged("CK041", none).summary == "the GPU is simulated"

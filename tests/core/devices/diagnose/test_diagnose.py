@@ -14,7 +14,7 @@ HERE = [check.id for members in THEMES.values() for check in members]
 TRIALS = [check.id for members in SELF_TEST.values() for check in members]
 
 
-def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> None:
+def test_checks_run_in_order_of_themes(machine: Machine) -> None:
     result = diagnose(machine())
 
     assert [check.id for check in result.checks] == HERE
@@ -22,14 +22,14 @@ def test_all_checks_are_made_in_the_order_of_their_themes(machine: Machine) -> N
     assert result.status is OK
 
 
-def test_an_empty_machine_breaks_no_check() -> None:
+def test_empty_context_breaks_no_check() -> None:
     result = diagnose(RunContext(), deep=True)
 
     assert not [check for check in result.checks if "the check broke" in check.summary]
     assert result.status is FAIL
 
 
-def test_the_result_tells_versions_and_devices(machine: Machine) -> None:
+def test_result_has_versions_and_devices(machine: Machine) -> None:
     result = diagnose(machine())
 
     assert result.about["driver"] == f"{DRIVER} (open kernel module)"
@@ -37,7 +37,7 @@ def test_the_result_tells_versions_and_devices(machine: Machine) -> None:
     assert [device.name for device in result.devices] == ["NVIDIA H200"]
 
 
-def test_the_status_is_the_worst_of_all_checks(machine: Machine) -> None:
+def test_status_is_worst_of_all_checks(machine: Machine) -> None:
     hot = seen(gpu(0, persistence_mode=False, remapped_rows_failed=True))
 
     result = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, **hot))
@@ -45,13 +45,13 @@ def test_the_status_is_the_worst_of_all_checks(machine: Machine) -> None:
     assert (result.status, result.failures, result.warnings) == (FAIL, 1, 2)
 
 
-def test_checks_can_be_chosen_and_left_out(machine: Machine) -> None:
+def test_checks_are_selected_and_skipped_by_id(machine: Machine) -> None:
     chosen = diagnose(machine(), only=("CK001", "CK020"), skip=("CK001",))
 
     assert [check.id for check in chosen.checks] == ["CK020"]
 
 
-def test_trials_are_made_only_where_asked_for(machine: Machine) -> None:
+def test_self_test_runs_on_request_only(machine: Machine) -> None:
     assert [check.id for check in diagnose(machine(), deep=True).checks] == HERE + TRIALS
     with pytest.raises(UsageError, match="CK041 uses the GPU"):
         diagnose(machine(), only=("CK041",))
@@ -65,19 +65,19 @@ def test_trials_are_made_only_where_asked_for(machine: Machine) -> None:
         lambda: explain("CK999"),
     ],
 )
-def test_an_id_that_no_check_has_is_refused(ask: Callable[[], object]) -> None:
+def test_unknown_id_is_refused(ask: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match="there is no check"):
         ask()
 
 
-def test_an_explanation_is_had_without_a_machine() -> None:
+def test_explanation_needs_no_context() -> None:
     explained = explain("CK005")
 
     assert (explained.id, explained.title) == ("CK005", "CUDA starts")
     assert "802" in explained.explanation
 
 
-def test_what_is_not_judged_is_no_finding(machine: Machine) -> None:
+def test_unknown_status_is_no_finding(machine: Machine) -> None:
     result = diagnose(machine(simulated=True), only=("CK002",))
 
     assert (result.status, result.failures, result.warnings) == (UNKNOWN, 0, 0)

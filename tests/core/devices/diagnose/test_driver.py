@@ -10,6 +10,7 @@ from core.devices.diagnose.machines import (
     OK,
     SYSTEM,
     UNKNOWN,
+    WARN,
     Machine,
     broken_cuda,
     cuda,
@@ -30,14 +31,14 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 # --- CK001: is it loaded? --------------------------------------------------------------------------
 
 
-def test_the_version_file_proves_the_driver_and_tells_its_kind(machine: Machine) -> None:
+def test_version_file_proves_driver_and_kind(machine: Machine) -> None:
     found = judged("CK001", machine())
 
     assert found.status is OK
     assert found.summary == f"driver {DRIVER} is loaded (open kernel module)"
 
 
-def test_the_proprietary_module_is_told_from_the_open_one(tmp_path: Path) -> None:
+def test_proprietary_module_is_distinguished_from_open_one(tmp_path: Path) -> None:
     text = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
     )
@@ -47,20 +48,20 @@ def test_the_proprietary_module_is_told_from_the_open_one(tmp_path: Path) -> Non
     assert found.summary == "driver 535.129.03 is loaded (proprietary kernel module)"
 
 
-def test_an_answer_of_nvml_proves_a_driver_that_a_sandbox_hides(tmp_path: Path) -> None:
+def test_nvml_answer_proves_hidden_driver(tmp_path: Path) -> None:
     hidden = replace(without_driver(tmp_path, {}), nvml=nvml())
 
     assert judged("CK001", hidden).status is OK
 
 
-def test_a_machine_without_gpu_says_so(tmp_path: Path) -> None:
+def test_machine_without_gpu_fails(tmp_path: Path) -> None:
     found = judged("CK001", without_driver(tmp_path, {}))
 
     assert found.status is FAIL
     assert found.evidence["PCI bus"] == "no NVIDIA GPU"
 
 
-def test_nouveau_is_named_and_the_command_of_the_distribution_offered(tmp_path: Path) -> None:
+def test_nouveau_fails_with_command_of_distribution(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="nouveau")
 
     found = judged("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
@@ -70,7 +71,7 @@ def test_nouveau_is_named_and_the_command_of_the_distribution_offered(tmp_path: 
     assert found.fix[0] == "sudo apt install nvidia-driver"
 
 
-def test_a_gpu_without_a_module_for_this_kernel_asks_for_one(tmp_path: Path) -> None:
+def test_missing_module_for_kernel_fails(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
     found = judged("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
@@ -79,9 +80,7 @@ def test_a_gpu_without_a_module_for_this_kernel_asks_for_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("byte", "fixes"), [("\x00", 1), ("\x01", 2)])
-def test_a_module_that_is_not_loaded_may_be_refused_by_secure_boot(
-    tmp_path: Path, byte: str, fixes: int
-) -> None:
+def test_unloaded_module_fails_and_names_secure_boot(tmp_path: Path, byte: str, fixes: int) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
     contents = {
         "/proc/sys/kernel/osrelease": "6.8.0",
@@ -95,7 +94,7 @@ def test_a_module_that_is_not_loaded_may_be_refused_by_secure_boot(
     assert len(found.fix) == fixes
 
 
-def test_in_a_container_the_host_must_load_the_driver(tmp_path: Path) -> None:
+def test_missing_driver_in_container_names_host(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
     found = judged("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
@@ -103,7 +102,7 @@ def test_in_a_container_the_host_must_load_the_driver(tmp_path: Path) -> None:
     assert found.summary == "the host has not loaded its NVIDIA driver"
 
 
-def test_wsl_without_a_driver_sends_to_windows(tmp_path: Path) -> None:
+def test_missing_driver_in_wsl_names_windows(tmp_path: Path) -> None:
     found = judged("CK001", without_driver(tmp_path, WSL))
 
     assert found.status is FAIL
@@ -113,7 +112,7 @@ def test_wsl_without_a_driver_sends_to_windows(tmp_path: Path) -> None:
 # --- CK003: does NVML answer? ----------------------------------------------------------------------
 
 
-def test_nvml_that_answers_says_how_many_gpus_it_sees(machine: Machine) -> None:
+def test_nvml_answer_reports_gpu_count(machine: Machine) -> None:
     assert judged("CK003", machine()).summary == f"NVML 13.{DRIVER} answers and sees 1 GPU"
 
 
@@ -126,7 +125,7 @@ def test_nvml_that_answers_says_how_many_gpus_it_sees(machine: Machine) -> None:
         ("NVML cannot start: Unknown Error", {"/.dockerenv": ""}, "CK002"),
     ],
 )
-def test_nvml_that_does_not_answer_fails_with_the_fix_for_its_reason(
+def test_nvml_failure_has_fix_for_reason(
     tmp_path: Path, reason: str, extra: dict[str, str], fix: str
 ) -> None:
     silent = replace(without_driver(tmp_path, SYSTEM | extra), nvml=Unavailable(reason))
@@ -138,7 +137,7 @@ def test_nvml_that_does_not_answer_fails_with_the_fix_for_its_reason(
     assert fix in found.fix[0]
 
 
-def test_what_follows_from_a_missing_driver_is_not_failed_again(tmp_path: Path) -> None:
+def test_checks_depending_on_driver_are_unknown_without_driver(tmp_path: Path) -> None:
     gone = without_driver(tmp_path, {})
 
     for name in ("CK002", "CK003", "CK004", "CK005", "CK007", "CK009", "CK026", "CK041"):
@@ -146,7 +145,7 @@ def test_what_follows_from_a_missing_driver_is_not_failed_again(tmp_path: Path) 
         assert judged(name, gone).summary == "the driver is not loaded (CK001)"
 
 
-def test_a_jetson_without_nvml_is_well(tmp_path: Path) -> None:
+def test_jetson_without_nvml_is_ok(tmp_path: Path) -> None:
     jetson = SYSTEM | {"/proc/device-tree/model": "NVIDIA Jetson AGX Orin\0"}
 
     assert judged("CK003", without_driver(tmp_path, jetson, cuda=cuda())).status is OK
@@ -155,14 +154,14 @@ def test_a_jetson_without_nvml_is_well(tmp_path: Path) -> None:
 # --- CK004: is it of one version? ------------------------------------------------------------------
 
 
-def test_parts_of_one_version_are_well(machine: Machine) -> None:
+def test_equal_versions_are_ok(machine: Machine) -> None:
     found = judged("CK004", machine())
 
     assert found.status is OK
     assert set(found.evidence.values()) == {DRIVER}
 
 
-def test_libraries_newer_than_the_loaded_module_ask_for_a_reboot(machine: Machine) -> None:
+def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
     updated = machine(
         nvml=Unavailable("of different versions"),
         cuda=broken_cuda(803, libcuda="/usr/lib/libcuda.so.580.200.01"),
@@ -184,13 +183,13 @@ def test_libraries_newer_than_the_loaded_module_ask_for_a_reboot(machine: Machin
     assert found.fix[0].startswith("reboot")
 
 
-def test_cuda_compat_is_another_version_on_purpose(machine: Machine) -> None:
+def test_cuda_compat_version_is_not_compared(machine: Machine) -> None:
     compat = machine(cuda=cuda(libcuda="/usr/local/cuda/compat/libcuda.so.595.45.04"))
 
     assert judged("CK004", compat).status is OK
 
 
-def test_a_library_that_does_not_tell_its_version_is_not_compared(tmp_path: Path) -> None:
+def test_library_without_version_is_not_compared(tmp_path: Path) -> None:
     wsl = without_driver(
         tmp_path, WSL, nvml=nvml(), cuda=cuda(libcuda="/usr/lib/wsl/libcuda.so.1.1")
     )
@@ -202,3 +201,61 @@ def test_a_file_that_is_a_directory_shows_nothing(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/version").mkdir(parents=True)
 
     assert files(tmp_path, {}).text("/proc/driver/nvidia/version") is None
+
+
+COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"
+
+
+def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
+    return Library(soname, f"{path}/{soname}", f"{path}/{soname}.19.0", source)
+
+
+# --- CK008: which libcuda? -------------------------------------------------------------------------
+
+
+def test_libcuda_of_driver_is_ok(machine: Machine) -> None:
+    assert judged("CK008", machine()).status is OK
+
+
+def test_libcuda_stub_fails(machine: Machine) -> None:
+    stub = broken_cuda(34, libcuda="/usr/local/cuda/lib64/stubs/libcuda.so")
+
+    found = judged("CK008", machine(cuda=stub))
+
+    assert found.status is FAIL
+    assert "directory named stubs off LD_LIBRARY_PATH" in found.fix[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(803, "this driver does not fit"), (804, "this GPU does not support")]
+)
+def test_cuda_compat_refused_by_driver_fails(machine: Machine, code: int, words: str) -> None:
+    found = judged("CK008", machine(cuda=broken_cuda(code, libcuda=COMPAT.format("595.45.04"))))
+
+    assert found.status is FAIL
+    assert words in found.summary
+
+
+def test_cuda_compat_newer_than_driver_is_ok(machine: Machine) -> None:
+    assert judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("595.45.04")))).status is OK
+
+
+def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
+    found = judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
+
+    assert found.status is WARN
+    assert "570.86.10 is older than the driver 580.159.04" in found.summary
+
+
+def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:
+    copies = (copy("system", "/opt/old", "libcuda.so.1"),)
+
+    evidence = judged("CK008", machine(libraries=copies)).evidence
+
+    assert evidence["other copies"] == "/opt/old/libcuda.so.1.19.0"
+
+
+def test_libcuda_origin_is_unknown_without_libcuda(machine: Machine) -> None:
+    none = machine(cuda=Unavailable("cannot be loaded"), libraries=())
+
+    assert judged("CK008", none).status is UNKNOWN

@@ -27,7 +27,7 @@ READY = {"fabric_state": "completed", "fabric_status": "success"}
 # --- CK006: is the fabric ready? -------------------------------------------------------------------
 
 
-def test_machines_without_nvswitch_wait_for_nothing(machine: Machine) -> None:
+def test_fabric_is_ok_without_nvswitch(machine: Machine) -> None:
     assert judged("CK006", machine()).summary == "no GPU waits for an NVSwitch fabric"
 
 
@@ -35,14 +35,14 @@ def fabric(*states: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return seen(*(gpu(at, **state) for at, state in enumerate(states))) | changes
 
 
-def test_a_fabric_that_is_set_up_is_ready(machine: Machine) -> None:
+def test_fabric_completed_is_ok(machine: Machine) -> None:
     found = judged("CK006", machine(**fabric(READY, READY)))
 
     assert found.status is OK
     assert found.evidence == dict.fromkeys(("GPU 0", "GPU 1"), "completed, success")
 
 
-def test_a_fabric_that_keeps_cuda_from_starting_names_the_service(machine: Machine) -> None:
+def test_fabric_blocking_cuda_fails_with_service(machine: Machine) -> None:
     waiting = machine(**fabric(WAITING, WAITING, cuda=broken_cuda(802)))
 
     found = judged("CK006", waiting)
@@ -52,18 +52,18 @@ def test_a_fabric_that_keeps_cuda_from_starting_names_the_service(machine: Machi
     assert "nvidia-fabricmanager" in found.fix[0]
 
 
-def test_a_gpu_that_did_not_register_lacks_its_peers(machine: Machine) -> None:
+def test_fabric_incomplete_on_one_gpu_warns(machine: Machine) -> None:
     found = judged("CK006", machine(**fabric(READY, WAITING)))
 
     assert found.status is WARN
     assert "GPU 1 cannot reach its peers" in found.summary
 
 
-def test_a_gpu_alone_needs_no_fabric(machine: Machine) -> None:
+def test_fabric_is_ok_for_single_gpu(machine: Machine) -> None:
     assert judged("CK006", machine(**fabric(WAITING))).status is OK
 
 
-def test_without_nvml_the_fabric_is_not_known(machine: Machine) -> None:
+def test_fabric_is_unknown_without_nvml(machine: Machine) -> None:
     assert judged("CK006", machine(nvml=Unavailable("silent"))).status is UNKNOWN
     assert judged("CK006", machine(nvml=nvml(gpu()))).status is OK
 
@@ -71,18 +71,18 @@ def test_without_nvml_the_fabric_is_not_known(machine: Machine) -> None:
 # --- CK017: MIG ------------------------------------------------------------------------------------
 
 
-def test_without_mig_there_is_nothing_to_make(machine: Machine) -> None:
+def test_mig_disabled_is_ok(machine: Machine) -> None:
     assert judged("CK017", machine()).summary == "no GPU is in MIG mode"
 
 
-def test_mig_with_instances_is_well(machine: Machine) -> None:
+def test_mig_with_instances_is_ok(machine: Machine) -> None:
     divided = seen(gpu(0, mig_mode=True, mig_mode_pending=True), instance(0, 0), instance(1, 0))
 
     assert judged("CK017", machine(**divided)).evidence == {"GPU 0": "2 instances"}
 
 
 @pytest.mark.parametrize(("others", "status"), [((), FAIL), ((gpu(1),), WARN)])
-def test_mig_without_instances_leaves_nothing_to_use(
+def test_mig_without_instances_is_reported(
     machine: Machine, others: tuple[Any, ...], status: object
 ) -> None:
     empty = seen(gpu(0, mig_mode=True, mig_mode_pending=True), *others)
@@ -93,7 +93,7 @@ def test_mig_without_instances_leaves_nothing_to_use(
     assert "GPU 0 is in MIG mode and has no instance" in found.summary
 
 
-def test_a_change_of_mode_waits_for_a_reset(machine: Machine) -> None:
+def test_mig_mode_change_waiting_for_reset_warns(machine: Machine) -> None:
     found = judged("CK017", machine(**seen(gpu(0, mig_mode_pending=True))))
 
     assert found.status is WARN
@@ -112,7 +112,7 @@ def test_a_change_of_mode_waits_for_a_reset(machine: Machine) -> None:
         (("prohibited", "prohibited"), FAIL),
     ],
 )
-def test_a_compute_mode_keeps_processes_out(
+def test_compute_mode_decides_status(
     machine: Machine, modes: tuple[str, ...], status: object
 ) -> None:
     gpus = seen(*(gpu(at, compute_mode=mode) for at, mode in enumerate(modes)))
@@ -127,12 +127,12 @@ NONE = Unavailable("not supported by this device")
 
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])
-def test_memory_without_errors_is_well(machine: Machine, name: str) -> None:
+def test_memory_without_errors_is_ok(machine: Machine, name: str) -> None:
     assert judged(name, machine()).status is OK
 
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])
-def test_without_nvml_memory_is_not_judged(machine: Machine, name: str) -> None:
+def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
     found = judged(name, machine(nvml=Unavailable("silent")))
 
     assert found.status is UNKNOWN
@@ -151,7 +151,7 @@ def test_without_nvml_memory_is_not_judged(machine: Machine, name: str) -> None:
         ({"ecc_sram_threshold_exceeded": True}, FAIL, "exceed the limit for replacement"),
     ],
 )
-def test_errors_that_could_not_be_corrected_name_the_gpu(
+def test_uncorrected_memory_errors_name_gpu(
     machine: Machine, fields: dict[str, Any], status: object, words: str
 ) -> None:
     found = judged("CK027", machine(**seen(gpu(0), gpu(1, **fields))))
@@ -161,7 +161,7 @@ def test_errors_that_could_not_be_corrected_name_the_gpu(
     assert list(found.evidence) == ["GPU 1"]
 
 
-def test_gpus_without_ecc_count_nothing(machine: Machine) -> None:
+def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
     fields: dict[str, Any] = {
         "ecc_sram_uncorrected_volatile": NONE,
         "ecc_dram_uncorrected_volatile": NONE,
@@ -173,7 +173,7 @@ def test_gpus_without_ecc_count_nothing(machine: Machine) -> None:
     assert found.summary == "no GPU counts memory errors (it has no ECC, or has it off)"
 
 
-def test_counters_that_move_come_from_telemetry(machine: Machine) -> None:
+def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
     moved = seen(gpu(0), ecc_dram_uncorrected_volatile=3)
 
     assert judged("CK027", machine(**moved)).status is FAIL
@@ -191,7 +191,7 @@ def test_counters_that_move_come_from_telemetry(machine: Machine) -> None:
         ({"recovery_action": "reset the GPU"}, FAIL, "asks for recovery: reset the GPU"),
     ],
 )
-def test_memory_that_waits_for_repair_says_what_it_needs(
+def test_pending_memory_repair_has_fix(
     machine: Machine, fields: dict[str, Any], status: object, words: str
 ) -> None:
     found = judged("CK028", machine(**seen(gpu(0, **fields))))
@@ -200,7 +200,7 @@ def test_memory_that_waits_for_repair_says_what_it_needs(
     assert words in found.summary
 
 
-def test_repairs_that_were_made_are_counted(machine: Machine) -> None:
+def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
     rows = seen(gpu(0, remapped_rows_correctable=1, remapped_rows_uncorrectable=2))
     pages = seen(
         gpu(
@@ -226,40 +226,40 @@ def one(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_gpu_at_its_full_pace_is_well(machine: Machine, name: str) -> None:
+def test_gpu_at_full_speed_is_ok(machine: Machine, name: str) -> None:
     assert judged(name, machine()).status is OK
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_gpu_that_tells_nothing_is_not_blamed(machine: Machine, name: str) -> None:
+def test_gpu_without_readings_is_ok(machine: Machine, name: str) -> None:
     silent = seen(DeviceFacts(0, "GPU-1", "0000:01:00.0", {"power_limit_enforced_w": NONE}))
 
     assert judged(name, machine(**silent)).status is OK
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_without_nvml_pace_is_not_judged(machine: Machine, name: str) -> None:
+def test_speed_is_unknown_without_nvml(machine: Machine, name: str) -> None:
     assert judged(name, machine(nvml=Unavailable("silent"))).status is UNKNOWN
 
 
 # --- CK029: PCIe -----------------------------------------------------------------------------------
 
 
-def test_a_link_that_is_slow_while_idle_is_normal(machine: Machine) -> None:
+def test_pcie_link_slow_while_idle_is_ok(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_generation=1)))
 
     assert found.status is OK
     assert "slower while idle, as is normal" in found.summary
 
 
-def test_a_link_that_is_slow_under_load_is_pointed_out(machine: Machine) -> None:
+def test_pcie_link_slow_under_load_warns(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_generation=3, utilization_gpu_percent=90)))
 
     assert found.status is WARN
     assert found.evidence == {"GPU 0": "generation 3 x16 of 5 x16, busy"}
 
 
-def test_a_narrow_link_is_pointed_out_even_while_idle(machine: Machine) -> None:
+def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_width=8)))
 
     assert found.status is WARN
@@ -280,7 +280,7 @@ def test_a_narrow_link_is_pointed_out_even_while_idle(machine: Machine) -> None:
         (("hardware power brake slowdown",), WARN),
     ],
 )
-def test_only_heat_and_lack_of_power_slow_a_gpu_down(
+def test_throttling_warns_for_heat_and_power_only(
     machine: Machine, reasons: tuple[str, ...], status: object
 ) -> None:
     assert judged("CK030", machine(**one(clock_event_reasons=reasons))).status is status
@@ -289,7 +289,7 @@ def test_only_heat_and_lack_of_power_slow_a_gpu_down(
 # --- CK031: power limit ----------------------------------------------------------------------------
 
 
-def test_a_limit_below_the_default_tells_how_to_restore_it(machine: Machine) -> None:
+def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
     found = judged("CK031", machine(**one(power_limit_enforced_w=450.0)))
 
     assert found.status is WARN
@@ -297,21 +297,21 @@ def test_a_limit_below_the_default_tells_how_to_restore_it(machine: Machine) -> 
     assert found.fix == ("sudo nvidia-smi -i 0 -pl 700",)
 
 
-def test_a_limit_that_is_a_rounding_away_is_the_default(machine: Machine) -> None:
+def test_power_limit_within_rounding_is_default(machine: Machine) -> None:
     assert judged("CK031", machine(**one(power_limit_enforced_w=699.5))).status is OK
 
 
 # --- CK032: persistence ----------------------------------------------------------------------------
 
 
-def test_without_persistence_mode_first_programs_wait(machine: Machine) -> None:
+def test_persistence_mode_off_warns(machine: Machine) -> None:
     found = judged("CK032", machine(**one(persistence_mode=False)))
 
     assert found.status is WARN
     assert "nvidia-persistenced" in found.fix[0]
 
 
-def test_a_display_keeps_the_driver_as_well(machine: Machine) -> None:
+def test_persistence_mode_off_is_ok_with_display(machine: Machine) -> None:
     shown = one(persistence_mode=False, display_active=True)
 
     assert judged("CK032", machine(**shown)).status is OK

@@ -34,22 +34,22 @@ def nodes(*names: str, error: str = "") -> tuple[DeviceNode, ...]:
 # --- CK002: may this process open the nodes? -------------------------------------------------------
 
 
-def test_nodes_that_open_are_well(machine: Machine) -> None:
+def test_device_nodes_that_open_are_ok(machine: Machine) -> None:
     assert judged("CK002", machine()).status is OK
 
 
-def test_nodes_do_not_matter_where_cuda_works(machine: Machine) -> None:
+def test_device_nodes_are_ok_if_cuda_works(machine: Machine) -> None:
     assert judged("CK002", machine(device_nodes=())).status is OK
 
 
-def test_a_container_without_nodes_was_started_without_gpu(tmp_path: Path) -> None:
+def test_missing_device_nodes_in_container_name_docker_option(tmp_path: Path) -> None:
     found = judged("CK002", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
 
     assert found.status is FAIL
     assert found.fix[0].startswith("docker run --gpus all")
 
 
-def test_missing_nodes_are_made_by_nvidia_modprobe(tmp_path: Path) -> None:
+def test_missing_device_nodes_name_nvidia_modprobe(tmp_path: Path) -> None:
     bare = without_driver(tmp_path, SYSTEM, device_nodes=nodes("nvidiactl", "nvidia0"))
 
     assert judged("CK002", bare).fix == ("sudo nvidia-modprobe -u -c 0",)
@@ -64,7 +64,7 @@ def test_missing_nodes_are_made_by_nvidia_modprobe(tmp_path: Path) -> None:
         ("EIO", {}, "/dev/nvidia0 cannot be opened (EIO)"),
     ],
 )
-def test_a_node_that_is_refused_tells_the_cause_by_its_error(
+def test_refused_device_node_is_explained_by_errno(
     tmp_path: Path, error: str, extra: dict[str, str], words: str
 ) -> None:
     shut = (*nodes("nvidiactl", "nvidia-uvm"), *nodes("nvidia0", error=error))
@@ -76,7 +76,7 @@ def test_a_node_that_is_refused_tells_the_cause_by_its_error(
     assert error in found.evidence["/dev/nvidia0"]
 
 
-def test_wsl_reaches_the_driver_through_another_node(tmp_path: Path) -> None:
+def test_device_node_of_wsl_is_checked(tmp_path: Path) -> None:
     release = {"/proc/sys/kernel/osrelease": "5.15-microsoft"}
     wsl = without_driver(tmp_path, SYSTEM | release, device_nodes=nodes("dxg", error="EACCES"))
 
@@ -84,20 +84,20 @@ def test_wsl_reaches_the_driver_through_another_node(tmp_path: Path) -> None:
     assert judged("CK002", changed(wsl, device_nodes=nodes("dxg"))).status is OK
 
 
-def test_nodes_of_a_simulated_gpu_are_not_judged(machine: Machine) -> None:
+def test_device_nodes_are_unknown_if_simulated(machine: Machine) -> None:
     assert judged("CK002", machine(simulated=True)).status is UNKNOWN
 
 
 # --- CK007: does every GPU answer? -----------------------------------------------------------------
 
 
-def test_gpus_of_the_bus_that_nvml_knows_are_well(machine: Machine, tmp_path: Path) -> None:
+def test_gpus_on_bus_known_to_nvml_are_ok(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:00:00.0")
 
     assert judged("CK007", machine()).summary == "NVML knows every GPU of the PCI bus (1)"
 
 
-def test_a_gpu_that_the_driver_does_not_start_is_named(machine: Machine, tmp_path: Path) -> None:
+def test_gpu_on_bus_unknown_to_nvml_warns(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:00:00.0")
     on_bus(tmp_path, "0000:65:00.0")
 
@@ -107,7 +107,7 @@ def test_a_gpu_that_the_driver_does_not_start_is_named(machine: Machine, tmp_pat
     assert found.evidence == {"0000:65:00.0": "nvidia"}
 
 
-def test_a_container_may_have_some_of_the_gpus(machine: Machine, tmp_path: Path) -> None:
+def test_container_with_some_of_the_gpus_is_ok(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:00:00.0")
     on_bus(tmp_path, "0000:65:00.0")
     files(tmp_path, {"/.dockerenv": ""})
@@ -115,24 +115,20 @@ def test_a_container_may_have_some_of_the_gpus(machine: Machine, tmp_path: Path)
     assert judged("CK007", machine()).status is OK
 
 
-def test_a_gpu_that_is_passed_on_to_a_virtual_machine_is_not_missed(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_gpu_passed_through_to_vm_is_ignored(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:00:00.0")
     on_bus(tmp_path, "0000:65:00.0", driver="vfio-pci")
 
     assert judged("CK007", machine()).status is OK
 
 
-def test_a_gpu_that_reads_as_all_ones_has_fallen_off_the_bus(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_gpu_reading_all_ones_fails(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", revision="0xff")
 
     assert "fallen off the bus: 0000:65:00.0" in judged("CK007", machine(nvml=SILENT)).summary
 
 
-def test_a_gpu_that_nvml_lost_is_named(machine: Machine) -> None:
+def test_gpu_lost_by_nvml_fails(machine: Machine) -> None:
     lost = DeviceFacts(1, Unavailable("the GPU is lost"), Unavailable("the GPU is lost"), {})
 
     found = judged("CK007", machine(nvml=nvml(gpu(), lost), cuda=cuda()))
@@ -141,7 +137,7 @@ def test_a_gpu_that_nvml_lost_is_named(machine: Machine) -> None:
     assert found.evidence == {"GPU 1": "the GPU is lost"}
 
 
-def test_without_nvml_and_a_bus_nothing_is_known(machine: Machine) -> None:
+def test_gpus_are_unknown_without_nvml_and_bus(machine: Machine) -> None:
     assert judged("CK007", machine(nvml=SILENT)).status is UNKNOWN
 
 
@@ -151,11 +147,11 @@ def test_without_nvml_and_a_bus_nothing_is_known(machine: Machine) -> None:
 LINE = "NVRM: Xid (PCI:0000:65:00): {}, pid=1234, name=python3, Ch 00000008"
 
 
-def test_a_log_without_xids_is_well(machine: Machine) -> None:
+def test_log_without_xids_is_ok(machine: Machine) -> None:
     assert judged("CK033", machine()).status is OK
 
 
-def test_a_log_that_may_not_be_read_is_not_judged(machine: Machine) -> None:
+def test_unreadable_log_is_unknown(machine: Machine) -> None:
     found = judged("CK033", machine(kernel_log=Unavailable("EPERM on /dev/kmsg")))
 
     assert found.status is UNKNOWN
@@ -166,9 +162,7 @@ def test_a_log_that_may_not_be_read_is_not_judged(machine: Machine) -> None:
     ("number", "status"),
     [(31, WARN), (63, WARN), (79, FAIL), (48, FAIL), (154, WARN), (9999, WARN)],
 )
-def test_an_xid_is_judged_by_whose_doing_it_mostly_is(
-    machine: Machine, number: int, status: object
-) -> None:
+def test_xid_status_depends_on_usual_cause(machine: Machine, number: int, status: object) -> None:
     assert judged("CK033", machine(kernel_log=(LINE.format(number),))).status is status
 
 

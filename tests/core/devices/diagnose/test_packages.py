@@ -18,7 +18,7 @@ from core.devices.diagnose.machines import (
     seen,
 )
 
-from cudakit.gpu.api.run_context import Distribution
+from cudakit.gpu.api.run_context import Distribution, Library
 from cudakit.units import Unavailable
 
 OLD = cuda(driver_version=(12, 4))
@@ -27,7 +27,7 @@ OLD = cuda(driver_version=(12, 4))
 # --- CK009: is the driver new enough? --------------------------------------------------------------
 
 
-def test_a_driver_runs_what_was_built_for_its_cuda_and_older_ones(machine: Machine) -> None:
+def test_driver_supports_its_cuda_and_older_builds(machine: Machine) -> None:
     fitting = machine(
         builds=(built("torch", (12, 8)), built("cupy-cuda13x", (13, None))),
         distributions=installed(nvidia_cuda_nvrtc="13.0.88", cuda_bindings="13.0.1"),
@@ -40,51 +40,51 @@ def test_a_driver_runs_what_was_built_for_its_cuda_and_older_ones(machine: Machi
     assert found.evidence["cupy-cuda13x 1.0"] == "CUDA 13.x"
 
 
-def test_a_framework_for_a_newer_major_version_fails(machine: Machine) -> None:
+def test_framework_for_newer_major_cuda_fails(machine: Machine) -> None:
     found = judged("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
 
     assert found.status is FAIL
     assert found.fix[0] == "update the driver to 580 or newer"
 
 
-def test_a_newer_minor_version_runs(machine: Machine) -> None:
+def test_framework_for_newer_minor_cuda_is_ok(machine: Machine) -> None:
     assert judged("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),))).status is OK
 
 
-def test_ptx_of_a_newer_compiler_is_refused(machine: Machine) -> None:
+def test_ptx_of_newer_compiler_warns(machine: Machine) -> None:
     found = judged("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
 
     assert found.status is WARN
     assert "(error 222)" in found.summary
 
 
-def test_bindings_of_a_newer_major_version_warn_only(machine: Machine) -> None:
+def test_bindings_for_newer_major_cuda_warn(machine: Machine) -> None:
     newer = machine(cuda=OLD, distributions=installed(cuda_bindings="13.1.0"))
 
     assert judged("CK009", newer).status is WARN
 
 
-def test_a_toolkit_tells_its_version(machine: Machine, tmp_path: Path) -> None:
+def test_toolkit_version_is_read(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/usr/local/cuda-13.1/version.json": '{"cuda": {"version": "13.1.0"}}'})
     files(tmp_path, {"/usr/local/cuda-broken/version.json": "{"})
 
     assert judged("CK009", machine()).evidence["toolkit /usr/local/cuda-13.1"] == "CUDA 13.1"
 
 
-def test_without_the_drivers_version_nothing_is_compared(machine: Machine) -> None:
+def test_driver_version_unknown_is_unknown(machine: Machine) -> None:
     assert judged("CK009", machine(cuda=Unavailable("no"))).status is UNKNOWN
 
 
 # --- CK011: built for CUDA? ------------------------------------------------------------------------
 
 
-def test_frameworks_for_cuda_are_well(machine: Machine) -> None:
+def test_frameworks_built_for_cuda_are_ok(machine: Machine) -> None:
     found = judged("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
 
     assert found.summary == "torch 2.11.0 built for CUDA"
 
 
-def test_a_torch_for_the_cpu_fails(machine: Machine) -> None:
+def test_torch_built_without_cuda_fails(machine: Machine) -> None:
     found = judged("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
 
     assert found.status is FAIL
@@ -92,7 +92,7 @@ def test_a_torch_for_the_cpu_fails(machine: Machine) -> None:
     assert found.fix[0].endswith("/whl/cu130")
 
 
-def test_the_build_to_install_is_one_that_the_driver_runs(machine: Machine) -> None:
+def test_suggested_build_matches_driver(machine: Machine) -> None:
     wrong = machine(cuda=OLD, builds=(built("torch", None, "2.11.0+cpu"),))
     unknown = machine(cuda=Unavailable("no"), builds=(built("torch", None, "2.11.0+cpu"),))
 
@@ -100,7 +100,7 @@ def test_the_build_to_install_is_one_that_the_driver_runs(machine: Machine) -> N
     assert judged("CK011", unknown).fix[0].endswith("/whl/cu130")
 
 
-def test_jax_needs_its_plugin(machine: Machine) -> None:
+def test_jax_without_plugin_warns(machine: Machine) -> None:
     alone = machine(distributions=installed(jax="0.11.2"))
     plugged = machine(
         distributions=installed(jax="0.11.2"), builds=(built("jax-cuda13-plugin", (13, None)),)
@@ -113,7 +113,7 @@ def test_jax_needs_its_plugin(machine: Machine) -> None:
 # --- CK013: one module, one package? ---------------------------------------------------------------
 
 
-def test_different_modules_do_not_meet(machine: Machine) -> None:
+def test_packages_with_different_modules_are_ok(machine: Machine) -> None:
     apart = machine(distributions=installed(nvidia_ml_py="13.0", torch="2.11.0", nvtx="0.2"))
 
     assert judged("CK013", apart).status is OK
@@ -137,7 +137,7 @@ def test_different_modules_do_not_meet(machine: Machine) -> None:
         ),
     ],
 )
-def test_packages_that_install_one_module_are_told_which_to_keep(
+def test_packages_with_same_module_warn_with_one_to_keep(
     machine: Machine, names: dict[str, str], fix: str
 ) -> None:
     found = judged("CK013", machine(distributions=installed(**names)))
@@ -146,7 +146,7 @@ def test_packages_that_install_one_module_are_told_which_to_keep(
     assert found.fix == (fix,)
 
 
-def test_two_versions_of_torch_on_the_path_are_pointed_out(machine: Machine) -> None:
+def test_two_versions_of_torch_warn(machine: Machine) -> None:
     twice = (Distribution("torch", "2.11.0", "/a"), Distribution("torch", "2.10.0", "/b"))
 
     found = judged("CK013", machine(distributions=twice))
@@ -155,7 +155,7 @@ def test_two_versions_of_torch_on_the_path_are_pointed_out(machine: Machine) -> 
     assert found.evidence == {"torch 2.11.0": "/a", "torch 2.10.0": "/b"}
 
 
-def test_packages_that_could_not_be_listed_are_not_judged(machine: Machine) -> None:
+def test_unlisted_packages_are_unknown(machine: Machine) -> None:
     for name in ("CK009", "CK011", "CK013"):
         unread = machine(distributions=Unavailable("no"), builds=Unavailable("no"))
         assert judged(name, unread).status is UNKNOWN
@@ -168,7 +168,7 @@ def test_packages_that_could_not_be_listed_are_not_judged(machine: Machine) -> N
     ("capability", "cuda"),
     [("9.0", (11, 8)), ("9.0", (13, None)), ("12.0", (12, 8)), ("7.5", (13, 0)), ("99.0", (12, 4))],
 )
-def test_a_build_whose_cuda_knows_the_gpu_can_have_code_for_it(
+def test_build_of_cuda_supporting_gpu_is_ok(
     machine: Machine, capability: str, cuda: tuple[int, int | None]
 ) -> None:
     fitting = machine(**seen(gpu(compute_capability=capability)), builds=(built("torch", cuda),))
@@ -176,7 +176,7 @@ def test_a_build_whose_cuda_knows_the_gpu_can_have_code_for_it(
     assert judged("CK010", fitting).status is OK
 
 
-def test_a_build_from_before_the_gpu_has_no_code_for_it(machine: Machine) -> None:
+def test_build_of_cuda_older_than_gpu_fails(machine: Machine) -> None:
     early = machine(
         **seen(gpu(name="NVIDIA B200", compute_capability="10.0")),
         builds=(built("torch", (12, 4), "2.5.0"),),
@@ -191,7 +191,7 @@ def test_a_build_from_before_the_gpu_has_no_code_for_it(machine: Machine) -> Non
     assert found.fix == ("install a build for CUDA 12.8 or newer",)
 
 
-def test_a_build_for_a_cuda_that_dropped_the_gpu_has_no_code_for_it(machine: Machine) -> None:
+def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
     late = machine(
         **seen(gpu(name="Tesla V100", compute_capability="7.0")), builds=(built("torch", (13, 0)),)
     )
@@ -203,7 +203,56 @@ def test_a_build_for_a_cuda_that_dropped_the_gpu_has_no_code_for_it(machine: Mac
     assert "cudakit needs 7.5" in found.summary
 
 
-def test_a_gpu_that_does_not_tell_its_capability_is_not_judged(machine: Machine) -> None:
+def test_unknown_compute_capability_is_unknown(machine: Machine) -> None:
     silent = machine(nvml=Unavailable("no"), cuda=Unavailable("no"))
 
     assert judged("CK010", silent).status is UNKNOWN
+
+
+COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"
+
+
+def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
+    return Library(soname, f"{path}/{soname}", f"{path}/{soname}.19.0", source)
+
+
+# --- CK012: does a copy hide another? --------------------------------------------------------------
+
+
+def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
+    beside = (copy("package", "/site/nvidia/cudnn/lib"), copy("toolkit", "/usr/local/cuda/lib64"))
+
+    found = judged("CK012", machine(libraries=beside))
+
+    assert found.status is OK
+    assert found.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
+
+
+def test_library_on_ld_library_path_shadowing_package_warns(machine: Machine) -> None:
+    shadowing = (copy("LD_LIBRARY_PATH", "/opt/cudnn"), copy("package", "/site/nvidia/cudnn/lib"))
+
+    found = judged("CK012", machine(libraries=shadowing))
+
+    assert found.status is WARN
+    assert found.evidence["libcudnn.so.9"] == (
+        "/opt/cudnn/libcudnn.so.9 before /site/nvidia/cudnn/lib/libcudnn.so.9"
+    )
+
+
+def test_same_file_by_two_paths_is_one_copy(machine: Machine) -> None:
+    package = copy("package", "/site/nvidia/cudnn/lib")
+    linked = Library(package.soname, "/link/libcudnn.so.9", package.real, "LD_LIBRARY_PATH")
+
+    assert judged("CK012", machine(libraries=(linked, package))).status is OK
+
+
+def test_libraries_of_driver_are_ignored(machine: Machine) -> None:
+    driver = (copy("LD_LIBRARY_PATH", "/a", "libcuda.so.1"), copy("package", "/b", "libcuda.so.1"))
+
+    found = judged("CK012", machine(libraries=driver))
+
+    assert found.summary == "no CUDA library lies where the loader looks"
+
+
+def test_unlisted_libraries_are_unknown(machine: Machine) -> None:
+    assert judged("CK012", machine(libraries=Unavailable("no"))).status is UNKNOWN

@@ -16,7 +16,7 @@ def notes(section: Section) -> list[Note]:
     return [node for node in section.nodes if isinstance(node, Note)]
 
 
-def test_a_check_that_is_well_takes_one_line(machine: Machine) -> None:
+def test_passed_check_takes_one_line(machine: Machine) -> None:
     document = present.report(diagnose(machine()))
 
     assert section(document, "System").title == "System: ok"
@@ -24,7 +24,7 @@ def test_a_check_that_is_well_takes_one_line(machine: Machine) -> None:
     assert document.title == "no check found anything wrong"
 
 
-def test_a_finding_stands_with_its_evidence_and_its_fix(machine: Machine) -> None:
+def test_finding_has_evidence_and_fix(machine: Machine) -> None:
     limited = machine(**seen(gpu(0, power_limit_enforced_w=450.0)))
 
     found = section(present.report(diagnose(limited)), "Health")
@@ -36,7 +36,7 @@ def test_a_finding_stands_with_its_evidence_and_its_fix(machine: Machine) -> Non
     assert evidence == Facts((("GPU 0", Text("450 W of 700 W")),))
 
 
-def test_evidence_that_the_summary_tells_is_not_told_again(machine: Machine) -> None:
+def test_evidence_in_summary_is_not_repeated(machine: Machine) -> None:
     blocking = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}))
 
     assert len(section(present.report(blocking), "Settings").nodes) == 5
@@ -44,7 +44,7 @@ def test_evidence_that_the_summary_tells_is_not_told_again(machine: Machine) -> 
     assert told.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
-def test_what_is_not_judged_for_one_reason_takes_one_line(machine: Machine) -> None:
+def test_unknown_checks_with_same_reason_share_one_line(machine: Machine) -> None:
     silent = machine(nvml=Unavailable("silent"))
 
     said = notes(section(present.report(diagnose(silent)), "Health"))[-1]
@@ -55,14 +55,14 @@ def test_what_is_not_judged_for_one_reason_takes_one_line(machine: Machine) -> N
     )
 
 
-def test_a_section_tells_what_failed_in_it(machine: Machine) -> None:
+def test_section_title_counts_failures(machine: Machine) -> None:
     document = present.report(diagnose(machine(cuda=broken_cuda(999))))
 
     assert section(document, "Driver").title == "Driver: 1 failed"
     assert document.title == "1 check failed"
 
 
-def test_the_last_line_counts_and_points_to_the_worst(machine: Machine) -> None:
+def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
     last = present.report(diagnose(machine(cuda=broken_cuda(999)))).nodes[-1]
 
     assert isinstance(last, Note)
@@ -71,11 +71,11 @@ def test_the_last_line_counts_and_points_to_the_worst(machine: Machine) -> None:
     assert last.remedies == ("cudakit doctor --explain CK005 says more of a check",)
 
 
-def test_a_simulated_machine_says_so_in_the_title(machine: Machine) -> None:
+def test_title_marks_simulated_machine(machine: Machine) -> None:
     assert present.report(diagnose(machine(simulated=True))).title.startswith("Simulated: ")
 
 
-def test_a_report_for_others_has_versions_devices_and_all_evidence(machine: Machine) -> None:
+def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
     wrong = machine(**seen(gpu(0, persistence_mode=False)))
 
     document = present.paste(diagnose(wrong))
@@ -85,7 +85,7 @@ def test_a_report_for_others_has_versions_devices_and_all_evidence(machine: Mach
     assert any(isinstance(node, Facts) for node in section(document, "Well").nodes)
 
 
-def test_a_report_without_gpu_and_trouble_has_no_empty_sections(machine: Machine) -> None:
+def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
     bare = machine(nvml=Unavailable("silent"), cuda=Unavailable("silent"))
 
     document = present.paste(diagnose(bare, only=("CK020",)))
@@ -94,7 +94,7 @@ def test_a_report_without_gpu_and_trouble_has_no_empty_sections(machine: Machine
     assert titles == ["Versions", "Well"]
 
 
-def test_an_explanation_is_a_paragraph_a_note() -> None:
+def test_explanation_has_one_note_per_paragraph() -> None:
     document = present.explanation(explain("CK001"))
 
     assert document.title == "CK001: the NVIDIA driver is loaded"

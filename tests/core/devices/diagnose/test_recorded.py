@@ -34,28 +34,28 @@ def recorded() -> DoctorResult:
     )
 
 
-def test_on_a_real_machine_every_check_could_be_judged() -> None:
+def test_recorded_real_machine_has_no_unknown_check() -> None:
     assert OUTPUT["schema"] == SCHEMA
     assert [one["id"] for one in OUTPUT["checks"]] == list(checks_by_id())
     assert {one["status"] for one in OUTPUT["checks"]} == {"ok", "warn"}
 
 
-def test_titles_and_themes_are_those_of_the_registry() -> None:
+def test_recorded_titles_are_those_of_the_table() -> None:
     assert [one["title"] for one in OUTPUT["checks"]] == [
         check.title for check in checks_by_id().values()
     ]
 
 
-def test_the_result_is_written_as_it_was() -> None:
+def test_recorded_result_is_unchanged_as_json() -> None:
     assert json.loads(render(recorded())) == OUTPUT
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_report_reads_as_it_did(golden: Callable[[str, str], None], width: int) -> None:
+def test_recorded_report_is_unchanged(golden: Callable[[str, str], None], width: int) -> None:
     text = console.render(report(recorded()), width=width, color=False)
 
     golden(f"doctor-h200-{width}.txt", text)
 
 
-def test_the_report_for_others_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
+def test_recorded_pasted_report_is_unchanged(golden: Callable[[str, str], None]) -> None:
     golden("doctor-h200-report.txt", console.render(paste(recorded()), width=100, color=False))

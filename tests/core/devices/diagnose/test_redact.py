@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _NOBODY, Identity, redacted, redacted_text
+from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted, redacted_text
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -17,18 +17,18 @@ WHO = Identity(
 )
 
 names = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=12).filter(
-    lambda name: name not in _NOBODY and not name.isdigit()
+    lambda name: name not in _ANONYMOUS and not name.isdigit()
 )
 between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 
 
-def test_uuids_go_and_their_kind_stays() -> None:
+def test_uuids_are_redacted_except_their_kind() -> None:
     text = "GPU-6f4890cf-4157-408d-4577-559bc7fea90e, MIG-GPU-6f4890cf/3/0 and GPU-6f48"
 
     assert redacted_text(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
 
 
-def test_host_user_home_and_serial_numbers_go() -> None:
+def test_host_user_home_and_serial_numbers_are_redacted() -> None:
     text = "gpu-box: /data/ada/venv and /home/bob/x, serial 1652826064062, GPU-BOX.LAB.EXAMPLE, ada"
 
     assert redacted_text(text, WHO) == (
@@ -36,18 +36,18 @@ def test_host_user_home_and_serial_numbers_go() -> None:
     )
 
 
-def test_a_name_inside_another_word_is_no_name() -> None:
+def test_name_inside_word_is_not_redacted() -> None:
     assert redacted_text("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
 
 
-def test_names_that_are_nobodys_stay() -> None:
+def test_anonymous_names_are_not_redacted() -> None:
     nobody = Identity(hostname="localhost", user="root", home="/", serials=("0",))
 
     assert redacted_text("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
 
 
 @given(identifier=st.uuids(), prefix=st.sampled_from(["GPU-", "MIG-", ""]), around=between)
-def test_no_uuid_survives(identifier: uuid.UUID, prefix: str, around: str) -> None:
+def test_any_uuid_is_redacted(identifier: uuid.UUID, prefix: str, around: str) -> None:
     text = f"{around} {prefix}{identifier} {around}"
 
     assert str(identifier) not in redacted_text(text, WHO)
@@ -55,9 +55,7 @@ def test_no_uuid_survives(identifier: uuid.UUID, prefix: str, around: str) -> No
 
 
 @given(host=names, user=names, around=between)
-def test_no_name_survives_in_any_part_of_a_path_or_sentence(
-    host: str, user: str, around: str
-) -> None:
+def test_any_name_in_path_or_sentence_is_redacted(host: str, user: str, around: str) -> None:
     who = Identity(hostname=f"{host}.cluster", user=user, home=f"/home/{user}")
     text = f"{around} /home/{user}/env on {host}.cluster, {host.upper()} as {user}; {around}"
 
@@ -66,7 +64,7 @@ def test_no_name_survives_in_any_part_of_a_path_or_sentence(
     assert not {host, f"{host},", user, f"{user};"} & set(words)
 
 
-def test_a_whole_result_tells_neither_who_nor_which(machine: Machine) -> None:
+def test_whole_result_is_redacted(machine: Machine) -> None:
     told = machine(
         variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
         **seen(gpu(0)),

@@ -28,11 +28,11 @@ def contained(root: Path, **environment: str) -> RunContext:
     return without_driver(root, SYSTEM | {"/.dockerenv": ""}, variables=environment)
 
 
-def test_outside_of_a_container_there_is_nothing_to_set(machine: Machine) -> None:
+def test_container_check_is_ok_outside_container(machine: Machine) -> None:
     assert judged("CK016", machine()).summary == "this is no container"
 
 
-def test_a_container_in_which_all_works_is_well(machine: Machine, tmp_path: Path) -> None:
+def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
     odd = machine(variables={"NVIDIA_VISIBLE_DEVICES": "void"})
 
@@ -48,7 +48,7 @@ def test_a_container_in_which_all_works_is_well(machine: Machine, tmp_path: Path
         ({"NVIDIA_VISIBLE_DEVICES": ""}, "=(empty) gives the container no GPU"),
     ],
 )
-def test_a_variable_that_keeps_the_gpu_out_fails(
+def test_container_variable_excluding_gpu_fails(
     tmp_path: Path, environment: dict[str, str], words: str
 ) -> None:
     found = judged("CK016", contained(tmp_path, **environment))
@@ -58,7 +58,9 @@ def test_a_variable_that_keeps_the_gpu_out_fails(
 
 
 @pytest.mark.parametrize("capabilities", ["all", "", "compute,utility,video"])
-def test_capabilities_that_hold_both_are_well(tmp_path: Path, capabilities: str) -> None:
+def test_container_capabilities_with_compute_and_utility_are_ok(
+    tmp_path: Path, capabilities: str
+) -> None:
     found = judged("CK016", contained(tmp_path, NVIDIA_DRIVER_CAPABILITIES=capabilities))
 
     assert found.status is OK
@@ -67,24 +69,24 @@ def test_capabilities_that_hold_both_are_well(tmp_path: Path, capabilities: str)
 # --- CK019: MPS ------------------------------------------------------------------------------------
 
 
-def test_without_mps_there_is_nothing_to_reach(machine: Machine) -> None:
+def test_mps_not_in_use_is_ok(machine: Machine) -> None:
     assert judged("CK019", machine()).summary == "MPS is not in use"
 
 
-def test_mps_whose_pipes_are_there_is_well(machine: Machine, tmp_path: Path) -> None:
+def test_mps_with_pipes_is_ok(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/run/mps/control": ""})
     served = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
     assert judged("CK019", served).summary == "MPS serves /run/mps"
 
 
-def test_a_directory_without_pipes_has_no_daemon(machine: Machine) -> None:
+def test_mps_directory_without_pipes_warns(machine: Machine) -> None:
     left = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
     assert judged("CK019", left).status is WARN
 
 
-def test_cuda_that_cannot_reach_the_daemon_fails(machine: Machine) -> None:
+def test_mps_daemon_unreachable_fails(machine: Machine) -> None:
     found = judged("CK019", machine(cuda=broken_cuda(805)))
 
     assert found.status is FAIL
@@ -100,28 +102,28 @@ def wsl(root: Path, *real: str, **changes: Any) -> RunContext:
     return without_driver(root, release, **{"libraries": copies, **changes})
 
 
-def test_outside_of_wsl_there_is_nothing_to_say(machine: Machine) -> None:
+def test_wsl_check_is_ok_outside_wsl(machine: Machine) -> None:
     assert judged("CK036", machine()).summary == "this is not WSL"
 
 
-def test_wsl_with_the_driver_of_windows_is_well(tmp_path: Path) -> None:
+def test_wsl_with_windows_driver_is_ok(tmp_path: Path) -> None:
     files(tmp_path, {"/usr/lib/wsl/lib/libcuda.so.1": ""})
 
     assert judged("CK036", wsl(tmp_path, "/usr/lib/wsl/drivers/nv/libcuda.so.1.1")).status is OK
 
 
-def test_a_linux_driver_inside_wsl_hides_that_of_windows(tmp_path: Path) -> None:
+def test_wsl_with_linux_driver_fails(tmp_path: Path) -> None:
     found = judged("CK036", wsl(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"))
 
     assert found.status is FAIL
     assert "apt purge" in found.fix[0]
 
 
-def test_wsl_without_libcuda_needs_a_driver_in_windows(tmp_path: Path) -> None:
+def test_wsl_without_libcuda_fails(tmp_path: Path) -> None:
     assert "install the NVIDIA driver in Windows" in judged("CK036", wsl(tmp_path)).fix[0]
 
 
-def test_wsl_whose_libraries_are_not_known_is_not_judged(tmp_path: Path) -> None:
+def test_wsl_with_unlisted_libraries_is_unknown(tmp_path: Path) -> None:
     assert judged("CK036", wsl(tmp_path, libraries=Unavailable("no"))).status is UNKNOWN
 
 
@@ -131,12 +133,12 @@ LOCKED = 'RmProfilingAdminOnly: 1\nRegistryDwords: ""'
 # --- CK025: does another tool hold CUPTI? ----------------------------------------------------------
 
 
-def test_where_no_tool_is_seen_cupti_is_free(machine: Machine) -> None:
+def test_cupti_without_other_tool_is_ok(machine: Machine) -> None:
     assert judged("CK025", machine()).status is OK
     assert judged("CK025", machine(processes=Unavailable("hidden"))).status is OK
 
 
-def test_a_tool_that_is_put_into_every_program_is_named(machine: Machine) -> None:
+def test_injected_tool_warns(machine: Machine) -> None:
     injected = machine(variables={"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"})
 
     found = judged("CK025", injected)
@@ -149,9 +151,7 @@ def test_a_tool_that_is_put_into_every_program_is_named(machine: Machine) -> Non
     ("process", "fix"),
     [("nv-hostengine", "dcgmi profile --pause"), ("nsys", "end nsys before you profile")],
 )
-def test_a_tool_that_runs_is_named_with_the_way_to_pause_it(
-    machine: Machine, process: str, fix: str
-) -> None:
+def test_running_tool_warns_with_way_to_pause(machine: Machine, process: str, fix: str) -> None:
     found = judged("CK025", machine(processes=frozenset({"bash", process})))
 
     assert found.status is WARN
@@ -161,7 +161,7 @@ def test_a_tool_that_runs_is_named_with_the_way_to_pause_it(
 # --- CK026: may counters be read? ------------------------------------------------------------------
 
 
-def test_counters_for_every_user_are_well(machine: Machine) -> None:
+def test_counters_for_all_users_are_ok(machine: Machine) -> None:
     assert judged("CK026", machine()).summary == "every user may read performance counters"
 
 
@@ -172,19 +172,19 @@ def test_counters_for_administrators_need_privilege(tmp_path: Path) -> None:
     assert judged("CK026", healthy(locked, privileged=True)).status is OK
 
 
-def test_a_driver_that_does_not_show_its_parameters_is_not_judged(tmp_path: Path) -> None:
+def test_counters_are_unknown_without_driver_parameters(tmp_path: Path) -> None:
     assert judged("CK026", healthy(files(tmp_path, {}))).status is UNKNOWN
 
 
 # --- CK034 and CK035: memory ----------------------------------------------------------------------
 
 
-def test_memory_that_is_not_limited_is_well(machine: Machine) -> None:
+def test_unlimited_memory_is_ok(machine: Machine) -> None:
     assert judged("CK034", machine()).status is OK
     assert judged("CK035", machine()).status is OK
 
 
-def test_limits_that_are_not_known_are_not_judged(machine: Machine) -> None:
+def test_unknown_limits_are_unknown(machine: Machine) -> None:
     unknown = machine(shared_memory_bytes=Unavailable("none"), limits=Unavailable("none"))
 
     assert judged("CK034", unknown).status is UNKNOWN
@@ -194,9 +194,7 @@ def test_limits_that_are_not_known_are_not_judged(machine: Machine) -> None:
 # --- CK034: shared memory --------------------------------------------------------------------------
 
 
-def test_the_shared_memory_of_dockers_default_is_too_small(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_shared_memory_of_docker_default_warns(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
 
     found = judged("CK034", machine(shared_memory_bytes=64 << 20))
@@ -206,27 +204,27 @@ def test_the_shared_memory_of_dockers_default_is_too_small(
     assert found.fix[0].startswith("docker run --ipc=host")
 
 
-def test_outside_of_a_container_it_is_mounted_larger(machine: Machine) -> None:
+def test_small_shared_memory_outside_container_has_mount_fix(machine: Machine) -> None:
     assert judged("CK034", machine(shared_memory_bytes=64 << 20)).fix[0].startswith("sudo mount")
 
 
 # --- CK035: limits ---------------------------------------------------------------------------------
 
 
-def test_a_limited_address_space_keeps_cuda_from_starting(machine: Machine) -> None:
+def test_limited_address_space_warns(machine: Machine) -> None:
     found = judged("CK035", machine(limits=Limits(64 << 30, None)))
 
     assert found.status is WARN
     assert "the address space is limited to 64.0 GiB: CUDA may run out" in found.summary
 
 
-def test_strict_overcommit_keeps_cuda_from_reserving_addresses(tmp_path: Path) -> None:
+def test_strict_overcommit_warns(tmp_path: Path) -> None:
     strict = files(tmp_path, SYSTEM | {"/proc/sys/vm/overcommit_memory": "2"})
 
     assert "vm.overcommit_memory is 2" in judged("CK035", healthy(strict)).summary
 
 
-def test_locked_memory_matters_with_infiniband_only(machine: Machine, tmp_path: Path) -> None:
+def test_locked_memory_limit_warns_with_infiniband_only(machine: Machine, tmp_path: Path) -> None:
     little = Limits(None, 64 << 10)
 
     assert judged("CK035", machine(limits=little)).status is OK

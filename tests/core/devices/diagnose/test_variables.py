@@ -7,7 +7,7 @@ from core.devices.diagnose.machines import OK, WARN, Machine, files, judged
 
 
 @pytest.mark.parametrize("name", ["CK020", "CK021", "CK022", "CK023", "CK024"])
-def test_an_environment_without_settings_is_well(machine: Machine, name: str) -> None:
+def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None:
     plain = machine(variables={"PATH": "/usr/bin", "CUDA_HOME": "/usr/local/cuda"})
 
     assert judged(name, plain).status is OK
@@ -20,21 +20,21 @@ def test_an_environment_without_settings_is_well(machine: Machine, name: str) ->
     "variable",
     ["CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "NUMBA_ENABLE_CUDASIM"],
 )
-def test_a_variable_for_finding_errors_is_pointed_out(machine: Machine, variable: str) -> None:
+def test_debugging_variable_warns(machine: Machine, variable: str) -> None:
     found = judged("CK020", machine(variables={variable: "1"}))
 
     assert found.status is WARN
     assert found.fix == (f"unset {variable}",)
 
 
-def test_several_variables_are_all_named(machine: Machine) -> None:
+def test_several_variables_are_all_evidence(machine: Machine) -> None:
     both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_CACHE_DISABLE": "1"}
 
     assert judged("CK020", machine(variables=both)).evidence == both
 
 
 @pytest.mark.parametrize("off", ["", "0", "false"])
-def test_a_variable_that_is_off_slows_nothing(machine: Machine, off: str) -> None:
+def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
     assert judged("CK020", machine(variables={"CUDA_LAUNCH_BLOCKING": off})).status is OK
 
 
@@ -52,7 +52,7 @@ def test_a_variable_that_is_off_slows_nothing(machine: Machine, off: str) -> Non
         ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
     ],
 )
-def test_a_name_one_letter_off_is_pointed_out(machine: Machine, name: str, meant: str) -> None:
+def test_misspelt_variable_warns(machine: Machine, name: str, meant: str) -> None:
     found = judged("CK024", machine(variables={name: "1"}))
 
     assert found.status is WARN
@@ -75,7 +75,7 @@ def test_a_name_one_letter_off_is_pointed_out(machine: Machine, name: str, meant
         "MY_CUDA_VISIBLE_DEVICE",
     ],
 )
-def test_a_name_that_is_meant_is_left_alone(machine: Machine, name: str) -> None:
+def test_valid_variable_is_ok(machine: Machine, name: str) -> None:
     assert judged("CK024", machine(variables={name: "1"})).status is OK
 
 
@@ -97,7 +97,7 @@ NAME = "PYTORCH_CUDA_ALLOC_CONF"
         "pinned_free_catch_all:True",
     ],
 )
-def test_settings_that_pytorch_knows_are_well(machine: Machine, value: str) -> None:
+def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
     found = judged("CK021", machine(variables={NAME: value}))
 
     assert found.status is OK
@@ -123,9 +123,7 @@ def test_settings_that_pytorch_knows_are_well(machine: Machine, value: str) -> N
         ),
     ],
 )
-def test_settings_that_stop_a_program_or_do_nothing_are_pointed_out(
-    machine: Machine, value: str, words: str
-) -> None:
+def test_invalid_allocator_settings_warn(machine: Machine, value: str, words: str) -> None:
     found = judged("CK021", machine(variables={NAME: value}))
 
     assert found.status is WARN
@@ -133,13 +131,13 @@ def test_settings_that_stop_a_program_or_do_nothing_are_pointed_out(
     assert found.evidence == {NAME: value}
 
 
-def test_what_the_error_advises_comes_first(machine: Machine) -> None:
+def test_hint_of_parser_is_first_fix(machine: Machine) -> None:
     found = judged("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
 
     assert found.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
 
 
-def test_of_two_names_that_disagree_one_wins(machine: Machine) -> None:
+def test_conflicting_allocator_variables_warn(machine: Machine) -> None:
     both = {NAME: "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
 
     found = judged("CK021", machine(variables=both))
@@ -147,14 +145,14 @@ def test_of_two_names_that_disagree_one_wins(machine: Machine) -> None:
     assert found.summary == f"both {NAME} and PYTORCH_ALLOC_CONF are set; {NAME} wins"
 
 
-def test_a_name_that_is_set_to_nothing_wins_too(machine: Machine) -> None:
+def test_empty_allocator_variable_takes_precedence(machine: Machine) -> None:
     both = {NAME: "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
     assert f"{NAME} wins" in judged("CK021", machine(variables=both)).summary
     assert judged("CK021", machine(variables={NAME: ""})).status is OK
 
 
-def test_two_names_that_agree_are_well(machine: Machine) -> None:
+def test_equal_allocator_variables_are_ok(machine: Machine) -> None:
     same = dict.fromkeys((NAME, "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
 
     assert judged("CK021", machine(variables=same)).status is OK
@@ -172,7 +170,7 @@ def test_two_names_that_agree_are_well(machine: Machine) -> None:
         ("NCCL_BLOCKING_WAIT", "1"),
     ],
 )
-def test_a_setting_that_slows_or_does_nothing_is_explained(
+def test_nccl_setting_that_slows_or_is_renamed_warns(
     machine: Machine, name: str, value: str
 ) -> None:
     assert judged("CK022", machine(variables={name: value})).status is WARN
@@ -187,7 +185,7 @@ def test_a_setting_that_slows_or_does_nothing_is_explained(
         {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "nccl.%h.log"},
     ],
 )
-def test_settings_that_belong_to_the_machine_are_shown(
+def test_nccl_settings_of_machine_are_evidence(
     machine: Machine, environment: dict[str, str]
 ) -> None:
     found = judged("CK022", machine(variables=environment))
@@ -196,7 +194,7 @@ def test_settings_that_belong_to_the_machine_are_shown(
     assert found.evidence == environment
 
 
-def test_what_a_machine_may_have_to_do_without_is_explained_and_not_judged(
+def test_nccl_feature_switched_off_is_explained(
     machine: Machine,
 ) -> None:
     found = judged("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
@@ -205,15 +203,13 @@ def test_what_a_machine_may_have_to_do_without_is_explained_and_not_judged(
     assert found.evidence == {"NCCL_NVLS_ENABLE": "0: NVSwitch does no reductions (NVLink SHARP)"}
 
 
-def test_the_version_that_images_name_is_no_setting(machine: Machine) -> None:
+def test_nccl_version_is_no_setting(machine: Machine) -> None:
     found = judged("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
 
     assert found.summary == "NCCL has its default settings"
 
 
-def test_the_file_of_the_system_counts_unless_the_environment_says_otherwise(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/etc/nccl.conf": "# for tests\n#NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n"})
 
     assert judged("CK022", machine()).evidence == {"NCCL_P2P_DISABLE": "1"}
@@ -233,7 +229,7 @@ def test_the_file_of_the_system_counts_unless_the_environment_says_otherwise(
         ("CUBLASLT_LOG_LEVEL", "5", "writes lines for every call"),
     ],
 )
-def test_a_setting_that_costs_speed_or_precision_is_explained(
+def test_math_setting_that_costs_speed_or_precision_warns(
     machine: Machine, name: str, value: str, words: str
 ) -> None:
     found = judged("CK023", machine(variables={name: value}))
@@ -251,7 +247,7 @@ def test_a_setting_that_costs_speed_or_precision_is_explained(
         ("CUBLASLT_LOG_LEVEL", "0"),
     ],
 )
-def test_settings_that_cost_nothing_are_shown(machine: Machine, name: str, value: str) -> None:
+def test_harmless_math_settings_are_evidence(machine: Machine, name: str, value: str) -> None:
     found = judged("CK023", machine(variables={name: value}))
 
     assert found.status is OK

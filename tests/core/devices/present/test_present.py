@@ -20,9 +20,8 @@ from core.devices.machines import (
 )
 
 from cudakit.core.devices.fields import named, registry
-from cudakit.core.devices.present import report
+from cudakit.core.devices.present import FIELDS, report
 from cudakit.core.devices.present.fields import columns, listing, shown, table
-from cudakit.core.devices.present.overview import FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult
 from cudakit.document import (

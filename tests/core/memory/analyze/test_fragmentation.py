@@ -38,7 +38,7 @@ def names(found: Fragmentation) -> list[str]:
 
 @LAW
 @given(recordings(pools=3))
-def test_free_and_used_bytes_are_all_that_is_reserved(history: History) -> None:
+def test_free_and_used_bytes_add_up_to_reserved_bytes(history: History) -> None:
     for at in ("end", "peak"):
         found = device(history.snapshot(), at)
         free, state = found.fragmentation.free_bytes, found.at.state
@@ -94,7 +94,7 @@ def test_blocks_that_share_a_segment_pin_it_together_and_none_alone() -> None:
     assert [pin.segments for pin in found.pins] == [1, 1]
 
 
-def test_what_pins_alone_comes_first() -> None:
+def test_blocks_that_pin_alone_come_first() -> None:
     together = [large(i, (0, 2, 1), (2, 2, 2)) for i in range(3)]
     found = measured(*together, large(3, (0, 15, 3)))
     assert names(found)[0] == "place3"

@@ -40,7 +40,7 @@ FROM_THE_START = [segment_alloc(BASE, 2 * MIB)]
 
 @LAW
 @given(recordings(pools=3))
-def test_what_an_allocator_wrote_is_exact(history: History) -> None:
+def test_the_replay_of_an_allocators_trace_is_exact(history: History) -> None:
     found = device(history.snapshot())
     assert found.exact
     assert found.inconsistencies == 0
@@ -48,7 +48,7 @@ def test_what_an_allocator_wrote_is_exact(history: History) -> None:
 
 @LAW
 @given(garbage())
-def test_whatever_was_written_can_be_judged(trace: DeviceTrace) -> None:
+def test_any_trace_has_a_verdict(trace: DeviceTrace) -> None:
     found = device(builders.snapshot(trace))
     assert found.exact == (found.inconsistencies == 0)
 
@@ -85,11 +85,11 @@ def test_a_round_length_means_nothing_for_a_trace_that_is_complete() -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_what_the_file_says_of_overflow_goes_before_any_guess(said: bool) -> None:
+def test_a_recorded_overflow_flag_overrides_the_guess(said: bool) -> None:
     assert judged(builders.trace(lives(1), [SEGMENT], overflowed=said)).overflowed is said
 
 
-def test_a_file_without_a_trace_is_told_how_to_get_one() -> None:
+def test_a_file_without_a_trace_gets_advice_on_recording_one() -> None:
     found = judged(builders.trace([], [SEGMENT]))
     assert len(found.advice) == 1
     assert "_record_memory_history" in found.advice[0]
@@ -141,7 +141,7 @@ def test_a_few_allocations_without_a_stack_are_not_worth_a_word() -> None:
     assert found.advice == ()
 
 
-def test_a_file_without_times_is_told_so() -> None:
+def test_a_file_without_times_gets_a_note() -> None:
     found = judged(builders.trace(lives(1), [SEGMENT]), has_times=False)
     assert not found.has_times
     assert any("no times" in line for line in found.advice)

@@ -172,7 +172,7 @@ def a_buffer_that_is_replaced(allocator: Allocator, _: int) -> None:
     ],
 )
 @pytest.mark.parametrize("by", ["annotations", "markers", "repetition"])
-def test_what_stops_growing_or_is_given_up_is_no_leak(step: Step, by: str) -> None:
+def test_memory_that_stops_growing_or_is_freed_is_no_leak(step: Step, by: str) -> None:
     loop = Loop(step, marked=by == "markers")
     found = judged(loop.annotated("step {}") if by == "annotations" else loop.snapshot())
     assert found.leaks == ()

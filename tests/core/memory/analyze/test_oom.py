@@ -182,7 +182,7 @@ def test_under_a_limit_the_sentence_says_that_the_device_had_room() -> None:
     )
 
 
-def test_what_is_free_on_the_device_is_named_where_holes_alone_would_not_do() -> None:
+def test_free_device_memory_is_named_if_holes_alone_are_too_small() -> None:
     def program(allocator: Allocator) -> None:
         held = allocated(allocator, *[18 * MIB, 2 * MIB] * 2)
         for address in held[::2]:
@@ -197,7 +197,7 @@ def test_what_is_free_on_the_device_is_named_where_holes_alone_would_not_do() ->
 # The figures.
 
 
-def test_what_is_short_is_what_every_free_byte_together_would_leave_missing() -> None:
+def test_shortage_is_the_request_minus_every_free_byte() -> None:
     found = failed(fills_the_device)
     assert found.size_bytes == 30 * MIB
     assert found.device_free_bytes == 14 * MIB
@@ -230,7 +230,7 @@ def test_the_limit_to_ask_for_has_room_for_the_whole_segment() -> None:
 # The remedies.
 
 
-def test_expandable_segments_are_no_remedy_where_they_are_in_use() -> None:
+def test_expandable_segments_are_no_remedy_if_already_in_use() -> None:
     plain, expandable = failed(leaves_holes), failed(leaves_holes, expandable=True)
     assert "expandable_segments:True" in plain.remedies[0]
     assert expandable.verdict == "fragmentation"
@@ -258,9 +258,7 @@ def test_without_holes_expandable_segments_do_not_help_a_full_device() -> None:
 # What files leave open.
 
 
-def test_before_torch_2_12_a_hole_that_would_have_served_shows_that_a_private_pool_was_asked() -> (
-    None
-):
+def test_before_torch_2_12_a_large_enough_hole_means_a_private_pool_was_used() -> None:
     def program(allocator: Allocator) -> None:
         first, _ = halves_a_segment(allocator)
         allocator.free(first)
@@ -279,7 +277,7 @@ def test_expandable_segments_of_unknown_kind_count_as_the_requests_own() -> None
     assert found.fit.without_holes
 
 
-def test_pending_blocks_join_the_holes_on_both_sides_of_them() -> None:
+def test_pending_blocks_join_the_holes_on_both_sides() -> None:
     blocks = [
         Block(BASE + 5 * MIB, 10 * MIB, state=BlockState.PENDING_FREE),
         Block(BASE + 18 * MIB, 2 * MIB),
@@ -300,7 +298,7 @@ def test_the_reason_does_not_depend_on_the_stream_or_pool_looked_at() -> None:
     assert ooms(snapshot, pool=(0, 0)) == whole
 
 
-def test_of_very_many_failures_the_first_and_the_latest_are_explained() -> None:
+def test_of_many_failures_the_first_and_the_latest_are_explained() -> None:
     entries = [oom(GIB, device_free=0) for _ in range(MOST_OOMS + 50)]
     found = ooms(builders.snapshot(builders.trace(entries)))
     assert [each.event for each in found] == [0, *range(51, MOST_OOMS + 50)]

@@ -191,7 +191,7 @@ def test_a_block_in_an_unknown_state_counts_as_free_and_is_reported(loaded: Load
     assert device.warnings == ("1 blocks are in a state that is not known and count as free",)
 
 
-def test_blocks_that_do_not_tile_their_segment_are_taken_as_they_are(loaded: Loader) -> None:
+def test_blocks_that_do_not_tile_their_segment_are_accepted(loaded: Loader) -> None:
     blocks = [
         files.block(LARGE + 5000, 700, 700, "active_allocated"),
         files.block(LARGE + 100, 300, 300, "active_allocated"),

@@ -62,7 +62,7 @@ def test_integers_of_64_bits_are_read_and_the_upper_half_wraps(
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 1 << 9_999, 1.0, "1", None, b"1", [1]])
-def test_what_is_no_integer_of_64_bits_is_0_and_unknown(read: Read, value: Any) -> None:
+def test_values_beyond_64_bits_are_0_and_unknown(read: Read, value: Any) -> None:
     tree = read(pickle.dumps(value, 4))
     numbers, known = tree.integers(handles(tree.root, 0))
     assert (numbers.tolist(), known.tolist()) == ([0, 0], [False, False])
@@ -127,7 +127,7 @@ def test_a_key_that_is_not_text_is_dropped_with_its_value(read: Read) -> None:
     assert tree.plain(tree.root) == {"a": {}}
 
 
-def test_what_follows_the_end_of_the_pickle_is_not_looked_at(read: Read) -> None:
+def test_bytes_after_the_end_of_the_pickle_are_ignored(read: Read) -> None:
     tree = read(pickle.dumps([1]) + b"cos\nsystem\n")
     assert tree.plain(tree.root) == [1]
 
@@ -253,12 +253,12 @@ def test_the_native_machine_writes_only_where_there_is_room() -> None:
 
 
 @pytest.mark.skipif(HAS_NATIVE, reason="the native machine was built")
-def test_to_ask_for_the_native_machine_where_it_was_not_built_is_an_error() -> None:
+def test_requiring_the_native_machine_fails_if_it_was_not_built() -> None:
     with pytest.raises(ImportError):
         pickled.read(b"N.", native=True)
 
 
 @NEEDS_NATIVE
-def test_the_native_machine_serves_where_it_was_built() -> None:
+def test_the_native_machine_is_used_if_it_was_built() -> None:
     assert not isinstance(pickled.read(b"N."), ObjectTree)
     assert isinstance(pickled.read(b"N.", native=False), ObjectTree)

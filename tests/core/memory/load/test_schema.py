@@ -187,9 +187,7 @@ def test_an_annotation_without_stage_or_time_is_no_end_of_a_range(loaded: Loader
         ({"device_traces": [[event("alloc", 0, 2**49)] * 3000]}, "add up to 2e+18 bytes"),
     ],
 )
-def test_what_is_no_snapshot_is_refused_with_a_reason(
-    refused: Refused, root: Any, why: str
-) -> None:
+def test_other_files_are_refused_with_a_reason(refused: Refused, root: Any, why: str) -> None:
     assert why in refused(root)
 
 

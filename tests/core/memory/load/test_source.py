@@ -68,7 +68,7 @@ def test_packed_files_one_behind_the_other_are_one(tmp_path: Path, compress: Com
 
 
 @BOTH
-def test_a_packed_file_that_is_cut_is_refused_wherever_it_is_cut(
+def test_a_truncated_compressed_file_is_refused_at_any_length(
     refused: Callable[[bytes], SnapshotError], compress: Compress
 ) -> None:
     packed = compress(chance(1000))
@@ -103,7 +103,7 @@ def test_an_empty_file_is_refused(refused: Callable[[bytes], SnapshotError]) -> 
     assert "is empty" in refused(b"").message
 
 
-def test_an_archive_of_torch_save_is_named_as_such(
+def test_an_archive_of_torch_save_is_recognised(
     refused: Callable[[bytes], SnapshotError],
 ) -> None:
     archive = io.BytesIO()
@@ -128,7 +128,7 @@ def test_an_archive_of_torch_save_is_named_as_such(
     ],
     ids=["missing", "missing directory", "long", "nul", "endless", "null", "directory"],
 )
-def test_what_is_no_file_is_refused_by_name(path: str, why: str) -> None:
+def test_a_path_that_is_no_file_is_refused_by_name(path: str, why: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         source.read(path)
     assert why in caught.value.message

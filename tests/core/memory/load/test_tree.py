@@ -169,7 +169,7 @@ def test_members_of_a_dictionary_are_found_by_name(grow: Grow) -> None:
 
 @EVERY
 @pytest.mark.parametrize("value", [5, "text", None, 1.5, {}])
-def test_what_has_no_items_says_so(grow: Grow, value: Any) -> None:
+def test_a_node_without_items_is_refused(grow: Grow, value: Any) -> None:
     tree = grow([value])
     with pytest.raises(SnapshotError, match="where a memory snapshot has a list"):
         tree.children(items(tree))
@@ -177,7 +177,7 @@ def test_what_has_no_items_says_so(grow: Grow, value: Any) -> None:
 
 @EVERY
 @pytest.mark.parametrize("value", [5, "text", None, 1.5, []])
-def test_what_has_no_keys_says_so(grow: Grow, value: Any) -> None:
+def test_a_node_without_keys_is_refused(grow: Grow, value: Any) -> None:
     tree = grow([value])
     with pytest.raises(SnapshotError, match="where a memory snapshot has a dictionary"):
         tree.column(items(tree), "key")
@@ -196,7 +196,7 @@ def test_more_items_than_the_file_has_bytes_are_refused(grow: Grow) -> None:
 
 
 @EVERY
-def test_what_is_nested_too_deep_is_not_made_plain(grow: Grow) -> None:
+def test_deeply_nested_nodes_are_refused(grow: Grow) -> None:
     root: list[Any] = []
     for _ in range(150):
         root = [root]

@@ -122,7 +122,7 @@ def layout(segment_columns: Columns, block_columns: Columns) -> Node:
     return read(figure(memory_layout([segment_columns, block_columns]))).one("figure")
 
 
-def test_the_legend_of_a_layout_adds_up_to_what_is_reserved() -> None:
+def test_the_legend_of_a_layout_adds_up_to_reserved_bytes() -> None:
     drawn = layout(segments(8 * MIB), blocks((0, 0, 4 * MIB, 3 * MIB, 1), (0, 4 * MIB, MIB, 0, 2)))
     assert [item.words for item in drawn.all("li")] == [
         "in use 3.00 MiB",
@@ -156,7 +156,7 @@ def test_of_very_many_segments_the_largest_are_drawn_and_the_rest_named() -> Non
     assert "The largest 200 segments; 100 others (200 MiB) are left out." in drawn.words
 
 
-def test_a_block_lies_in_its_segment_and_says_what_it_is() -> None:
+def test_blocks_have_segment_address_size_and_state() -> None:
     drawn = layout(segments(64 * MIB), blocks((0, 16 * MIB, 32 * MIB, 32 * MIB, 1)))
     assert drawn.one("path", "used").attributes["d"] == "M0 .5m500 0h999"
     assert drawn.one("rect", "over").one("title").words == "32.0 MiB in use, 16.0 MiB in"

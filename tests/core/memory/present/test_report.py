@@ -69,7 +69,7 @@ def test_every_failed_allocation_is_explained_before_the_tables() -> None:
     assert titles[0] == "Out of memory"
 
 
-def test_a_table_says_what_it_leaves_out_and_with_0_leaves_out_nothing() -> None:
+def test_a_table_counts_the_rows_left_out_and_top_0_shows_all() -> None:
     result = examined("examples/oom.pkl.gz")
 
     assert any("more call stacks: --top 0 shows all" in caption for caption in captions(result, 3))

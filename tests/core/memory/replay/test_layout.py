@@ -83,7 +83,7 @@ def test_blocks_and_holes_tile_their_segments(history: History) -> None:
 
 @LAW
 @given(garbage())
-def test_what_no_allocator_wrote_can_be_laid_out_too(trace: DeviceTrace) -> None:
+def test_inconsistent_traces_can_be_laid_out(trace: DeviceTrace) -> None:
     replayed = replay(builders.snapshot(trace), trace)
     for moment in range(len(trace.events) + 1):
         layout = replayed.layout_at(moment)
@@ -108,7 +108,7 @@ def test_an_empty_segment_is_one_hole_and_a_full_one_has_none() -> None:
     assert layout.used_by_segment().tolist() == [2 * MIB, 0]
 
 
-def test_what_lies_in_no_segment_or_over_its_end_is_left_out() -> None:
+def test_blocks_outside_of_segments_are_left_out() -> None:
     final = [Segment(BASE, 2 * MIB, [Block(BASE + 2 * MIB - 512, KIB)])]
     below, above = BASE - 512, BASE + 4 * MIB
     entries = [alloc(below, 512), alloc(above, 512), *freed(below, 512), *freed(above, 512)]
@@ -122,7 +122,7 @@ def test_without_segments_there_is_nothing_to_lay_out() -> None:
     assert len(layout.segments) == len(layout.allocation) == len(layout.hole_size) == 0
 
 
-def test_a_block_tells_the_kind_of_an_expandable_segment_that_no_event_tells() -> None:
+def test_blocks_give_an_expandable_segment_its_unknown_kind() -> None:
     entries = [*freed(BASE, 512), Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)]
     trace = builders.trace(entries)
     assert lay_out(trace, 0).segments.kind.tolist() == [SegmentKind.SMALL]

@@ -55,7 +55,7 @@ ADDRESSES = st.sampled_from((0, 512, 1024, 1 << 47, (1 << 47) + 513, (1 << 64) -
 
 @LAW
 @given(st.lists(st.tuples(ADDRESSES, st.sampled_from((BEGIN, REQUEST, COMPLETE))), max_size=40))
-def test_lifetimes_are_those_that_one_would_cut_by_hand(steps: list[Step]) -> None:
+def test_lifetimes_equal_a_naive_implementation(steps: list[Step]) -> None:
     assert lifetimes(steps) == one_by_one(steps)
 
 

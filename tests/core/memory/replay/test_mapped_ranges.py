@@ -49,7 +49,7 @@ def contradictions(entries: list[Entry], *segments: Segment) -> int:
 
 @LAW
 @given(recordings(pools=3))
-def test_the_runs_of_every_moment_are_those_of_the_allocator(history: History) -> None:
+def test_runs_equal_the_allocators_at_every_moment(history: History) -> None:
     trace = history.trace()
     names = ("address", "size", "stream", "pool")
     for moment, truth in enumerate(history.truths):
@@ -115,7 +115,7 @@ def test_runs_of_different_streams_do_not_join() -> None:
     assert pages_at(trace, 0) == [(0, 1), (1, 1)]
 
 
-def test_what_is_unmapped_again_is_of_the_pool_and_kind_of_the_run_that_it_was_part_of() -> None:
+def test_an_unmapped_range_has_the_pool_and_kind_of_its_former_run() -> None:
     trace = builders.trace([unmap(1)], [final(0, pool=2)])
     before = mapped_at(trace, 0)
     assert before.pool.tolist() == [2]
@@ -131,7 +131,7 @@ def test_what_is_unmapped_again_is_of_the_pool_and_kind_of_the_run_that_it_was_p
         ([Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)], SegmentKind.UNKNOWN),
     ],
 )
-def test_page_sizes_tell_the_kind_where_they_can(entries: list[Entry], kind: SegmentKind) -> None:
+def test_page_sizes_give_the_kind_of_a_mapping(entries: list[Entry], kind: SegmentKind) -> None:
     mapped = entries[0].action == Action.SEGMENT_MAP
     undone = [Entry(Action.SEGMENT_UNMAP, BASE, entries[0].size)] if mapped else []
     trace = builders.trace([*entries, *undone])
@@ -154,6 +154,6 @@ def test_a_mapping_does_not_reach_beyond_the_end_of_the_address_space() -> None:
     assert mapped_at(builders.trace([last]), 0).size.tolist() == [512]
 
 
-def test_other_events_do_not_matter() -> None:
+def test_other_events_do_not_change_mappings() -> None:
     trace = builders.trace([alloc(BASE, 512)], [final(0)])
     assert pages_at(trace, 0) == pages_at(trace, 1) == [(0, 1)]

@@ -55,7 +55,7 @@ def rows(allocations: Allocations) -> list[tuple[int, ...]]:
 
 @LAW
 @given(recordings(pools=3))
-def test_the_curves_are_those_of_the_allocator_at_every_moment(history: History) -> None:
+def test_the_curves_equal_the_allocators_totals_at_every_moment(history: History) -> None:
     assume(history.shows_every_end())
     curves = history.replay().curves
     for name in CURVES:
@@ -130,7 +130,7 @@ def check_agrees_or_says_so(history: History) -> None:
 
 @LAW
 @given(histories(pools=2), st.integers(0, 500))
-def test_an_entry_that_was_lost_is_reported_where_it_matters(history: History, n: int) -> None:
+def test_a_lost_event_is_reported_if_the_replay_needs_it(history: History, n: int) -> None:
     assume(history.entries)
     check_agrees_or_says_so(history.without({n % len(history.entries)}))
 
@@ -145,7 +145,7 @@ def test_the_end_is_exact_whatever_was_lost(history: History, lost: set[int]) ->
 @pytest.mark.parametrize("action", [a for a in Action if a not in (Action.UNKNOWN, Action.FREE)])
 @settings(max_examples=20, deadline=None)
 @given(history=histories())
-def test_a_kind_of_entry_that_was_not_recorded_is_reported_where_it_matters(
+def test_a_skipped_kind_of_event_is_reported_if_the_replay_needs_it(
     action: Action, history: History
 ) -> None:
     check_agrees_or_says_so(history.without(entries_of(history, action)))
@@ -171,7 +171,7 @@ def test_each_kind_of_entry_that_is_skipped_has_a_name(action: Action, kind: str
 
 @LAW
 @given(garbage())
-def test_what_no_allocator_wrote_never_raises_and_its_end_is_the_final_state(
+def test_inconsistent_traces_never_raise_and_end_in_the_final_state(
     trace: DeviceTrace,
 ) -> None:
     curves = replayed(trace).curves
@@ -328,7 +328,7 @@ def test_a_block_that_lives_again_means_that_an_allocation_was_lost() -> None:
     assert found.curves.active[-1] == 512
 
 
-def test_what_was_freed_again_was_allocated_no_earlier_than_the_free_before() -> None:
+def test_a_lost_allocation_begins_at_the_free_before_it() -> None:
     entries = [*freed(BASE, 512), *freed(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert found.inconsistencies == Inconsistencies(lost_allocations=2, lost_requests=1)
@@ -358,7 +358,7 @@ def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> No
     assert found.curves.requested[-1] == 501
 
 
-def test_segments_and_mappings_that_contradict_themselves_are_counted_together() -> None:
+def test_contradictions_of_segments_and_mappings_are_added() -> None:
     page = 20 * MIB
     entries = [
         segment_free(BASE, 2 * MIB),

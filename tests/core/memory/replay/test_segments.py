@@ -35,7 +35,7 @@ def lives(trace: DeviceTrace) -> list[Row]:
 
 @LAW
 @given(recordings(pools=3))
-def test_the_segments_of_every_moment_are_those_of_the_allocator(history: History) -> None:
+def test_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     names = ("address", "size", "stream", "pool", "kind")
     found = whole(history.trace())
     for moment, truth in enumerate(history.truths):
@@ -89,7 +89,7 @@ def test_only_the_small_pool_has_segments_of_2_mib() -> None:
     assert found.kind.tolist() == [SegmentKind.SMALL, SegmentKind.LARGE]
 
 
-def test_of_a_segment_that_is_there_at_the_end_the_file_says_the_kind_and_the_pool() -> None:
+def test_kind_and_pool_of_a_final_segment_come_from_the_file() -> None:
     kept = Segment(BASE, 2 * MIB, kind=SegmentKind.LARGE, pool=2)
     found = whole(builders.trace([segment_alloc(BASE, 2 * MIB)], [kept]))
     assert found.kind.tolist() == [SegmentKind.LARGE]

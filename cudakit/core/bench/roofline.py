@@ -1,0 +1,287 @@
+"""The roofline: the least time that the arithmetic, the memory and the links of a device allow.
+
+Rates are operations that an SM can begin in one clock. A fused multiply-add counts as two. Matrix kinds are
+of dense operands, with fp32 accumulation (int32 for int8). Rates of scalar fp32 and fp64 are those of the
+CUDA C++ Programming Guide, "Arithmetic Instructions"; the others are stated in the white paper or follow from
+the dense rate of the datasheet named, over its SMs and its boost clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
+
+Fields: TypeAlias = Mapping[str, Field]
+
+# GeForce products accumulate fp16, bf16, tf32 and fp8 in fp32 at half the rate of their chip (NVIDIA
+# Turing, GA102 and Ada white papers, tables of peak rates; from 8.6 on tf32 and bf16 as well).
+_HALVED = frozenset({"fp16", "bf16", "tf32", "fp8"})
+_HALVING = frozenset({"7.5", "8.6", "8.9"})
+
+_RATES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        # Turing white paper: 512 fp16 multiply-adds a clock; T4 datasheet: 130 TOP/s int8.
+        "7.5": {"fp64": 4, "fp32": 128, "fp16": 1024, "int8": 2048},
+        # A100 white paper: 1024 fp16 multiply-adds a clock, 64 of fp64 in tensor cores.
+        "8.0": {
+            "fp64": 64,
+            "fp64_tensor": 128,
+            "fp32": 128,
+            "tf32": 1024,
+            "fp16": 2048,
+            "bf16": 2048,
+            "int8": 4096,
+        },
+        # GA102 white paper: RTX A6000, 154.8 TFLOP/s fp16, 77.4 tf32, 309.7 TOP/s int8.
+        "8.6": {"fp64": 4, "fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024, "int8": 2048},
+        # L40S datasheet: 362 TFLOP/s fp16, 183 tf32, 733 fp8, 733 TOP/s int8, without sparsity.
+        "8.9": {
+            "fp64": 4,
+            "fp32": 256,
+            "tf32": 512,
+            "fp16": 1024,
+            "bf16": 1024,
+            "fp8": 2048,
+            "int8": 2048,
+        },
+        # H100 white paper and datasheet of the H200: 989.4 TFLOP/s bf16 with 132 SMs at 1830 MHz.
+        "9.0": {
+            "fp64": 128,
+            "fp64_tensor": 256,
+            "fp32": 256,
+            "tf32": 2048,
+            "fp16": 4096,
+            "bf16": 4096,
+            "fp8": 8192,
+            "int8": 8192,
+        },
+        # HGX B200 datasheet, a GPU of eight: 2.25 PFLOP/s bf16 dense, 37 TFLOP/s fp64, 148 SMs.
+        "10.0": {
+            "fp64": 128,
+            "fp64_tensor": 128,
+            "fp32": 256,
+            "tf32": 4096,
+            "fp16": 8192,
+            "bf16": 8192,
+            "fp8": 16384,
+            "int8": 16384,
+        },
+    }
+)
+
+# Products whose datasheet states matrix rates at a clock below the highest, in Hz: the datasheet's dense
+# bf16 rate over the SMs and 4096 operations a clock (H100 and H200 SXM: 989.4 TFLOP/s, 132 SMs).
+_MATRIX_CLOCKS = MappingProxyType({"NVIDIA H200": 1.83e9, "NVIDIA H100 80GB HBM3": 1.83e9})
+
+_NOT_BY_MATRIX_CLOCK = ("fp32", "fp64", "fp64_tensor")
+
+# Transfers of a lane in GT/s, and how many of its bits are data (PCI Express Base Specification, 1 to 6).
+_PCIE_LANES = MappingProxyType(
+    {
+        1: (2.5e9, 8 / 10),
+        2: (5e9, 8 / 10),
+        3: (8e9, 128 / 130),
+        4: (16e9, 128 / 130),
+        5: (32e9, 128 / 130),
+        6: (64e9, 236 / 256),
+    }
+)
+# Bytes per second of one link in one direction: the datasheets of P100, V100, A100, H100 and B200 over their
+# 4, 6, 12, 18 and 18 links and two directions. The versions are those that NVML names.
+_NVLINKS = MappingProxyType(
+    {"1.0": 20e9, "2.0": 25e9, "2.2": 25e9, "3.0": 25e9, "3.1": 25e9, "4.0": 25e9, "5.0": 50e9}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one execution is worth: at least this much must be computed and moved."""
+
+    operations: float = 0.0  # a multiplication and its addition are two
+    kind: str = ""  # of the operations, as in ``rate_per_clock``: "bf16", "fp64_tensor"
+    bytes_moved: float = 0.0  # read and written, in the memory of the device
+    link_bytes: float = 0.0  # over a link of the device, in the direction that has more
+    link: Literal["host", "peer"] = "host"  # to what
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least time of one execution, and what sets it."""
+
+    bound: Literal["arithmetic", "memory", "link"]  # what takes longest
+    datasheet_s: float  # with the SMs at the datasheet's clock
+    datasheet_clock_hz: float | Unavailable
+    measured_s: float | Unavailable  # with the SMs at the clock that was measured
+    measured_clock_hz: float | Unavailable
+    operations_per_s: float | Unavailable  # the peak at the datasheet's clock
+    bytes_per_s: float | Unavailable  # of the memory of the device
+    link_bytes_per_s: float | Unavailable  # of the link that is used, in each direction
+
+    @property
+    def seconds(self) -> float:
+        """The limit at the measured clock where that is known, else at the datasheet's."""
+        return self.datasheet_s if isinstance(self.measured_s, Unavailable) else self.measured_s
+
+
+def limit(
+    work: Work, fields: Fields, measured_clock_hz: float | Unavailable
+) -> Limit | Unavailable:
+    """Work out the roofline: max(operations / peak, bytes / bandwidth, link bytes / link).
+
+    ``fields`` are what CUDA and NVML know of the device. Unavailable where the work needs something that
+    is not known of this device, with what and why.
+    """
+    clock = datasheet_clock(work.kind, fields)
+    peak = peak_operations(work.kind, fields, clock)
+    memory = memory_bandwidth(fields)
+    link = link_bandwidth(fields) if work.link == "host" else peer_bandwidth(fields)
+    terms = {
+        "arithmetic": _time(work.operations, peak),
+        "memory": _time(work.bytes_moved, memory),
+        "link": _time(work.link_bytes, link),
+    }
+    if not any((work.operations, work.bytes_moved, work.link_bytes)):
+        return Unavailable("no limit is known for what neither computes nor moves data")
+    known: dict[str, float] = {}
+    for name, seconds in terms.items():
+        if isinstance(seconds, Unavailable):
+            return seconds
+        known[name] = seconds
+    return Limit(
+        bound=_longest(known),
+        datasheet_s=max(known.values()),
+        datasheet_clock_hz=clock,
+        measured_s=_at_clock(known, clock, measured_clock_hz),
+        measured_clock_hz=measured_clock_hz,
+        operations_per_s=peak,
+        bytes_per_s=memory,
+        link_bytes_per_s=link,
+    )
+
+
+def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
+    """Return the SM clock in Hz that the datasheet's peak is of: the highest, but for some products."""
+    matrix = _MATRIX_CLOCKS.get(str(fields.get("name")))
+    if matrix is not None and kind and kind not in _NOT_BY_MATRIX_CLOCK:
+        return matrix
+    highest = _positive(fields, "clock_rate_khz", "the highest clock of the SMs")
+    return highest if isinstance(highest, Unavailable) else highest * 1e3
+
+
+def peak_operations(
+    kind: str, fields: Fields, clock_hz: float | Unavailable
+) -> float | Unavailable:
+    """Return the most operations per second of a kind: SMs by clock by operations a clock."""
+    if not kind:
+        return Unavailable("it computes nothing")
+    rate = rate_per_clock(kind, fields)
+    multiprocessors = _positive(fields, "multiprocessor_count", "the number of SMs")
+    if isinstance(rate, Unavailable):
+        return rate
+    if isinstance(multiprocessors, Unavailable):
+        return multiprocessors
+    return clock_hz if isinstance(clock_hz, Unavailable) else multiprocessors * rate * clock_hz
+
+
+def memory_bandwidth(fields: Fields) -> float | Unavailable:
+    """Return the bytes per second of the device's memory: bus width by clock, two transfers a tick."""
+    if fields.get("integrated") is True:
+        return Unavailable("the driver does not report the memory clock of an integrated GPU")
+    width_bits = _positive(fields, "global_memory_bus_width_bits", "the width of the memory bus")
+    if isinstance(width_bits, Unavailable):
+        return width_bits
+    clock_khz = _positive(fields, "memory_clock_rate_khz", "the memory clock")
+    return clock_khz if isinstance(clock_khz, Unavailable) else clock_khz * 1e3 * width_bits / 4
+
+
+def link_bandwidth(fields: Fields) -> float | Unavailable:
+    """Return the bytes per second of PCIe in one direction, framing of packets not taken off."""
+    generation = _positive(fields, "pcie_generation_max", "the generation of PCIe")
+    if isinstance(generation, Unavailable):
+        return generation
+    width = _positive(fields, "pcie_width_max", "the number of PCIe lanes")
+    if isinstance(width, Unavailable):
+        return width
+    if generation not in _PCIE_LANES:
+        return Unavailable(f"no rate is known for PCIe {generation}.0")
+    transfers_per_s, data = _PCIE_LANES[generation]
+    return transfers_per_s * data * width / 8
+
+
+def peer_bandwidth(fields: Fields) -> float | Unavailable:
+    """Return the bytes per second to other devices in one direction: of all NVLinks, or else of PCIe.
+
+    A pair of devices may have fewer of the links between them.
+    """
+    count = fields.get("nvlink_count", Unavailable("NVML was not asked"))
+    if isinstance(count, Unavailable):
+        return Unavailable(f"the number of NVLinks is not known: {count.reason}")
+    if not isinstance(count, int) or count == 0:
+        return link_bandwidth(fields)
+    version = str(fields.get("nvlink_version"))
+    if version not in _NVLINKS:
+        return Unavailable(f"no rate is known for NVLink {version}")
+    return count * _NVLINKS[version]
+
+
+def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
+    """Return the operations of a kind that an SM of this device can begin in one clock.
+
+    Kinds are fp64, fp64_tensor, fp32, tf32, fp16, bf16, fp8 and int8. Unavailable with the reason for a
+    device that is not in the table, or that does not compute the kind.
+    """
+    capability = str(fields.get("compute_capability"))
+    rates = _RATES.get(capability)
+    if rates is None:
+        return Unavailable(f"no peak is known for compute capability {capability}")
+    if kind not in rates:
+        return Unavailable(f"no peak is known for {kind} with compute capability {capability}")
+    halved = kind in _HALVED and capability in _HALVING and "GeForce" in str(fields.get("name"))
+    return rates[kind] // 2 if halved else rates[kind]
+
+
+def matrix_kind(dtype: str, fields: Fields) -> str:
+    """Name the kind of operation by which a product of matrices of this type is fastest.
+
+    ``fp8_e4m3`` and ``fp8_e5m2`` are fp8; fp64 has tensor cores on some devices.
+    """
+    kind = dtype.split("_")[0]
+    rates = _RATES.get(str(fields.get("compute_capability")), {})
+    return "fp64_tensor" if kind == "fp64" and "fp64_tensor" in rates else kind
+
+
+def _positive(fields: Fields, name: str, what: str) -> int | Unavailable:
+    """Return a fact that is a whole number above 0; a driver says 0 of what it does not know."""
+    value = fields.get(name)
+    if isinstance(value, Unavailable):
+        return Unavailable(f"{what} is not known: {value.reason}")
+    return value if isinstance(value, int) and value > 0 else Unavailable(f"{what} is not known")
+
+
+def _time(amount: float, per_second: float | Unavailable) -> float | Unavailable:
+    if not amount:
+        return 0.0
+    return per_second if isinstance(per_second, Unavailable) else amount / per_second
+
+
+def _longest(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "link"]:
+    if terms["arithmetic"] >= max(terms["memory"], terms["link"]):
+        return "arithmetic"
+    return "memory" if terms["memory"] >= terms["link"] else "link"
+
+
+def _at_clock(
+    terms: Mapping[str, float], datasheet_hz: float | Unavailable, hz: float | Unavailable
+) -> float | Unavailable:
+    """Give the limit at another clock of the SMs: of the terms, only arithmetic follows it."""
+    if isinstance(hz, Unavailable):
+        return hz
+    wires = max(terms["memory"], terms["link"])
+    if not terms["arithmetic"] or isinstance(datasheet_hz, Unavailable):
+        return wires
+    return max(terms["arithmetic"] * datasheet_hz / hz, wires)

@@ -1,0 +1,239 @@
+"""Summarize: from the readings of a run to figures with confidence intervals, limits and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from cudakit.core.bench.case import OURSELVES, Case, Implementation
+from cudakit.core.bench.environment import Environment, environment
+from cudakit.core.bench.l2_cache import is_cold
+from cudakit.core.bench.measurement import Measurement, Samples
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.prepare import WorkloadRun
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.roofline import Limit, Work, limit
+from cudakit.core.bench.stats import Summary, summarize
+from cudakit.core.bench.verify import reason_to_withhold
+from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, Refused, Verification
+from cudakit.gpu.api.facts import DeviceFacts, Telemetry
+from cudakit.gpu.api.run_context import RunContext
+from cudakit.units import Unavailable
+
+_NO_VALUES = Unavailable("it computes no values")
+_NO_ENERGY = Unavailable("no energy was read")
+_UNKNOWN_LIMIT = Unavailable("no limit was asked for")
+_NOTHING_TO_VERIFY = Unavailable("there are no values to verify")
+
+
+def summarize_run(run: WorkloadRun) -> Measurement:
+    """Return what was measured in one round. Wrong values leave no samples."""
+    return Measurement(
+        name=run.workload.name,
+        axes=dict(run.workload.axes),
+        settings=run.settings,
+        method=replace(
+            run.method,
+            warmup_s=run.warmup_s,
+            blocker=run.is_blocked,
+            executions=run.executions,
+            buffer_sets=run.rotation.sets,
+        ),
+        samples=_samples(run),
+        verification=run.verification,
+        stopped="wrong" if run.is_wrong else run.stopped,
+        settled=run.settled,
+        cold=_is_cold(run),
+        warmup=tuple(run.warmup),
+        discarded=tuple(run.discarded),
+        floor_s=run.floor_s,
+        before=run.before,
+        after=run.after,
+        footprint_bytes=run.prepared.footprint_bytes,
+        bytes_moved=run.prepared.bytes_moved,
+        operations=run.prepared.operations,
+        executions=run.end_runs - run.begin_runs,
+        energy_j=run.energy_j,
+        elapsed_s=run.elapsed_s,
+        warnings=tuple(_run_warnings(run)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device and host that results record."""
+
+    simulated: bool
+    facts: DeviceFacts  # what CUDA reports of the device
+    run_context: RunContext
+
+    def environment(
+        self, before: Telemetry | None = None, after: Telemetry | None = None
+    ) -> Environment:
+        """Return what a result records, with the telemetry before its first sample and after its last."""
+        return environment(
+            self.facts, self.run_context, simulated=self.simulated, before=before, after=after
+        )
+
+    def limit(self, work: Work | Unavailable, samples: Samples) -> Limit | Unavailable:
+        """Return the roofline limit of the work at the median clock of the samples."""
+        if isinstance(work, Unavailable):
+            return work
+        managed = self.run_context.nvml_device
+        clocks = samples.sm_clock_hz
+        clock = median(clocks) if clocks else Unavailable("the clock was not measured")
+        return limit(work, {**(managed.fields if managed else {}), **self.facts.fields}, clock)
+
+
+def summarize_case(
+    machine: Machine, case: Case, implementation: Implementation, outcome: Measurement | Refused
+) -> CaseResult:
+    """Return the result of one implementation of a case, measured or refused."""
+    if isinstance(outcome, Refused):
+        return _refused_result(machine, case, implementation, outcome)
+    found = outcome.verification
+    return case_result(
+        case.workload.name,
+        outcome.axes,
+        outcome.samples,
+        method=outcome.method,
+        environment=machine.environment(outcome.before, outcome.after),
+        limit=machine.limit(case.work, outcome.samples),
+        verification=_NO_VALUES if found is NOTHING_TO_VERIFY else found,
+        operations=outcome.operations,
+        operation=case.operation,
+        bytes_moved=outcome.bytes_moved,
+        energy_j=outcome.energy_j,
+        contender=implementation.library,
+        settings=_settings(case, implementation, outcome.settings),
+    )
+
+
+def _refused_result(
+    machine: Machine, case: Case, implementation: Implementation, refused: Refused
+) -> CaseResult:
+    """Return a result in which every figure states the refusal."""
+    why = Unavailable(refused.message)
+    empty = case_result(
+        case.workload.name,
+        implementation.axes,
+        Samples((), converged=False),
+        method=case.method,
+        environment=machine.environment(),
+        limit=why,
+        verification=why,
+        operation=case.operation,
+        contender=implementation.library,
+        settings=_settings(case, implementation, refused.settings),
+    )
+    return replace(
+        empty,
+        median_s=why,
+        ci95_s=why,
+        ratio_to_limit=why,
+        ratio_to_datasheet=why,
+        statistics=why,
+        energy_j=why,
+    )
+
+
+def case_result(
+    name: str,
+    axes: Mapping[str, Axis],
+    samples: Samples,
+    *,
+    method: Method,
+    environment: Environment,
+    limit: Limit | Unavailable = _UNKNOWN_LIMIT,
+    verification: Verification | Unavailable = _NOTHING_TO_VERIFY,
+    operations: float = 0.0,
+    operation: str = "FLOP",
+    bytes_moved: float = 0.0,
+    energy_j: float | Unavailable = _NO_ENERGY,
+    contender: str = OURSELVES,
+    settings: Mapping[str, Axis] | None = None,
+) -> CaseResult:
+    """Return the result of a case. A failed verification, or a lack of samples, leaves no figures."""
+    withheld = reason_to_withhold(samples, verification)
+    kept = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
+    summary = withheld or summarize(kept)
+    median_s = summary.median_s if isinstance(summary, Summary) else summary
+    return CaseResult(
+        name=name,
+        axes=dict(axes),
+        contender=contender,
+        median_s=median_s,
+        ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
+        samples_s=kept.times_s,
+        limit=limit,
+        ratio_to_limit=_ratio(limit, median_s),
+        ratio_to_datasheet=_ratio(limit, median_s, datasheet=True),
+        verified=isinstance(verification, Verification) and verification.passed,
+        verification=verification,
+        method=method,
+        environment=environment,
+        sm_clock_hz=kept.sm_clock_hz,
+        discarded=kept.discarded,
+        converged=kept.converged,
+        statistics=summary,
+        operations=operations,
+        operation=operation,
+        bytes_moved=bytes_moved,
+        energy_j=withheld or energy_j,
+        settings=dict(settings or {}),
+        rounds=kept.rounds,
+    )
+
+
+def _samples(run: WorkloadRun) -> Samples:
+    kept, discarded = run.kept, len(run.discarded)
+    if run.is_wrong:
+        return Samples((), discarded=discarded, converged=False)
+    clocks = tuple(r.sm_clock_hz for r in kept if r.sm_clock_hz is not None)
+    return Samples(
+        times_s=tuple(reading.time_s for reading in kept),
+        sm_clock_hz=clocks if len(clocks) == len(kept) else (),
+        discarded=discarded,
+        converged=run.converged,
+    )
+
+
+def _is_cold(run: WorkloadRun) -> bool:
+    if run.method.cache != "rotate":
+        return run.method.cache == "flush"
+    footprint = run.prepared.footprint_bytes
+    if not footprint:
+        return True
+    return is_cold(run.rotation.sets, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint)
+
+
+def _run_warnings(run: WorkloadRun) -> Iterator[str]:
+    """Yield the deviations of a run from its method."""
+    if run.timeouts and not run.is_blocked:
+        yield "the blocker was given up: a call waited for the device, so gaps between launches count"
+    if run.throttling_counts:
+        yield "the clock stayed low: samples at a low clock count"
+    if run.method.cache == "rotate" and not _is_cold(run):
+        yield "too few buffer sets to have the cache overwritten between two runs on one"
+    if not run.settled:
+        yield "clock and times still moved when the warm-up ended"
+
+
+def _settings(
+    case: Case, implementation: Implementation, configured: Mapping[str, Axis]
+) -> Mapping[str, Axis]:
+    """Combine the settings of the case, its library, and what the workload reported."""
+    own = implementation.library == OURSELVES
+    return {**case.settings, **({} if own else {"library": implementation.library}), **configured}
+
+
+def _ratio(
+    limit: Limit | Unavailable, median_s: float | Unavailable, *, datasheet: bool = False
+) -> float | Unavailable:
+    if isinstance(median_s, Unavailable):
+        return median_s
+    if isinstance(limit, Unavailable):
+        return limit
+    least_s = limit.datasheet_s if datasheet else limit.seconds
+    return least_s / median_s if median_s else Unavailable("it took no time")

@@ -1,0 +1,265 @@
+"""The check of products: a sample of each against fp64, all of them against what nobody wrote.
+
+The sample is where some rows meet some columns, so that of A only these rows and of B only these columns
+are read, whatever the size. Rows and columns are spread evenly, one at a place of chance in each of as many
+equal parts, the first and the last among them: tiles of the usual sizes are all met.
+
+Errors are relative Frobenius norms over the elements that are looked at. Of sums of k terms of mean zero,
+each addition rounded to nearest with unit roundoff u, the error grows as the root of k times u (N. J. Higham
+and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019, and
+"Sharper probabilistic backward error analysis for basic linear algebra kernels with random data", 42(5),
+2020); of terms that are all alike, as k times u (N. J. Higham, "Accuracy and Stability of Numerical
+Algorithms", 2nd ed., section 4.2). Tensor cores cut off sums instead of rounding them, once in each step of
+some terms, which adds up: k over the terms of a step, times twice u (M. Fasi, N. J. Higham, M. Mikaitis,
+S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7, 2021).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.bench.workloads.checks import Finding
+from cudakit.core.bench.workloads.gemm_operands import OperandSets, Slab
+from cudakit.gpu.api import ComputeDevice, Stream
+from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
+from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
+from cudakit.kernels.compare import Compare
+from cudakit.kernels.poison import Poison
+
+_Places: TypeAlias = npt.NDArray[np.int64]
+
+_MOST_LINES = 64  # rows, and as many columns
+_LEAST_LINES = 4
+_MOST_MATRICES = 4  # of a batch
+# Elements of A, and of B, that are read for all buffer sets together.
+_BUDGET = 1 << 20
+# A single value may be off by so many times what is allowed for all together, in root mean square.
+_OUTLIER = 16.0
+
+# What the bounds leave out: constants near one, and the luck of the sample.
+_SAFETY = 2.0
+# What a tensor core adds up in one step, of types with the fewest terms in one (PTX ISA, "mma": k of tf32).
+_STEP = 8
+# Of fp8 about 14 bits of a sum are kept (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2),
+# for steps of 128 terms before they are added in fp32, or for all of them where that is switched off.
+_FP8_ROUNDOFF = 2.0**-14
+_FP8_STEPS = 128
+# tf32 keeps 10 bits of the mantissa; what is cut off of both factors is at most this (A100 white paper).
+_TF32_FACTORS = 2.0 * 2.0**-10
+# Parts of a sum that are added in the type of the output are each rounded to it; cuBLASLt takes 16 and fewer.
+_PARTS = 4.0
+# Between the two forms of gelu, the one by erf and the one by tanh, and of a tanh of reduced precision.
+_GELU = 2.0**-9
+_ROUNDOFFS = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11}
+_WITHOUT_TENSOR_CORES = ("fp64", "fp32")
+
+
+class Checker:
+    """Checks products of one kind on one device; ``fill`` is how their factors were made."""
+
+    def __init__(
+        self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
+    ) -> None:
+        self._gemm, self._seed = gemm, seed
+        self._tolerance = tolerance_of(gemm, settings, random=fill not in ("zeros", "ones"))
+        with ExitStack() as owned:
+            self._compare = owned.enter_context(closing(Compare(gpu)))
+            self._poison = owned.enter_context(closing(Poison(gpu)))
+            self._owned = owned.pop_all()
+
+    def poison(self, sets: OperandSets, stream: Stream) -> None:
+        """Enqueue a write of poison over all of D."""
+        self._poison.spread(sets.d.ptr, sets.d.element, sets.d.elements, stream)
+
+    def check(self, sets: OperandSets, stream: Stream) -> Finding:
+        """Look at the products of all buffer sets, which must be finished; return the worst."""
+        sample = _Sample(self._gemm, self._compare, sets, stream, self._seed)
+        found, sums = sample.computed(), sample.sums()
+        expected = epilogue(self._gemm, sums, sample.bias())
+        against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
+        traces = self._traces(sets, stream)
+        return max(
+            (
+                self._finding(sample, against, traces, *one)
+                for one in zip(found, expected, sums, strict=True)
+            ),
+            key=lambda finding: (not finding.passed, finding.error),
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._owned.close()
+
+    def _finding(
+        self,
+        sample: _Sample,
+        against: str,
+        traces: str,
+        found: Floats,
+        expected: Floats,
+        sums: Floats,
+    ) -> Finding:
+        """Conclude on one buffer set."""
+        norm, off = (float(np.linalg.norm(values)) for values in (expected, found - expected))
+        # What is no number is as wrong as can be, and compares with nothing.
+        off = off if np.isfinite(off) else inf
+        if not norm:
+            return Finding(off, 0.0, against, traces)
+        allowed = self._tolerance.of(float(np.linalg.norm(sums)), norm)
+        return Finding(
+            off / norm, allowed, against, traces or sample.outlier(found, expected, allowed)
+        )
+
+    def _traces(self, sets: OperandSets, stream: Stream) -> str:
+        """Say where poison is left, or gone where nobody was to write."""
+        matrix, slab = self._gemm.d, sets.d
+        traces = self._poison.find(slab.ptr, matrix, slab.pitch, slab.sets, stream)
+        if traces.unwritten:
+            values = matrix.rows * matrix.columns * matrix.batch * slab.sets
+            return f"{traces.unwritten} of {values} values were never written"
+        if traces.overwritten:
+            return f"{traces.overwritten} values that are not of D were overwritten"
+        return ""
+
+
+class _Sample:
+    """Some rows and columns of products, and what it takes to compute where they meet.
+
+    Arrays are buffer sets by matrices of a batch by rows by columns.
+    """
+
+    def __init__(
+        self, gemm: Gemm, compare: Compare, sets: OperandSets, stream: Stream, seed: int
+    ) -> None:
+        self._gemm, self._compare, self._sets, self._stream = gemm, compare, sets, stream
+        random = np.random.default_rng(seed)
+        self._matrices = spread(gemm.batch, _MOST_MATRICES, random)
+        most = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
+        lines = min(max(most, _LEAST_LINES), _MOST_LINES)
+        self.rows, self.columns = (spread(count, lines, random) for count in (gemm.m, gemm.n))
+
+    def computed(self) -> Floats:
+        """Return what stands in D."""
+        return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
+
+    def sums(self) -> Floats:
+        """Return the product alone, in fp64."""
+        gemm, sets, terms = self._gemm, self._sets, np.arange(self._gemm.k)
+        a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
+        a = (
+            self._gather(sets.a, gemm.a, terms, self.rows).swapaxes(2, 3)
+            if a_is_transposed
+            else self._gather(sets.a, gemm.a, self.rows, terms)
+        )
+        b = (
+            self._gather(sets.b, gemm.b, self.columns, terms).swapaxes(2, 3)
+            if b_is_transposed
+            else self._gather(sets.b, gemm.b, terms, self.columns)
+        )
+        product: Floats = np.matmul(a, b)
+        return product
+
+    def bias(self) -> Floats:
+        """Return what is added to each row; zeros where there is no bias."""
+        slab = self._sets.bias
+        if slab is None:
+            return np.zeros((1, 1, 1, 1))
+        places = np.arange(slab.sets)[:, None] * slab.pitch + self.rows
+        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), self._stream)
+        return values.reshape(slab.sets, 1, -1, 1)
+
+    def outlier(self, found: Floats, expected: Floats, allowed: float) -> str:
+        """Name the value of a buffer set that is further off than rounding explains, if one is."""
+        usual = float(np.sqrt(np.mean(expected**2)))
+        off = np.abs(found - expected)
+        at = np.unravel_index(int(np.argmax(off)), off.shape)
+        if off[at] <= _OUTLIER * allowed * usual:
+            return ""
+        row, column = self.rows[at[1]], self.columns[at[2]]
+        return f"row {row}, column {column} is {found[at]:.6g} and should be {expected[at]:.6g}"
+
+    def _gather(self, slab: Slab, matrix: Matrix, rows: _Places, columns: _Places) -> Floats:
+        """Read where rows and columns of a matrix meet."""
+        places = (
+            np.arange(slab.sets)[:, None, None, None] * slab.pitch
+            + self._matrices[:, None, None] * matrix.stride
+            + columns * matrix.leading
+            + rows[:, None]
+        )
+        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), self._stream)
+        return values.reshape(places.shape)
+
+
+def spread(count: int, most: int, random: np.random.Generator) -> _Places:
+    """Choose up to so many of the first whole numbers, one in each equal part; the ends are among them."""
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(0, count, most + 1).astype(np.int64)
+    chosen = random.integers(edges[:-1], edges[1:])
+    chosen[0], chosen[-1] = 0, count - 1
+    return chosen
+
+
+def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
+    """Apply what follows the sums, in fp64; what is too large for the output becomes its largest."""
+    values = sums + bias
+    if gemm.epilogue.startswith("relu"):
+        values = np.maximum(values, 0.0)
+    elif gemm.epilogue.startswith("gelu"):
+        # The tanh form (cuBLAS Library, "cublasLtEpilogue_t"; D. Hendrycks, K. Gimpel, arXiv 1606.08415).
+        inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+        values = 0.5 * values * (1 + np.tanh(inner))
+    form = gemm.d.element.format
+    return values if form is None else np.clip(values, -form.largest, form.largest)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What rounding explains."""
+
+    sums: float  # relative to the norm of the sums
+    result: float  # relative to the norm of what is made of them
+
+    def of(self, sums_norm: float, result_norm: float) -> float:
+        """Return it relative to the result, whose norm is not 0."""
+        return self.result + self.sums * sums_norm / result_norm
+
+
+def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Tolerance:
+    """Derive the tolerance of a product; ``random`` says that its data has mean zero. 0 for whole numbers."""
+    if gemm.accumulate == "int32":
+        return Tolerance(0.0, 0.0)
+    factors = _TF32_FACTORS if gemm.dtype == "tf32" else 0.0
+    output = roundoff(gemm.d.element)
+    if settings.reduced_precision and gemm.d.element in (FP16, BF16):
+        output *= _PARTS
+    if gemm.epilogue.startswith("gelu"):
+        output += _GELU
+    return Tolerance(_SAFETY * _growth(gemm, settings, random=random) + factors, output)
+
+
+def roundoff(element: Element) -> float:
+    """Return the unit roundoff of a floating-point type: half of the distance from 1 to the next value."""
+    if element in (FP64, FP32, FP16):
+        return _ROUNDOFFS[element.name]
+    return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
+
+
+def _growth(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
+    """Return how the error of a sum grows with its terms."""
+    terms, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
+    if gemm.dtype.startswith("fp8"):
+        cut = min(terms, _FP8_STEPS) if not settings.fast_accumulate else terms
+        return _of_terms(cut, 2 * _FP8_ROUNDOFF, random=random) + _of_terms(terms, u, random=random)
+    cut_off = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
+    return _of_terms(terms, u, random=random) + terms / _STEP * cut_off
+
+
+def _of_terms(terms: int, u: float, *, random: bool) -> float:
+    return (sqrt(terms) if random else terms) * u

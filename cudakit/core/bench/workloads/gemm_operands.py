@@ -1,0 +1,132 @@
+"""The operands of a product in the memory of a device: several buffer sets, made and filled together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypedDict
+
+from cudakit.gpu.api import LEGACY, Memory, Ptr
+from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.gemm import Gemm
+from cudakit.kernels.fill import Fill
+
+# That every operand begins at: cuMemAlloc gives 256, and what is best for tensor cores divides it.
+_ALIGNMENT_BYTES = 512
+# Whole numbers so small that sums of their products are exact in fp32, up to a million terms.
+_SMALL = 4
+# Of A, B and the bias.
+_SEQUENCES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSet:
+    """One buffer set."""
+
+    a: Ptr
+    b: Ptr
+    d: Ptr
+    bias: Ptr  # 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One operand of several buffer sets, at equal distances."""
+
+    ptr: Ptr
+    element: Element
+    pitch: int  # elements from one buffer set to the next
+    sets: int
+
+    def at(self, number: int) -> Ptr:
+        """Return where that of a buffer set begins."""
+        return Ptr(self.ptr + number * self.pitch * self.element.size_bytes)
+
+    @property
+    def elements(self) -> int:
+        """How many there are, those between buffer sets included."""
+        return self.pitch * self.sets
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSets:
+    """Several buffer sets."""
+
+    a: Slab
+    b: Slab
+    d: Slab
+    bias: Slab | None
+
+    def __getitem__(self, number: int) -> OperandSet:
+        bias = self.bias.at(number) if self.bias else Ptr(0)
+        return OperandSet(self.a.at(number), self.b.at(number), self.d.at(number), bias)
+
+    def __len__(self) -> int:
+        return self.d.sets
+
+
+def operand_bytes(gemm: Gemm) -> int:
+    """Return the size of one buffer set."""
+    return sum(count * element.size_bytes for element, count in _operands(gemm))
+
+
+def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
+    """Take the memory of buffer sets; ``owned`` gives it back."""
+
+    def slab(element: Element, elements: int) -> Slab:
+        unit = _ALIGNMENT_BYTES // element.size_bytes
+        pitch = -(-elements // unit) * unit
+        ptr = gpu.malloc(pitch * sets * element.size_bytes)
+        owned.callback(gpu.free, ptr)
+        return Slab(ptr, element, pitch, sets)
+
+    a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))
+    return OperandSets(a, b, d, bias[0] if bias else None)
+
+
+def fill_operands(fill: Fill, sets: OperandSets, how: str, *, seed: int, number: int) -> None:
+    """Enqueue the fill of A, B and bias; ``number`` tells these from other sets of the same seed."""
+    write = _WRITERS[how]
+    for at, slab in enumerate((sets.a, sets.b, sets.bias)):
+        if slab is not None:
+            write(fill, slab, {"seed": seed, "sequence": _SEQUENCES * number + at})
+
+
+def _operands(gemm: Gemm) -> list[tuple[Element, int]]:
+    matrices = [(matrix.element, matrix.elements) for matrix in (gemm.a, gemm.b, gemm.d)]
+    return [*matrices, (gemm.bias, gemm.m)] if gemm.has_bias else matrices
+
+
+class _Place(TypedDict):
+    seed: int
+    sequence: int
+
+
+def _uniform(fill: Fill, to: Slab, place: _Place) -> None:
+    fill.uniform(to.ptr, to.elements, to.element, LEGACY, **place)
+
+
+def _normal(fill: Fill, to: Slab, place: _Place) -> None:
+    fill.normal(to.ptr, to.elements, to.element, LEGACY, **place)
+
+
+def _int(fill: Fill, to: Slab, place: _Place) -> None:
+    fill.integers(to.ptr, to.elements, to.element, LEGACY, least=-_SMALL, most=_SMALL, **place)
+
+
+def _zeros(fill: Fill, to: Slab, place: _Place) -> None:  # noqa: ARG001
+    fill.constant(to.ptr, to.elements, to.element, LEGACY, value=0.0)
+
+
+def _ones(fill: Fill, to: Slab, place: _Place) -> None:  # noqa: ARG001
+    fill.constant(to.ptr, to.elements, to.element, LEGACY, value=1.0)
+
+
+_WRITERS: dict[str, Callable[[Fill, Slab, _Place], None]] = {
+    "uniform": _uniform,
+    "normal": _normal,
+    "int": _int,
+    "zeros": _zeros,
+    "ones": _ones,
+}

@@ -1,0 +1,107 @@
+"""What the steps of graphs come to: lines over the number of nodes, and when a graph has paid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from cudakit.core.bench.compare import RESOLUTION
+from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.units import Unavailable
+
+_Time = float | Unavailable
+_ONE_SIZE = Unavailable("a line needs graphs of two sizes")
+
+
+def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
+    """Conclude from the cases of ``bench graph``, by topology and kind of node; other cases count not."""
+    graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
+    return tuple(
+        GraphCosts(topology, kind, tuple(_steps(part)), tuple(_payoffs(part)))
+        for (topology, kind), part in _grouped(graphs)
+    )
+
+
+def line(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
+    """Fit a fixed time and one per node, neither negative, by the least squares of relative errors.
+
+    Relative, because the times of small graphs and large ones lie decades apart. Raises ValueError for
+    times that are not positive.
+    """
+    counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
+    if not (times > 0).all():
+        raise ValueError("a time is not positive")
+    fixed, each = 1 / times, counts / times
+    columns = np.column_stack([fixed, each])
+    fixed_s, node_s = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0].tolist()
+    if fixed_s < 0:
+        return 0.0, float(each.sum() / (each @ each))
+    if node_s < 0:
+        return float(fixed.sum() / (fixed @ fixed)), 0.0
+    return float(fixed_s), float(node_s)
+
+
+def _grouped(
+    cases: Sequence[CaseResult],
+) -> Iterable[tuple[tuple[str, str], list[CaseResult]]]:
+    def kind(case: CaseResult) -> tuple[str, str]:
+        return str(case.axes["topology"]), str(case.axes["kind"])
+
+    order = {key: at for at, key in enumerate(dict.fromkeys(map(kind, cases)))}
+    ordered = sorted(cases, key=lambda case: order[kind(case)])
+    return ((key, list(part)) for key, part in groupby(ordered, kind))
+
+
+def _steps(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
+    for step in dict.fromkeys(str(case.axes["step"]) for case in cases):
+        yield _step(step, [case for case in cases if case.axes["step"] == step])
+
+
+def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
+    times = {_nodes(case): case.median_s for case in cases}
+    known = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
+    if len(known) < 2:
+        return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
+    fixed_s, node_s = line([*known], [*known.values()])
+    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in known.items())
+    return StepCost(step, fixed_s, node_s, max(deviations))
+
+
+def _payoffs(cases: Sequence[CaseResult]) -> Iterable[Payoff]:
+    for nodes in sorted({_nodes(case) for case in cases}):
+        steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
+        yield _payoff(nodes, steps)
+
+
+def _payoff(nodes: int, steps: Mapping[str, _Time]) -> Payoff:
+    made_s = _total(steps, capture=1, instantiate=1)
+    saved_s = _total(steps, eager=1, replay=-1)
+    return Payoff(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
+
+
+def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
+    if isinstance(saved_s, Unavailable):
+        return saved_s
+    if isinstance(made_s, Unavailable):
+        return made_s
+    # Less than medians differ by themselves is no saving.
+    if isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
+        return Unavailable("a replay takes no less time")
+    return made_s / saved_s
+
+
+def _total(steps: Mapping[str, _Time], **signs: int) -> _Time:
+    """Add the times of steps, each with its sign."""
+    total_s = 0.0
+    for name, sign in signs.items():
+        time_s = steps.get(name, Unavailable(f"the step {name} was not measured"))
+        if isinstance(time_s, Unavailable):
+            return time_s
+        total_s += sign * time_s
+    return total_s
+
+
+def _nodes(case: CaseResult) -> int:
+    return int(case.axes["nodes"])

@@ -1,0 +1,110 @@
+"""Nodes in a chain, or side by side between a fork and a join. Each leaves a trace that it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from typing import TypeAlias
+
+from cudakit.gpu.api import LEGACY, ComputeDevice, Event, Memory, Ptr, Stream, Streams
+from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
+from cudakit.kernels.compare import Compare
+
+# As many nodes side by side as there are here; of further ones, each follows another.
+BRANCHES = 8
+# What nodes write over and over: one byte, so that a fill can do it, or the other.
+BYTES = (0xF0, 0x0F)
+_WORDS = WIDTH_BYTES // 4
+_REPEATED = 0x01010101
+
+# Enqueues one node: it writes WIDTH_BYTES at an address, all of one byte.
+_Enqueue: TypeAlias = Callable[[Ptr, int, Stream], None]
+
+
+class Nodes:
+    """So many nodes of one kind, each of which writes 16 bytes of its own."""
+
+    def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
+        self.count = count
+        self._gpu = gpu
+        self._size_bytes = count * WIDTH_BYTES
+        branches = min(BRANCHES, count) if topology == "fork-join" else 1
+        with ExitStack() as owned:
+            self._enqueue_one = _KINDS[kind](gpu, owned)
+            self._compare = owned.enter_context(closing(Compare(gpu)))
+            self._memory = _memory(gpu, owned, self._size_bytes)
+            self._fork = _event(gpu, owned)
+            self._sides = [(_stream(gpu, owned), _event(gpu, owned)) for _ in range(branches - 1)]
+            self._poison()
+            self._owned = owned.pop_all()
+
+    def enqueue(self, stream: Stream, byte: int = BYTES[0]) -> None:
+        """Enqueue all of them, on a stream and, for side by side, on others that wait for it."""
+        gpu = self._gpu
+        branches = [stream, *(side for side, _ in self._sides)]
+        if self._sides:
+            gpu.record(self._fork, stream)
+        for side, _ in self._sides:
+            gpu.wait(side, self._fork)
+        for number in range(self.count):
+            place = Ptr(self._memory + number * WIDTH_BYTES)
+            self._enqueue_one(place, byte, branches[number % len(branches)])
+        for side, join in self._sides:
+            gpu.record(join, side)
+            gpu.wait(stream, join)
+
+    def take_missing(self, byte: int = BYTES[0]) -> int:
+        """Count those that did not write that byte since this was last called."""
+        word = byte * _REPEATED
+        wrong = self._compare.count_unlike(self._memory, word, self._size_bytes, LEGACY)
+        self._poison()
+        return -(-wrong // _WORDS)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._owned.close()
+
+    def _poison(self) -> None:
+        self._gpu.fill(self._memory, 0, self._size_bytes, LEGACY)
+        self._gpu.sync()
+
+
+def _kernel(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
+    kernels = owned.enter_context(closing(Bandwidth(gpu)))
+    return lambda place, byte, stream: kernels.write(place, byte * _REPEATED, WIDTH_BYTES, stream)
+
+
+def _fill(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:  # noqa: ARG001
+    return lambda place, byte, stream: gpu.fill(place, byte, WIDTH_BYTES, stream)
+
+
+def _copy(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
+    sources = {byte: _memory(gpu, owned, WIDTH_BYTES) for byte in BYTES}
+    for byte, source in sources.items():
+        gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
+    return lambda place, byte, stream: gpu.copy(place, sources[byte], WIDTH_BYTES, stream)
+
+
+_KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _Enqueue]] = {
+    "kernel": _kernel,
+    "fill": _fill,
+    "copy": _copy,
+}
+
+
+def _memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
+    memory = gpu.malloc(size_bytes)
+    owned.callback(gpu.free, memory)
+    return memory
+
+
+def _stream(gpu: Streams, owned: ExitStack) -> Stream:
+    stream = gpu.stream(blocking=False)
+    owned.callback(gpu.destroy_stream, stream)
+    return stream
+
+
+def _event(gpu: Streams, owned: ExitStack) -> Event:
+    event = gpu.event(timing=False)
+    owned.callback(gpu.destroy_event, event)
+    return event

@@ -1,0 +1,102 @@
+"""The devices that CUDA_VISIBLE_DEVICES leaves visible, by the rules of the driver, with reasons.
+
+The rules are from the CUDA Programming Guide ("Environment variables") and from observing driver 580.
+Which devices are visible, only the driver decides: this module explains the outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+# The driver parses numbers like strtoul: a sign and trailing characters are accepted.
+_NUMBER = re.compile(r"\s*([+-]?)([0-9]+)")
+_PREFIXES = ("GPU-", "MIG-")
+_PREFIX_LENGTH = 4
+_ULONG_MAX = 2**64 - 1
+_UINT_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """The effect of a value of CUDA_VISIBLE_DEVICES."""
+
+    kept: tuple[int, ...]  # positions among all devices, in the resulting order of CUDA
+    notes: tuple[str, ...]  # entries that have another effect than it seems
+
+
+class _Stop(Exception):
+    """The list ends at an entry; the message is the reason."""
+
+
+def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
+    """Apply CUDA_VISIBLE_DEVICES to all devices, given by UUID in CUDA's order without it.
+
+    None, for unset, keeps all devices; "" none. An entry that matches no device ends the list silently; a
+    repeated device leaves none visible. Numbers and UUIDs cannot be mixed: the first entry decides.
+    """
+    if value is None:
+        return Visibility(tuple(range(len(uuids))), ())
+    if not value.strip():
+        return Visibility((), (f"{VARIABLE} is empty: it hides every device",))
+    kept: list[int] = []
+    try:
+        for entry, position in _positions(value, uuids):
+            if position in kept:
+                return Visibility((), (_repeated(value, entry),))
+            kept.append(position)
+    except _Stop as stop:
+        return Visibility(tuple(kept), (str(stop),))
+    return Visibility(tuple(kept), ())
+
+
+def _repeated(value: str, entry: str) -> str:
+    return f"{VARIABLE}={value}: {entry.strip()!r} names a device for the second time: CUDA refuses to start"
+
+
+def _positions(value: str, uuids: Sequence[str]) -> Iterator[tuple[str, int]]:
+    by_uuid = value.startswith(_PREFIXES)
+    entries = value.split(",")
+    for at, entry in enumerate(entries):
+        position, reason = _by_uuid(entry, uuids) if by_uuid else _by_number(entry, len(uuids))
+        if position is None:
+            behind = ", and all entries behind it are ignored" if at + 1 < len(entries) else ""
+            raise _Stop(f"{VARIABLE}={value}: {reason}{behind}")
+        yield entry, position
+
+
+def _by_number(entry: str, count: int) -> tuple[int | None, str]:
+    found = _NUMBER.match(entry)
+    if found is None:
+        return None, f"{entry.strip()!r} is not a number"
+    number = _as_unsigned(int(found[2]), negative=found[1] == "-")
+    if number < count:
+        return number, ""
+    if found[1] == "-":
+        return None, f"{entry.strip()!r} is negative"
+    there = "there is 1" if count == 1 else f"there are {count}"
+    return None, f"there is no device {int(found[2])} ({there})"
+
+
+def _as_unsigned(number: int, *, negative: bool) -> int:
+    # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
+    large = min(number, _ULONG_MAX)
+    return (-large if negative else large) & _UINT_MAX
+
+
+def _by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    if not entry.startswith(_PREFIXES):
+        return None, f"{entry!r} does not begin with GPU- or MIG-"
+    # The driver ignores which of the two prefixes it is, and the case of the digits.
+    digits = entry[_PREFIX_LENGTH:].rstrip().lower()
+    matches = [
+        at for at, uuid in enumerate(uuids) if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
+    ]
+    if not digits or not matches:
+        return None, f"no device has a UUID that begins with {entry!r}"
+    if len(matches) > 1:
+        return None, f"{len(matches)} devices have UUIDs that begin with {entry!r}"
+    return matches[0], ""

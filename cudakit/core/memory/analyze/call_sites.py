@@ -1,0 +1,70 @@
+"""Call stacks with their frames, and the call site: the innermost frame of the program's own code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.document import Frame
+
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/     # installed packages
+    | /lib/python3[.\d]*/                           # the standard library
+    | ^<                                            # generated code
+    | ^(?:\?\?)?$                                   # unknown
+    | \.(?:c|cc|cpp|cxx|cu|h|hpp|so[.\d]*)$         # native code
+    """,
+    re.VERBOSE,
+)
+
+
+# In stacks of C++ frames the innermost ones record and allocate; they do not show the caller.
+_ALLOCATING = re.compile(
+    r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
+)
+
+
+def is_library(frame: Frame) -> bool:
+    """Return whether a frame belongs to a library, the interpreter or native code."""
+    return _LIBRARY.search(frame.filename) is not None
+
+
+def site_rank(frame: Frame) -> int:
+    """Rank a frame as call site: the program's own 0, a library's 1, an allocator's 2."""
+    if not is_library(frame):
+        return 0
+    return 2 if _ALLOCATING.match(frame.name) else 1
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The stack table of a snapshot, resolved."""
+
+    snapshot: Snapshot
+
+    def frames(self, stack: int) -> tuple[Frame, ...]:
+        """Return the frames of a stack, innermost first."""
+        return tuple(self.snapshot.frames[i] for i in self.snapshot.stacks[stack])
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        return [site_rank(frame) for frame in self.snapshot.frames]
+
+    def site(self, stack: int) -> int:
+        """Return the call site as an index into the stack: the innermost frame of the lowest rank."""
+        ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
+        return ranks.index(min(ranks)) if ranks else 0
+
+    @cached_property
+    def site_frames(self) -> npt.NDArray[np.int32]:
+        """By stack, the frame id of its call site; -1 for the empty stack."""
+        sites = (
+            stack[self.site(number)] if stack else -1
+            for number, stack in enumerate(self.snapshot.stacks)
+        )
+        return np.fromiter(sites, np.int32, len(self.snapshot.stacks))

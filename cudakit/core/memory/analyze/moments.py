@@ -1,0 +1,82 @@
+"""Single moments of a trace: totals, the peak, and the curves reduced for charts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.allocations import Curves
+from cudakit.core.memory.replay.layout import Layout, live_at
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.result import Peak, State, Timeline
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+
+_Ints = npt.NDArray[np.int64]
+
+# More points than a chart has pixels show nothing.
+_MOST_SPANS = 2000
+
+
+def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
+    """Return the totals of a moment; ``layout`` is that of the same moment."""
+    curves = replayed.curves
+    active, allocated = int(curves.active[moment]), int(curves.allocated[moment])
+    return State(
+        allocated_bytes=allocated,
+        requested_bytes=int(curves.requested[moment]),
+        active_bytes=active,
+        reserved_bytes=int(curves.reserved[moment]),
+        pending_free_bytes=active - allocated,
+        segments=len(layout.segments),
+        blocks=len(layout.block_size),
+        allocated_is_derived=not bool(replayed.allocations.size_known[layout.allocation].all()),
+    )
+
+
+def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
+    """Return the time of an event in Unix microseconds; None if the file has none."""
+    if event == BEFORE or not snapshot.has_times or event >= len(trace.events):
+        return None
+    return int(trace.events.time_us[event])
+
+
+def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
+    """Return the first moment at which most was requested, and the highest value of each curve."""
+    curves, moment = replayed.curves, replayed.peak_moment()
+    live = live_at(replayed.allocations, moment)
+    return Peak(
+        event=moment - 1,
+        time_us=time_of(snapshot, trace, moment - 1),
+        requested_bytes=int(curves.requested[moment]),
+        allocated_bytes=int(curves.allocated[moment]),
+        active_bytes=int(curves.active[moment]),
+        reserved_bytes=int(curves.reserved[moment]),
+        allocated_is_derived=not bool(replayed.allocations.size_known[live].all()),
+        highest_allocated_bytes=int(curves.allocated.max()),
+        highest_active_bytes=int(curves.active.max()),
+        highest_reserved_bytes=int(curves.reserved.max()),
+    )
+
+
+def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline:
+    """Return the highest values of spans of equal numbers of events."""
+    moments = len(curves.reserved)
+    spans = min(moments, _MOST_SPANS)
+    # The last moment is a span of its own, so that the curves reach the end.
+    first = np.unique(np.append((np.arange(spans) * moments) // spans, moments - 1))
+    event = first - 1
+    times = None
+    if snapshot.has_times and len(trace.events):
+        times = tuple(trace.events.time_us[np.maximum(event, 0)].tolist())
+    return Timeline(
+        event=tuple(event.tolist()),
+        time_us=times,
+        requested_bytes=_highest(curves.requested, first),
+        allocated_bytes=_highest(curves.allocated, first),
+        reserved_bytes=_highest(curves.reserved, first),
+    )
+
+
+def _highest(curve: _Ints, first: _Ints) -> tuple[int, ...]:
+    return tuple(np.maximum.reduceat(curve, first).tolist())

@@ -1,0 +1,38 @@
+"""Columns as texts, for the formats that other programs read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from cudakit.document import Array
+
+Texts: TypeAlias = Callable[[Array], list[str]]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def valid_utf8(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def is_address(name: str, array: Array) -> bool:
+    """Return whether an array holds addresses, which are written in hexadecimal."""
+    return array.dtype.kind == "u" and (name == "address" or name.endswith("_address"))
+
+
+def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
+    """Return a function from an array of ids to their texts; ``unknown`` is the text of any other id."""
+    table = np.array([*texts, unknown], dtype=object)
+    last = len(table) - 1
+
+    def decoded(ids: Array) -> list[str]:
+        index = ids.astype(np.int64)
+        found: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
+        return found
+
+    return decoded

@@ -1,0 +1,144 @@
+"""Values as plain text, before a renderer escapes, cuts or colours it."""
+
+from __future__ import annotations
+
+import math
+
+from cudakit.document import (
+    Bytes,
+    Change,
+    Chart,
+    Count,
+    Frame,
+    Rate,
+    Ratio,
+    Seconds,
+    Stack,
+    Text,
+    Value,
+)
+from cudakit.units import (
+    Unavailable,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
+
+NOT_AVAILABLE = "n/a"
+NO_STACK = "no stack recorded"
+
+_INSTALLED = ("site-packages/", "dist-packages/")
+_UNKNOWN_FILE = ("", "??")
+
+
+def format_value(value: Value) -> str:
+    """Format a value; ``~`` marks a derived size, a stack is its site."""
+    match value:
+        case Text(text):
+            return text
+        case Frame():
+            return format_frame(value)
+        case Stack():
+            return format_frame(site(value)) if value.frames else NO_STACK
+        case Unavailable():
+            return NOT_AVAILABLE
+        case _:
+            return _amount(value) if math.isfinite(value.value) else NOT_AVAILABLE
+
+
+def magnitude(value: Value) -> float:
+    """Return the size of a value for drawing: 0 if it is no amount, not finite or negative."""
+    match value:
+        case Text() | Frame() | Stack() | Unavailable():
+            return 0.0
+        case _:
+            return max(float(value.value), 0.0) if math.isfinite(value.value) else 0.0
+
+
+def site(stack: Stack) -> Frame:
+    """Return the frame to show first. Raises IndexError for an empty stack."""
+    return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
+
+
+def leaf(stack: Stack) -> Frame | None:
+    """Return the innermost frame, the library function that the site called, or None if it is the site."""
+    if not stack.frames or site(stack) == stack.frames[0]:
+        return None
+    return stack.frames[0]
+
+
+def format_frame(frame: Frame) -> str:
+    """Format a frame as ``train.py:15 step``, or the function alone if the file is unknown."""
+    return f"{format_place(frame)} {frame.name}".strip()
+
+
+def format_place(frame: Frame) -> str:
+    """Format the file and line of a frame, ``loop/train.py:15``; empty if the file is unknown."""
+    if frame.filename in _UNKNOWN_FILE:
+        return ""
+    line = f":{frame.line}" if frame.line > 0 else ""
+    return _shortened(frame.filename) + line
+
+
+def _shortened(path: str) -> str:
+    """Shorten a path to the part behind site-packages, else to its last two components."""
+    tidy = path.replace("\\", "/")
+    for folder in _INSTALLED:
+        _, found, inside = tidy.rpartition(folder)
+        if found:
+            return inside
+    return "/".join(tidy.rsplit("/", 2)[-2:])
+
+
+def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
+    match value:
+        case Bytes(size_bytes, derived):
+            return ("~" if derived else "") + format_bytes(size_bytes)
+        case Change(size_bytes):
+            return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
+        case Seconds(seconds):
+            return format_seconds(seconds) if seconds else "0 s"
+        case Rate(amount, unit):
+            return format_rate(amount, unit)
+        case Ratio(ratio):
+            return format_ratio(ratio)
+        case Count(count):
+            return format_count(count)
+
+
+def x_value(chart: Chart, x: float) -> Value:
+    """Return a position on the x axis as a value with its unit."""
+    return _with_unit(chart.x_unit, x)
+
+
+def y_value(chart: Chart, y: float) -> Value:
+    """Return a height as a value with its unit."""
+    return _with_unit(chart.y_unit, y)
+
+
+def format_x(chart: Chart) -> list[str]:
+    """Format every item of the x axis: names unchanged, numbers with their unit."""
+    if chart.x.dtype.kind in "OSU":
+        return [str(item) for item in chart.x.tolist()]
+    return [format_value(x_value(chart, item)) for item in chart.x.tolist()]
+
+
+def format_y(chart: Chart, y: float) -> str:
+    """Format a height with its unit."""
+    return format_value(y_value(chart, y))
+
+
+def _with_unit(unit: str, number: float) -> Value:
+    if not math.isfinite(number):
+        return Unavailable("not a number")
+    match unit:
+        case "bytes":
+            return Bytes(round(number))
+        case "seconds":
+            return Seconds(number)
+        case "ratio":
+            return Ratio(number)
+        case _:
+            return Count(round(number))

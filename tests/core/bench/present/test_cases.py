@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.bench.made import gemm, times
+
+from cudakit.core.bench.present.cases import are_steps, cases_table
+from cudakit.core.bench.result import CaseResult
+from cudakit.document import Seconds, Text
+from cudakit.units import Unavailable
+
+TIMES = {1: 2.0**-20, 8: 2.0**-18}
+
+
+def step(name: str, nodes: int, topology: str = "chain") -> CaseResult:
+    axes = {"step": name, "topology": topology, "kind": "kernel", "nodes": nodes}
+    return replace(gemm(samples=times(TIMES[nodes])), name="graph", axes=axes)
+
+
+def both(name: str, topology: str = "chain") -> list[CaseResult]:
+    return [step(name, nodes, topology) for nodes in TIMES]
+
+
+def test_a_step_has_a_row_with_its_time_for_each_number_of_nodes() -> None:
+    found = cases_table([*both("capture"), *both("launch")])
+
+    assert [column.name for column in found.columns] == ["step", "1 node", "8 nodes"]
+    assert found.rows == tuple(
+        (Text(name), Seconds(TIMES[1]), Seconds(TIMES[8])) for name in ("capture", "launch")
+    )
+
+
+def test_the_steps_of_a_graph_stay_together() -> None:
+    cases = [
+        step(name, nodes, topology)
+        for nodes in TIMES
+        for topology in ("fork-join", "chain")
+        for name in ("run", "launch")
+    ]
+    found = cases_table(cases)
+
+    assert [row[:2] for row in found.rows] == [
+        (Text("fork-join"), Text("run")),
+        (Text("fork-join"), Text("launch")),
+        (Text("chain"), Text("run")),
+        (Text("chain"), Text("launch")),
+    ]
+
+
+def test_the_caption_says_how_sure_the_times_are_and_at_which_clock() -> None:
+    caption = cases_table([*both("run"), *both("launch")]).caption
+
+    assert caption.startswith("Time of each step, with topology chain, kind kernel. Known to ± ")
+    assert "the least sure" not in caption
+    assert caption.endswith("SM clock 1755 MHz.")
+
+
+def test_a_time_that_is_not_there_is_not_made_up() -> None:
+    found = cases_table([*both("run"), step("launch", 1)])
+
+    assert found.rows[1][1] == Seconds(TIMES[1])
+    assert isinstance(found.rows[1][2], Unavailable)
+
+
+def test_cases_that_are_no_steps_or_of_one_size_only_are_listed() -> None:
+    assert not are_steps([gemm(), *both("run")])
+    assert not are_steps([step("run", 1), step("launch", 1)])
+    assert not are_steps(both("run"))
+    assert len(cases_table([step("run", 1), step("launch", 1)]).rows) == 2

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.bench.made import gemm, launch
+
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.present.facts import method_rows, method_words
+from cudakit.core.bench.result import CaseResult
+from cudakit.document import Text
+
+COLD = Method("isolated", "rotate", buffer_sets=8)
+HOT = Method("batch", "hot", executions=500)
+
+
+def words(*cases: CaseResult) -> list[str]:
+    rows = method_rows(cases)
+    assert {name for name, _ in rows} == {"method"}
+    return [value.value for _, value in rows if isinstance(value, Text)]
+
+
+def test_cases_that_were_measured_alike_share_a_row_with_the_range_of_its_numbers() -> None:
+    (row,) = words(
+        gemm(method=COLD), gemm(4096, method=replace(COLD, buffer_sets=64, warmup_s=1.5))
+    )
+
+    assert "8 to 64 buffer sets" in row
+    assert row.endswith("warm-up 0 s to 1.5 s")
+
+
+def test_methods_that_differ_are_named_by_the_axis_that_tells_them_apart() -> None:
+    cold, hot, other = gemm(method=COLD), gemm(4096, method=HOT), gemm(2048, method=HOT)
+
+    rows = words(cold, hot, other)
+
+    assert [row.partition(": ")[0] for row in rows] == ["8192", "4096, 2048"]
+
+
+def test_where_no_axis_does_cases_are_counted() -> None:
+    rows = words(gemm(method=COLD), gemm(method=HOT), launch(method=HOT))
+
+    assert [row.partition(": ")[0] for row in rows] == ["1 case", "2 cases"]
+
+
+def copied(direction: str, size_bytes: int, method: Method) -> CaseResult:
+    return replace(
+        gemm(method=method), name="copy", axes={"direction": direction, "size_bytes": size_bytes}
+    )
+
+
+def test_a_group_is_what_it_has_whole_and_the_rest_of_it_one_by_one() -> None:
+    rows = words(
+        copied("h2d", 4096, HOT),
+        copied("h2d", 65536, HOT),
+        copied("d2d", 4096, HOT),
+        copied("d2d", 65536, COLD),
+    )
+
+    assert [row.partition(": ")[0] for row in rows] == ["h2d, d2d 4.00 KiB", "d2d 64.0 KiB"]
+
+
+def test_many_cases_are_counted_with_their_sizes() -> None:
+    reads = [copied("read", 2**at, HOT if at < 18 else COLD) for at in range(8, 28)]
+    copies = [copied("copy", 2**at, HOT if at < 17 else COLD) for at in range(8, 28)]
+
+    rows = words(*reads, *copies)
+
+    assert rows[0].startswith("19 cases of 256 B to 128 KiB: ")
+    assert rows[1].startswith("21 cases of 128 KiB to 128 MiB: ")
+
+
+def test_a_bench_that_has_a_method_alone_is_named() -> None:
+    rows = words(gemm(method=COLD), gemm(4096, method=COLD), launch())
+
+    assert [row.partition(": ")[0] for row in rows] == ["gemm", "launch"]
+
+
+def test_who_took_turns_is_named_and_steps_of_ours_by_what_tells_them_apart() -> None:
+    turns = replace(HOT, interleaved=("cudakit", "cudakit"))
+    steps = [
+        replace(gemm(method=turns), name="graph", axes={"step": step, "nodes": 8})
+        for step in ("replay", "eager")
+    ]
+    peers = replace(HOT, interleaved=("cudakit", "torch", "cupy"))
+
+    assert words(*steps)[0].endswith("; replay and eager in turn")
+    assert words(gemm(method=peers))[0].endswith("; cudakit, torch and cupy in turn")
+    others = method_words([replace(HOT, interleaved=("other algorithms",))])
+    assert others.endswith("; other algorithms in turn")
+    assert "turn" not in words(gemm(method=turns))[0]
+
+
+def test_one_execution_is_no_plural() -> None:
+    assert method_words([replace(HOT, executions=1)]).startswith("1 execution between two events")
+
+
+def test_every_mode_and_cache_has_words() -> None:
+    assert method_words([HOT]).startswith("500 executions between two events; L2 cache hot; ")
+    for mode in ("isolated", "batch", "graph", "host", "call"):
+        for cache in ("rotate", "flush", "hot"):
+            assert "{" not in method_words([Method(mode, cache)])

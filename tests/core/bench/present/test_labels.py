@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.bench.made import gemm, launch
+
+from cudakit.core.bench.present.labels import axis_words, fixed_words, is_cube, short_labels
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.workload import Axis
+
+
+def product(m: int, n: int, k: int, **more: Axis) -> CaseResult:
+    return replace(gemm(), axes={"dtype": "bf16", "m": m, "n": n, "k": k, **more})
+
+
+def graph(step: str, nodes: int) -> CaseResult:
+    return replace(gemm(), name="graph", axes={"step": step, "nodes": nodes})
+
+
+def test_a_case_is_named_by_what_tells_it_from_the_others() -> None:
+    cases = (product(64, 64, 64), product(64, 32, 64), product(128, 128, 128))
+
+    assert short_labels(cases) == ["64³", "64×32×64", "128³"]
+
+
+def test_a_case_alone_has_all_its_axes() -> None:
+    assert short_labels([product(64, 64, 64, layout="tn")]) == ["bf16 64³ tn"]
+
+
+def test_sizes_have_units_and_numbers_say_what_they_are() -> None:
+    sizes = [replace(gemm(), axes={"size_bytes": size}) for size in (4096, 1 << 20)]
+    batches = [product(64, 64, 64, batch=count) for count in (1, 16)]
+
+    assert short_labels(sizes) == ["4.00 KiB", "1.00 MiB"]
+    assert short_labels(batches) == ["batch 1", "batch 16"]
+    assert short_labels([graph("run", 1), graph("launch", 8)]) == ["run 1 node", "launch 8 nodes"]
+
+
+def test_a_peer_is_named_and_so_is_the_bench_where_there_are_several() -> None:
+    peers = [gemm(), gemm(contender="torch")]
+
+    assert short_labels(peers) == ["gemm", "gemm by torch"]
+    assert short_labels(peers, contender=False) == ["gemm", "gemm"]
+    assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
+
+
+def test_what_a_picture_shows_in_another_way_is_left_out() -> None:
+    cases = (graph("run", 1), graph("run", 8), graph("launch", 8))
+
+    assert short_labels(cases, without=("nodes",)) == ["run", "run", "launch"]
+
+
+def test_a_cube_has_all_its_sizes_and_they_are_the_same() -> None:
+    assert is_cube(product(8, 8, 8))
+    assert not is_cube(product(8, 8, 9))
+    assert not is_cube(launch())
+
+
+def test_axes_that_are_the_same_everywhere_have_units_too() -> None:
+    cases = [replace(gemm(), axes={"direction": way, "size_bytes": 4096}) for way in ("h2d", "d2h")]
+
+    assert fixed_words(cases) == "size 4.00 KiB"
+    assert axis_words("nodes", None) == "-"

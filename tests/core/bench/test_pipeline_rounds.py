@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import chain, count, pairwise, repeat
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from core.bench.workloads import Busy, Copy, busy_device, stamps_at
+
+from cudakit.core.bench.energy import count_energy
+from cudakit.core.bench.measurement import Measurement
+from cudakit.core.bench.method import Method, Mode, Rule
+from cudakit.core.bench.pipeline import measure_rounds, no_progress
+from cudakit.core.bench.prepare import prepare
+from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.warm_up import warm_up
+from cudakit.core.bench.workload import Workload
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
+
+MODES: list[Mode] = ["isolated", "batch", "graph", "host", "call"]
+METHOD = Method("isolated", "hot")
+ROTATED = Method("isolated", "rotate")
+METHOD_WITH_ENERGY = replace(METHOD, energy_s=0.5)
+RULE = Rule(min_samples=10, min_time_s=0.0, timeout_s=0.5)
+
+
+@pytest.fixture
+def timer() -> Iterator[Timer]:
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
+        yield timer
+
+
+def only(measured: tuple[Measurement, ...]) -> Measurement:
+    (one,) = measured
+    return one
+
+
+def run(timer: Timer, workload: Workload, method: Method = METHOD, **options: Any) -> Measurement:
+    return only(measure_rounds(timer, [workload], method, **options))
+
+
+def expected_ns(timer: Timer, size_bytes: int) -> int:
+    assert isinstance(timer.gpu, Sim)
+    return timer.gpu.costs.in_memory_ns(2 * size_bytes)
+
+
+# --- the whole pipeline
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_measures_verifies_and_says_how(timer: Timer, mode: Mode) -> None:
+    copy = Copy(size_bytes=4 << 20)
+    free = timer.gpu.memory_info().free_bytes
+
+    measured = run(timer, copy, replace(ROTATED, mode=mode), seed=7)
+
+    assert measured.verification.passed
+    assert measured.samples.converged
+    assert measured.stopped == "precision"
+    assert len(measured.samples.times_s) >= 10
+    assert len(measured.samples.sm_clock_hz) == len(measured.samples.times_s)
+    assert (measured.name, measured.axes) == ("copy", {"size_bytes": 4 << 20})
+    assert measured.bytes_moved == 8 << 20
+    assert measured.method.mode == mode
+    assert measured.method.seed == 7
+    assert measured.method.buffer_sets == 16
+    assert measured.cold
+    assert timer.gpu.memory_info().free_bytes == free
+    assert copy.prepared[0].closed == 1
+
+
+@pytest.mark.parametrize("mode", ["isolated", "batch"])
+def test_what_is_measured_is_what_the_device_takes(timer: Timer, mode: Mode) -> None:
+    measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
+
+    wanted_s = expected_ns(timer, 1 << 20) / 1e9
+    assert measured.samples.times_s == pytest.approx([wanted_s] * len(measured.samples.times_s))
+
+
+def test_a_batch_and_a_graph_fill_a_millisecond(timer: Timer) -> None:
+    for mode in ("batch", "graph"):
+        measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
+        assert measured.method.executions * measured.samples.times_s[0] >= 0.0005
+        assert measured.executions == measured.method.executions * len(measured.samples.times_s)
+
+
+def test_the_host_waits_for_more_than_the_device_takes(timer: Timer) -> None:
+    host, isolated = (
+        run(timer, Copy(), replace(METHOD, mode=mode)) for mode in ("host", "isolated")
+    )
+
+    assert min(host.samples.times_s) > max(isolated.samples.times_s)
+    assert not host.method.blocker
+    assert isolated.method.blocker
+
+
+def test_a_call_takes_less_than_the_wait_for_what_it_enqueues(timer: Timer) -> None:
+    call, host = (run(timer, Copy(), replace(METHOD, mode=mode)) for mode in ("call", "host"))
+
+    assert max(call.samples.times_s) < min(host.samples.times_s)
+    assert call.floor_s < host.floor_s
+    assert not call.method.blocker
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_buffer_sets_are_taken_in_turn(timer: Timer, mode: Mode) -> None:
+    copy = Copy(size_bytes=8 << 20)
+
+    sets = run(timer, copy, replace(ROTATED, mode=mode)).method.buffer_sets
+
+    indices = copy.prepared[0].indices
+    # A capture enqueues nothing that runs, so its first index comes again.
+    steps = {(b - a) % sets for a, b in pairwise(indices)}
+    assert sets == 9
+    assert steps <= ({1, 1 - sets} if mode != "graph" else {1, 0})
+
+
+def test_hot_and_flushed_buffers_are_the_same_ones(timer: Timer) -> None:
+    for cache, cold in (("hot", False), ("flush", True)):
+        copy = Copy()
+        measured = run(timer, copy, replace(METHOD, cache=cache))
+        assert measured.method.buffer_sets == 1
+        assert set(copy.prepared[0].indices) == {0}
+        assert measured.cold is cold
+
+
+def test_the_cache_is_flushed_ahead_of_each_execution_and_outside_the_time(timer: Timer) -> None:
+    flushed = run(timer, Copy(), replace(METHOD, cache="flush"))
+    hot = run(timer, Copy(), replace(METHOD, cache="hot"))
+
+    assert flushed.samples.times_s[0] == hot.samples.times_s[0]
+    assert flushed.elapsed_s / flushed.executions > 2 * timer.l2_bytes / 4.92e12
+
+
+@pytest.mark.parametrize("mode", ["batch", "graph"])
+def test_a_flush_inside_of_many_executions_is_refused(timer: Timer, mode: Mode) -> None:
+    copy = Copy()
+
+    with pytest.raises(UsageError, match=f"executions of a {mode}") as caught:
+        run(timer, copy, replace(METHOD, mode=mode, cache="flush"))
+    assert "isolated" in caught.value.hint
+    assert copy.prepared[0].closed == 1
+
+
+def test_sets_that_do_not_fit_are_done_without_and_it_is_said() -> None:
+    with closing(Sim(capacity_bytes=40 << 20)) as gpu, closing(Timer(gpu)) as timer:
+        measured = run(timer, Copy(size_bytes=8 << 20), ROTATED)
+
+    assert measured.method.buffer_sets == 2
+    assert not measured.cold
+    assert any("buffer sets" in warning for warning in measured.warnings)
+
+
+# --- wrong values
+
+
+def test_a_wrong_value_before_the_first_sample_withholds_the_figure(timer: Timer) -> None:
+    measured = run(timer, Copy(spoiled=(0, 0)))
+
+    assert not measured.verification.passed
+    assert measured.verification.detail == "1 words are wrong"
+    assert measured.samples.times_s == ()
+    assert measured.stopped == "wrong"
+    assert measured.executions == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_value_that_becomes_wrong_withholds_the_figure_as_well(timer: Timer, mode: Mode) -> None:
+    copy = Copy(size_bytes=16 << 20, spoiled=(2, 15))
+
+    measured = run(timer, copy, replace(ROTATED, mode=mode))
+
+    assert not measured.verification.passed
+    assert measured.samples.times_s == ()
+    assert not measured.samples.converged
+    assert measured.stopped == "wrong"
+    assert measured.executions > 0
+
+
+def test_one_of_several_that_is_wrong_leaves_the_others_their_figures(timer: Timer) -> None:
+    wrong, right = measure_rounds(timer, [Copy(spoiled=(0, 0)), Copy()], METHOD)
+
+    assert wrong.samples.times_s == ()
+    assert right.samples.converged
+
+
+# --- what does not settle or stop
+
+
+def swinging(low: int, high: int) -> Iterator[int]:
+    return chain.from_iterable(repeat((low, high)))
+
+
+def test_samples_that_never_agree_end_in_time_and_say_so() -> None:
+    unlike = (10_000 * 1000 ** ((n * 0.618) % 1) for n in count())
+    with closing(busy_device(int(n) for n in unlike)) as gpu, closing(Timer(gpu)) as timer:
+        measured = run(timer, Busy(gpu), replace(METHOD, rule=replace(RULE, timeout_s=0.05)))
+
+    assert not measured.samples.converged
+    assert measured.stopped == "timeout"
+    assert 0.05 <= measured.elapsed_s < 0.07
+
+
+def test_a_device_that_never_settles_ends_its_warm_up_at_the_cap_and_says_so() -> None:
+    rising = (1_000_000 + 20_000 * n for n in count())
+    with closing(busy_device(rising)) as gpu, closing(Timer(gpu)) as timer:
+        method = replace(METHOD, warmup_s=0.1, rule=RULE)
+        measured = run(timer, Busy(gpu), method, hurry=False)
+
+    assert not measured.settled
+    assert measured.method.warmup_s == pytest.approx(3.0, rel=0.01)
+    assert any("warm-up" in warning for warning in measured.warnings)
+    assert len(measured.warmup) > 100
+
+
+def test_samples_begin_when_the_device_has_settled() -> None:
+    slow = [5_000_000 - 40_000 * n for n in range(100)]
+    with closing(busy_device([*slow, 1_000_000])) as gpu, closing(Timer(gpu)) as timer:
+        method = replace(METHOD, warmup_s=0.1, rule=RULE)
+        measured = run(timer, Busy(gpu), method, hurry=False)
+
+    assert measured.settled
+    assert measured.warnings == ()
+    assert set(np.round(measured.samples.times_s, 9)) == {0.001001}
+    assert measured.warmup[0].time_s > 0.004
+
+
+def test_the_simulated_device_does_not_wait_for_time_to_pass(timer: Timer) -> None:
+    measured = run(timer, Copy(), replace(METHOD, warmup_s=5.0))
+
+    assert measured.elapsed_s < 0.01
+    assert measured.method.warmup_s < 0.01
+
+
+def test_samples_at_a_low_clock_are_discarded_and_waited_for() -> None:
+    clocks = chain(repeat(1_900_000, 40), [1_000_000] * 3, repeat(1_900_000))
+    pauses: list[float] = []
+    device = busy_device([1_000_000], cudakit_timestamp=stamps_at(clocks))
+    with closing(device) as gpu, closing(Timer(gpu)) as timer:
+        method = replace(METHOD, warmup_s=0.01, rule=replace(RULE, min_samples=60))
+        measured = run(timer, Busy(gpu), method, hurry=False, pause=pauses.append)
+
+    assert measured.samples.discarded == 3
+    assert [reading.sm_clock_hz for reading in measured.discarded] == pytest.approx([1e9] * 3)
+    assert pauses == [0.05, 0.1, 0.2]
+    assert min(measured.samples.sm_clock_hz) == pytest.approx(1.9e9, rel=1e-3)
+
+
+# --- the watchdog
+
+
+def test_work_that_waits_for_the_device_is_measured_without_the_blocker() -> None:
+    with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.001)) as timer:
+        measured = run(timer, Copy(before_each=gpu.sync), replace(METHOD, rule=RULE))
+
+    assert measured.verification.passed
+    assert measured.samples.converged
+    assert not measured.method.blocker
+    assert any("blocker" in warning for warning in measured.warnings)
+    assert max(measured.samples.times_s) < 0.001
+
+
+def test_one_late_launch_costs_its_sample_only() -> None:
+    calls = count()
+
+    def sometimes_waiting() -> None:
+        if next(calls) == 30:
+            gpu.sync()
+
+    with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.001)) as timer:
+        method = replace(METHOD, rule=replace(RULE, min_samples=60))
+        measured = run(timer, Copy(before_each=sometimes_waiting), method)
+
+    assert measured.samples.discarded == 1
+    assert measured.samples.converged
+    assert measured.method.blocker
+
+
+# --- interrupts and failures
+
+
+def interrupting_after(runs: int) -> Callable[[], None]:
+    calls = count()
+
+    def interrupt() -> None:
+        if next(calls) == runs:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+@pytest.mark.parametrize(("mode", "runs"), [("isolated", 10), ("batch", 2500), ("host", 10)])
+def test_an_interrupt_leaves_what_there_is_verified(timer: Timer, mode: Mode, runs: int) -> None:
+    rule = replace(RULE, min_samples=10**9, timeout_s=10**9)
+    copy = Copy(before_each=interrupting_after(runs))
+
+    measured = run(timer, copy, replace(METHOD, mode=mode, rule=rule))
+
+    assert measured.interrupted
+    assert measured.verification.passed
+    assert not measured.samples.converged
+    assert 1 < len(measured.samples.times_s) < 10
+    assert copy.prepared[0].closed == 1
+    assert timer.now_s() < 0.5  # the blocker was let go
+
+
+def test_an_interrupt_before_there_is_anything_is_one(timer: Timer) -> None:
+    for runs in (0, 2, 4):  # to verify, to estimate, to warm up
+        copy = Copy(before_each=interrupting_after(runs))
+        with pytest.raises(KeyboardInterrupt):
+            run(timer, copy)
+        assert copy.prepared[0].closed == 1
+
+
+def test_an_interrupted_capture_leaves_a_stream_that_works(timer: Timer) -> None:
+    copy = Copy(before_each=interrupting_after(15))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(timer, copy, replace(METHOD, mode="graph"))
+
+    assert run(timer, Copy(), replace(METHOD, mode="graph")).verification.passed
+
+
+def test_a_failure_of_the_device_is_raised_and_everything_closed(timer: Timer) -> None:
+    copy = Copy()
+    assert isinstance(timer.gpu, Sim)
+    timer.gpu.fail_next("elapsed", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))
+
+    with pytest.raises(CudaError, match="a made one"):
+        run(timer, copy)
+    assert copy.prepared[0].closed == 1
+
+
+# --- several, and who watches
+
+
+def test_several_take_turns_and_each_finds_what_it_left_itself(timer: Timer) -> None:
+    order: list[str] = []
+    one = Copy(name="one", before_each=lambda: order.append("one"))
+    other = Copy(name="other", before_each=lambda: order.append("other"))
+
+    first, second = measure_rounds(timer, [one, other], METHOD)
+
+    assert len(first.samples.times_s) == len(second.samples.times_s) == 10
+    assert (first.name, second.name) == ("one", "other")
+    assert first.method.interleaved == ("one", "other")
+    assert first.executions == 20
+    # Behind what verifies, estimates and warms up: each has one more run ahead of its sample.
+    assert order[-40:] == ["one", "one", "other", "other"] * 10
+
+
+def test_progress_is_told_after_each_sample_and_never_goes_beyond_the_end() -> None:
+    seen: list[tuple[str, float]] = []
+    with closing(busy_device([1_000_000])) as gpu, closing(Timer(gpu)) as timer:
+        method = replace(METHOD, warmup_s=0.2, rule=replace(RULE, min_samples=300))
+        run(
+            timer,
+            Busy(gpu, axes={"n": 3}),
+            method,
+            hurry=False,
+            progress=lambda stage, fraction: seen.append((stage, fraction)),
+        )
+
+    assert {stage for stage, _ in seen} == {"busy n=3: warming up", "busy n=3"}
+    assert len([stage for stage, _ in seen if stage == "busy n=3"]) >= 300
+    assert all(0 <= fraction <= 1 for _, fraction in seen)
+
+
+def test_the_garbage_collector_rests_meanwhile(timer: Timer) -> None:
+    states: list[bool] = []
+
+    run(
+        timer, Copy(before_each=lambda: states.append(gc.isenabled())), replace(METHOD, cache="hot")
+    )
+
+    assert states[0]  # while it is prepared and verified
+    assert not any(states[1:-1])
+    assert gc.isenabled()
+
+
+def test_what_the_timer_says_of_nothing_is_there_to_compare(timer: Timer) -> None:
+    for mode in MODES:
+        measured = run(timer, Copy(), replace(METHOD, mode=mode))
+        assert 0 <= measured.floor_s < min(measured.samples.times_s) or mode in ("batch", "graph")
+
+
+def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) -> None:
+    assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
+
+    asked = replace(METHOD, energy_s=0.5, rule=RULE)
+    measured = run(timer, Copy(), asked, hurry=False)
+    assert measured.energy_j == Unavailable("the GPU does not count energy")
+    assert measured.method.energy_s == 0.5
+
+
+def test_a_run_without_samples_counts_no_energy() -> None:
+    stages: list[str] = []
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer, ExitStack() as owned:
+        runs = prepare(timer, [Copy()], METHOD_WITH_ENERGY, owned)
+        warm_up(runs, no_progress)
+        count_energy(runs, lambda stage, _: stages.append(stage))
+
+    assert stages == []
+    assert runs[0].energy_j == Unavailable("no energy was counted")
+
+
+@pytest.mark.gpu
+def test_the_energy_of_an_execution_is_about_power_by_time() -> None:
+    method = replace(METHOD, mode="batch", warmup_s=0.5, energy_s=0.5)
+    with closing(open_gpu("cuda")) as gpu, closing(Timer(gpu)) as real:
+        measured = run(real, Copy(size_bytes=1 << 30), method)
+        limit_w = gpu.telemetry().fields["power_limit_w"]
+
+    time_s = median(measured.samples.times_s)
+    assert isinstance(measured.energy_j, float)
+    assert isinstance(limit_w, float)
+    assert 0.2 * limit_w * time_s < measured.energy_j < 1.2 * limit_w * time_s

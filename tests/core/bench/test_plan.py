@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.method import Method, Rule
+from cudakit.core.bench.plan import plan_method, round_methods
+
+METHOD = Method("batch", "rotate", warmup_s=1.0, rounds=5, rule=Rule(min_time_s=2.0))
+
+
+def within(method: Method, share_s: float | None, implementations: int) -> Method:
+    return plan_method(method, share_s, implementations, {})
+
+
+def test_without_a_budget_nothing_is_cut() -> None:
+    assert within(METHOD, None, 2) is METHOD
+    assert within(METHOD, 1e6, 2) == replace(METHOD, warmup_most_s=3.0)
+
+
+@given(st.floats(-10, 100), st.integers(1, 4))
+def test_what_all_who_take_turns_need_is_within_their_share(
+    share_s: float, implementations: int
+) -> None:
+    found = within(METHOD, share_s, implementations)
+
+    warmups_s = implementations * sum(part.warmup_most_s or 0 for part in round_methods(found))
+    assert found.warmup_s <= (found.warmup_most_s or 0)
+    assert warmups_s <= 0.25 * max(share_s, 1e-3) * (1 + 1e-9)
+    assert warmups_s + found.rule.timeout_s <= max(share_s, 1e-3) * (1 + 1e-9)
+    assert 0 < found.rule.min_time_s < found.rule.timeout_s
+    assert found.rule.min_samples == METHOD.rule.min_samples
+
+
+def test_a_short_time_has_fewer_rounds() -> None:
+    assert [within(METHOD, share_s, 1).rounds for share_s in (0.5, 2.5, 60.0)] == [1, 2, 5]
+
+
+def test_a_variable_that_makes_launches_wait_leaves_out_the_blocking_kernel() -> None:
+    assert not plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "1"}).blocker
+    assert plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "0"}).blocker

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core.bench.made import FIELDS, MANAGEMENT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.roofline import (
+    Limit,
+    Work,
+    limit,
+    link_bandwidth,
+    matrix_kind,
+    memory_bandwidth,
+    peak_operations,
+    peer_bandwidth,
+    rate_per_clock,
+)
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
+
+ALL: dict[str, Field] = {**MANAGEMENT, **FIELDS}
+NOT_MEASURED = Unavailable("not measured")
+
+
+def device(name: str, capability: str, multiprocessors: int, clock_mhz: int) -> dict[str, Field]:
+    return {
+        "name": name,
+        "compute_capability": capability,
+        "multiprocessor_count": multiprocessors,
+        "clock_rate_khz": clock_mhz * 1000,
+    }
+
+
+def limit_of(work: Work, clock_hz: float | Unavailable = NOT_MEASURED, **changes: Field) -> Limit:
+    found = limit(work, {**ALL, **changes}, clock_hz)
+    assert isinstance(found, Limit), found
+    return found
+
+
+# Rates that datasheets state in TFLOP/s or TOP/s, dense, fp32 accumulation.
+@pytest.mark.parametrize(
+    ("fields", "kind", "stated"),
+    [
+        (device("NVIDIA H200", "9.0", 132, 1830), "bf16", 989.4),
+        (device("NVIDIA H200", "9.0", 132, 1830), "fp8", 1979),
+        (device("NVIDIA H200", "9.0", 132, 1830), "tf32", 494.7),
+        (device("NVIDIA H200", "9.0", 132, 1980), "fp64_tensor", 67),
+        (device("NVIDIA H200", "9.0", 132, 1980), "fp32", 67),
+        (device("NVIDIA A100-SXM4-80GB", "8.0", 108, 1410), "fp16", 312),
+        (device("NVIDIA A100-SXM4-80GB", "8.0", 108, 1410), "int8", 624),
+        (device("NVIDIA A100-SXM4-80GB", "8.0", 108, 1410), "fp64_tensor", 19.5),
+        (device("NVIDIA RTX A6000", "8.6", 84, 1800), "bf16", 154.8),
+        (device("NVIDIA GeForce RTX 3090", "8.6", 82, 1695), "bf16", 71),
+        (device("NVIDIA GeForce RTX 4090", "8.9", 128, 2520), "fp16", 165.2),
+        (device("NVIDIA GeForce RTX 4090", "8.9", 128, 2520), "int8", 660.6),
+        (device("NVIDIA L40S", "8.9", 142, 2520), "fp8", 733),
+        (device("Tesla T4", "7.5", 40, 1590), "fp16", 65),
+        (device("NVIDIA B200", "10.0", 148, 1850), "bf16", 2250),
+    ],
+)
+def test_peaks_are_those_of_the_datasheets(
+    fields: dict[str, Field], kind: str, stated: float
+) -> None:
+    clock_hz = float(str(fields["clock_rate_khz"])) * 1e3
+
+    assert peak_operations(kind, fields, clock_hz) == pytest.approx(stated * 1e12, rel=0.02)
+
+
+def test_bandwidths_are_those_of_the_datasheets() -> None:
+    assert memory_bandwidth(ALL) == pytest.approx(4.8e12, rel=0.01)
+    assert link_bandwidth(ALL) == pytest.approx(63e9, rel=0.01)
+
+
+def test_a_large_product_of_matrices_is_bound_by_arithmetic() -> None:
+    found = limit_of(Work(2 * 8192**3, "bf16", 6 * 8192**2), 1.755e9)
+
+    assert found.bound == "arithmetic"
+    assert found.datasheet_clock_hz == 1.83e9
+    assert found.datasheet_s == pytest.approx(2 * 8192**3 / 989.4e12, rel=1e-3)
+    assert found.measured_s == pytest.approx(found.datasheet_s * 1830 / 1755)
+    assert found.seconds == found.measured_s
+
+
+def test_a_small_one_is_bound_by_memory_whatever_the_clock() -> None:
+    found = limit_of(Work(2 * 64 * 8192**2, "bf16", 2 * 8192**2), 1.2e9)
+
+    assert found.bound == "memory"
+    assert found.measured_s == found.datasheet_s
+
+
+def test_a_copy_from_the_host_is_bound_by_the_link() -> None:
+    found = limit_of(Work(bytes_moved=2**30, link_bytes=2**30))
+
+    assert found.bound == "link"
+    assert found.seconds == pytest.approx(2**30 / 63e9, rel=1e-3)
+    assert isinstance(found.operations_per_s, Unavailable)
+
+
+def test_without_a_measured_clock_the_limit_is_that_of_the_datasheet() -> None:
+    found = limit_of(Work(1e15, "bf16"))
+
+    assert found.measured_s == NOT_MEASURED
+    assert found.seconds == found.datasheet_s
+
+
+def test_a_bandwidth_that_is_not_needed_may_be_unknown() -> None:
+    found = limit_of(Work(1e15, "bf16"), memory_clock_rate_khz=0, pcie_width_max=0)
+
+    assert found.bound == "arithmetic"
+    assert found.bytes_per_s == Unavailable("the memory clock is not known")
+
+
+@pytest.mark.parametrize(
+    ("work", "changes", "reason"),
+    [
+        (Work(), {}, "neither computes nor moves data"),
+        (Work(1, "fp4"), {}, "no peak is known for fp4 with compute capability 9.0"),
+        (Work(1, "bf16"), {"compute_capability": "12.0"}, "compute capability 12.0"),
+        (Work(1, "fp32"), {"clock_rate_khz": 0}, "highest clock of the SMs is not known"),
+        (Work(1, "fp32"), {"multiprocessor_count": Unavailable("lost")}, "SMs is not known: lost"),
+        (Work(bytes_moved=1), {"integrated": True}, "integrated"),
+        (Work(bytes_moved=1), {"global_memory_bus_width_bits": Unavailable("MIG")}, "MIG"),
+        (Work(link_bytes=1), {"pcie_generation_max": 9}, "PCIe 9.0"),
+        (Work(link_bytes=1), {"pcie_width_max": Unavailable("no NVML")}, "no NVML"),
+    ],
+)
+def test_what_is_needed_and_not_known_is_no_limit(
+    work: Work, changes: dict[str, Field], reason: str
+) -> None:
+    found = limit(work, {**ALL, **changes}, NOT_MEASURED)
+
+    assert isinstance(found, Unavailable)
+    assert reason in found.reason
+
+
+def test_a_product_in_fp64_uses_tensor_cores_where_there_are_some() -> None:
+    assert matrix_kind("fp64", {"compute_capability": "9.0"}) == "fp64_tensor"
+    assert matrix_kind("fp64", {"compute_capability": "8.9"}) == "fp64"
+    assert matrix_kind("fp8_e5m2", {"compute_capability": "9.0"}) == "fp8"
+
+
+def test_geforce_accumulates_at_half_the_rate_but_not_integers() -> None:
+    geforce = device("NVIDIA GeForce RTX 4090", "8.9", 128, 2520)
+    professional = {**geforce, "name": "NVIDIA L40S"}
+
+    assert 2 * int(str(rate_per_clock("fp16", geforce))) == rate_per_clock("fp16", professional)
+    assert rate_per_clock("int8", geforce) == rate_per_clock("int8", professional)
+
+
+# Bytes per second to others in one direction, as datasheets state them for both.
+@pytest.mark.parametrize(
+    ("count", "version", "stated"),
+    [(4, "1.0", 80), (6, "2.0", 150), (12, "3.0", 300), (18, "4.0", 450), (18, "5.0", 900)],
+)
+def test_a_copy_to_a_peer_is_bound_by_the_nvlinks(count: int, version: str, stated: int) -> None:
+    work = Work(bytes_moved=2**30, link_bytes=2**30, link="peer")
+    found = limit_of(work, nvlink_count=count, nvlink_version=version)
+
+    assert found.bound == "link"
+    assert found.datasheet_s == pytest.approx(2**30 / (stated * 1e9))
+
+
+def test_peers_without_nvlinks_meet_over_pcie_and_what_is_unknown_is_said() -> None:
+    lost = Unavailable("not supported by this device")
+
+    assert peer_bandwidth({**ALL, "nvlink_count": 0}) == link_bandwidth(ALL)
+    for fields, reason in (
+        ({"nvlink_count": lost}, "not supported"),
+        ({"nvlink_count": 18, "nvlink_version": "9.0"}, "NVLink 9.0"),
+        ({"nvlink_count": 18, "nvlink_version": lost}, "NVLink"),
+        ({}, "NVML was not asked"),
+    ):
+        found = peer_bandwidth({**ALL, **fields})
+        assert isinstance(found, Unavailable)
+        assert reason in found.reason
+
+
+works = st.builds(
+    Work,
+    operations=st.floats(1, 1e18),
+    kind=st.sampled_from(["fp64", "fp32", "tf32", "bf16", "fp8", "int8"]),
+    bytes_moved=st.floats(0, 1e13),
+    link_bytes=st.floats(0, 1e12),
+)
+
+
+@given(works, st.floats(1.0, 10.0), st.floats(1e8, 3e9))
+def test_more_work_never_takes_less_and_twice_everything_takes_twice(
+    work: Work, factor: float, clock_hz: float
+) -> None:
+    once = limit_of(work, clock_hz)
+    more = limit_of(replace(work, operations=work.operations * factor), clock_hz)
+    twice = Work(2 * work.operations, work.kind, 2 * work.bytes_moved, 2 * work.link_bytes)
+
+    assert more.seconds >= once.seconds
+    assert limit_of(twice, clock_hz).seconds == pytest.approx(2 * once.seconds)
+
+
+@given(works, st.floats(1e8, 3e9), st.floats(1.0, 10.0))
+def test_a_higher_clock_never_takes_longer(work: Work, clock_hz: float, factor: float) -> None:
+    assert limit_of(work, clock_hz * factor).seconds <= limit_of(work, clock_hz).seconds

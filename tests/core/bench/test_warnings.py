@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core.bench.made import machine, telemetry
+
+from cudakit.core.bench.environment import moment
+from cudakit.core.bench.warnings import environment_warnings, likely_causes
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
+
+LINK: dict[str, Field] = {
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "pcie_generation_max": 5,
+    "pcie_generation_device_max": 5,
+}
+
+
+def test_where_all_is_well_there_is_no_cause() -> None:
+    assert likely_causes([machine(), machine()], LINK) == ()
+
+
+def test_what_holds_for_all_cases_is_said_once() -> None:
+    busy = machine(other_processes=2, power_limit_w=400.0)
+
+    assert likely_causes([busy, busy], LINK) == (
+        "2 other processes on the GPU: figures may be too low",
+        "the power limit is 400 W, not the default of 700 W",
+    )
+
+
+def test_the_time_for_which_the_clock_was_held_down_is_added_up() -> None:
+    before, after = (
+        moment(telemetry(slowed_by_software_thermal_ns=ns)) for ns in (0, 1_500_000_000)
+    )
+    case = machine(before=before, after=after)
+
+    assert likely_causes([case, case], LINK) == (
+        "the clock was held down by heat, by software for 3 s",
+    )
+
+
+def test_without_counters_the_reasons_are_named() -> None:
+    hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
+    without_counters = machine(after=replace(hot, slowed_ns={}))
+
+    (said,) = likely_causes([without_counters], LINK)
+    assert "software thermal slowdown" in said
+
+
+def test_a_link_that_is_narrower_or_older_than_the_gpu_is_a_cause() -> None:
+    assert likely_causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
+        "PCIe runs with 8 of 16 lanes",
+        "the slot is of PCIe 4.0, and the GPU could 5.0",
+    )
+    assert likely_causes([machine()], {}) == ()
+
+
+def test_quiet_machine_has_no_warning() -> None:
+    assert environment_warnings([machine()]) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"other_processes": 1}, "1 other process on the GPU"),
+        ({"other_processes": 2}, "2 other processes on the GPU"),
+        ({"power_limit_w": 500.0}, "the power limit is 500 W, not the default of 700 W"),
+        ({"modes": {"mps_enabled": True}}, "MPS is on"),
+        ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "CUDA_LAUNCH_BLOCKING is set"),
+        (
+            {"after": moment(telemetry(1, slowed_by_power_cap_ns=500_000_000))},
+            "the clock was held down by power cap for 500 ms",
+        ),
+    ],
+)
+def test_disturbed_machine_has_warning(changes: dict[str, Any], words: str) -> None:
+    (said,) = environment_warnings([machine(**changes)])
+
+    assert words in said
+
+
+def test_variable_set_to_off_has_no_warning() -> None:
+    assert environment_warnings([machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})]) == ()
+
+
+def test_clock_reasons_replace_missing_counters() -> None:
+    look = telemetry(
+        clock_event_reasons=("idle", "software power cap"),
+        slowed_by_power_cap_ns=Unavailable("not supported"),
+    )
+
+    assert environment_warnings([machine(before=None, after=moment(look))]) == (
+        "the clock was held down: software power cap",
+    )

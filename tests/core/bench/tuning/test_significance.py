@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.tuning.search import FINALISTS, LEAST_ITERATIONS, Limits
+from cudakit.core.bench.tuning.significance import LEVEL, chance, is_above, middle, ratio_interval
+from cudakit.errors import InputError
+
+
+@pytest.mark.parametrize(("above", "n", "expected"), [(5, 5, 1 / 32), (7, 8, 9 / 256), (0, 3, 1.0)])
+def test_the_sign_test_counts_coins(above: int, n: int, expected: float) -> None:
+    assert chance(above, n) == pytest.approx(expected)
+
+
+def test_five_of_five_rounds_are_enough_to_leave_and_four_are_not() -> None:
+    assert is_above([1.01] * 5, 0.99, 0.05)
+    assert not is_above([1.01] * 4, 0.99, 0.05)
+    assert not is_above([1.01] * 5 + [0.9], 0.99, 0.05)
+
+
+def test_nothing_is_known_without_samples() -> None:
+    assert ratio_interval([], 0.01) is None
+    assert not is_above([], 1.0, 0.05)
+    assert middle([]) == float("inf")
+
+
+def test_too_few_ratios_give_no_interval() -> None:
+    assert ratio_interval([0.9] * 6, 0.01) is None
+    assert ratio_interval([0.9] * 7, 0.01) == (0.9, 0.9)
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=200), st.sampled_from([0.05, 0.01, 0.003]))
+def test_an_interval_holds_the_median_and_is_wider_the_surer(
+    ratios: list[float], level: float
+) -> None:
+    found, surer = ratio_interval(ratios, level), ratio_interval(ratios, level / 10)
+
+    if found is not None:
+        assert found[0] <= median(ratios) <= found[1]
+    if surer is not None:
+        assert found is not None
+        assert surer[0] <= found[0]
+        assert found[1] <= surer[1]
+
+
+def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
+    chances = random.Random(1)
+    missed = 0
+    for _ in range(2000):
+        found = ratio_interval([chances.lognormvariate(0, 0.1) for _ in range(15)], 0.05)
+        assert found is not None
+        missed += found[1] < 1
+
+    assert missed <= 2000 * 0.05
+
+
+def test_the_fewest_iterations_can_decide_a_final() -> None:
+    pairs = LEAST_ITERATIONS // 2 // 3 * 3
+
+    assert ratio_interval([0.9] * pairs, LEVEL / FINALISTS) is not None
+
+
+@pytest.mark.parametrize("changes", [{"time_s": 0.0}, {"time_s": float("nan")}, {"iterations": 19}])
+def test_limits_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Limits(**changes)  # type: ignore[arg-type]

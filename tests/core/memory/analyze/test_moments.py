@@ -1,0 +1,76 @@
+"""The curves thinned for pictures."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from core.memory import builders
+from core.memory.builders import MIB, START_US, Segment, alloc, freed
+from core.memory.history import History
+from core.memory.strategies import LAW, recordings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.memory.analyze.moments import timeline
+from cudakit.core.memory.replay.allocations import Curves
+from cudakit.core.memory.result import Timeline
+
+BASE = 0x7F00_0000_0000
+NAMES = ("requested", "allocated", "reserved")
+
+
+def thinned(values: list[int]) -> Timeline:
+    """Thin a curve that takes these values, one a moment."""
+    curve = np.array(values, np.int64)
+    trace = builders.trace(
+        [alloc(BASE, 512) for _ in range(len(values) - 1)], [Segment(BASE, 2 * MIB)]
+    )
+    return timeline(builders.snapshot(trace), trace, Curves(curve, curve, curve, curve))
+
+
+@LAW
+@given(recordings())
+def test_a_short_trace_keeps_every_moment(history: History) -> None:
+    snapshot, curves = history.snapshot(), history.replay().curves
+    found = timeline(snapshot, snapshot.devices[0], curves)
+    assert found.event == tuple(range(-1, len(history.entries)))
+    for name in NAMES:
+        assert list(getattr(found, f"{name}_bytes")) == getattr(curves, name).tolist()
+
+
+@LAW
+@given(st.integers(2, 30_000), st.data())
+def test_no_peak_is_lost_and_the_end_is_kept(length: int, data: st.DataObject) -> None:
+    values = [0] * length
+    peaks = data.draw(st.lists(st.integers(0, length - 1), max_size=5, unique=True))
+    for height, place in enumerate(peaks, start=1):
+        values[place] = height
+    found = thinned(values)
+    bounds = [event + 1 for event in found.event] + [length]
+    assert list(found.requested_bytes) == [max(values[a:b]) for a, b in pairwise(bounds)]
+    assert found.requested_bytes[-1] == values[-1]
+    assert max(found.reserved_bytes) == max(values)
+
+
+def test_the_end_is_not_drowned_by_a_peak_just_before_it() -> None:
+    assert thinned([*[0] * 20_000, 5, 1]).requested_bytes[-2:] == (5, 1)
+
+
+def test_a_long_trace_becomes_at_most_about_two_thousand_spans() -> None:
+    assert len(thinned([0] * 30_000).event) <= 2001
+
+
+def test_spans_have_the_times_of_their_first_events() -> None:
+    found = thinned([0, 1, 2])
+    assert found.event == (-1, 0, 1)
+    assert found.time_us == (START_US, START_US, START_US + 1)
+
+
+def test_without_times_or_events_there_are_no_times() -> None:
+    trace = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
+    curve = np.zeros(4, np.int64)
+    curves = Curves(curve, curve, curve, curve)
+    assert timeline(builders.snapshot(trace, has_times=False), trace, curves).time_us is None
+    empty = Curves(curve[:1], curve[:1], curve[:1], curve[:1])
+    assert timeline(builders.snapshot(), builders.trace(), empty).event == (-1,)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+from typing import Any
+
+import pytest
+from contract.products import Places
+
+from cudakit.core.bench.peak_rates import matrix_kind
+from cudakit.core.bench.roofline import Limit, Work, limit
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings
+from cudakit.gpu.sim import Sim
+from cudakit.gpu.sim.algorithms import algorithms, busy_ns, objection, recommended
+from cudakit.gpu.sim.costs import rates_of
+from cudakit.units import Unavailable
+
+USUAL = GemmSettings()
+SIZES = (64, 512, 1000, 2048, 4096, 8192)
+LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 16, 16384), (2048, 8192, 1024))
+
+
+def a_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
+    return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
+
+
+@pytest.fixture
+def sim() -> Iterator[Sim]:
+    with closing(Sim()) as sim:
+        yield sim
+
+
+def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
+    """Say what a product takes on an idle device."""
+    busy = busy_ns(gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s)
+    moved = gemm.bytes_moved + algorithm.workspace_bytes
+    return (busy + sim.costs.in_memory_ns(moved)) * 1e-9
+
+
+def limit_of(sim: Sim, gemm: Gemm) -> Limit:
+    fields = sim.facts().fields
+    work = Work(gemm.operations, matrix_kind(gemm.dtype, fields), gemm.bytes_moved)
+    found = limit(work, fields, Unavailable("not measured"))
+    assert isinstance(found, Limit)
+    return found
+
+
+def test_settings_exclude_algorithms(sim: Sim) -> None:
+    blas, gemm = sim.blas(), a_gemm(m=1024, n=1024, k=4096)
+    everything = list(blas.algorithms(gemm, USUAL))
+    small = list(blas.algorithms(gemm, GemmSettings(workspace_bytes=1 << 20)))
+    steady = list(blas.algorithms(gemm, GemmSettings(deterministic=True)))
+
+    assert 6 <= len(everything) <= 12
+    assert small == [each for each in everything if each.workspace_bytes <= 1 << 20]
+    assert steady == [each for each in everything if each.reduction != 1]
+    assert len(everything) > max(len(small), len(steady))
+    assert sorted(map(repr, blas.heuristics(gemm, USUAL, 99))) == sorted(map(repr, everything))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (GemmSettings(workspace_bytes=0), "of workspace, and 0 B are allowed"),
+        (GemmSettings(deterministic=True), "is not deterministic"),
+    ],
+)
+def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
+    gemm = a_gemm(k=4096)
+    excluded = next(each for each in algorithms(gemm) if reason in objection(each, settings))
+
+    with pytest.raises(Unsupported) as caught:
+        sim.blas().multiplication(gemm, settings, excluded)
+    assert reason in caught.value.message
+    assert caught.value.hint
+
+
+def test_unknown_algorithm_is_refused(sim: Sim) -> None:
+    with pytest.raises(Unsupported, match="no algorithm for this product is") as caught:
+        sim.blas().multiplication(a_gemm(), USUAL, Algorithm(id=99))
+    assert caught.value.hint
+
+
+def test_first_recommendation_is_often_the_fastest_but_not_always(sim: Sim) -> None:
+    slower = []
+    for m, n, k in product(SIZES, SIZES, SIZES):
+        gemm = a_gemm("bf16", m=m, n=n, k=k)
+        allowed = [each for each in algorithms(gemm) if not objection(each, USUAL)]
+        first = recommended(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
+        best_s = min(seconds(sim, gemm, each) for each in allowed)
+        slower.append(seconds(sim, gemm, first) > 1.01 * best_s)
+
+    assert 0.1 < sum(slower) / len(slower) < 0.5
+
+
+def test_no_algorithm_is_fastest_for_every_shape(sim: Sim) -> None:
+    best = set()
+    for m, n, k in product(SIZES, SIZES, SIZES):
+        gemm = a_gemm("bf16", m=m, n=n, k=k)
+        best.add(min(algorithms(gemm), key=lambda each: seconds(sim, gemm, each)).tile)
+
+    assert len(best) >= 3
+
+
+@pytest.mark.parametrize("model", ["h200", "wsl"])
+@pytest.mark.parametrize("dtype", DATA_TYPES)
+def test_large_gemm_approaches_peak_from_below(model: str, dtype: str) -> None:
+    with closing(Sim(model)) as sim:
+        for m, n, k in LARGE:
+            gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
+            first = sim.blas().heuristics(gemm, USUAL, 1)[0]
+            ratio = limit_of(sim, gemm).seconds / seconds(sim, gemm, first)
+            assert 0.3 < ratio < 0.95, gemm
+
+
+@pytest.mark.parametrize("dtype", DATA_TYPES)
+def test_no_algorithm_exceeds_peak(sim: Sim, dtype: str) -> None:
+    for m, n, k in product((16, 1024, 8192), repeat=3):
+        gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
+        for algorithm in algorithms(gemm):
+            assert seconds(sim, gemm, algorithm) > limit_of(sim, gemm).seconds / 0.95
+
+
+def test_events_measure_gemm_duration(sim: Sim) -> None:
+    gemm = a_gemm("bf16", m=512, n=512, k=512)
+    blas, where = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
+    for algorithm in blas.heuristics(gemm, USUAL, 3):
+        multiplication = blas.multiplication(gemm, USUAL, algorithm)
+        for _ in range(8):  # the device is busy until all is enqueued
+            multiplication.enqueue(where, LEGACY)
+        begin, end = sim.event(), sim.event()
+        sim.record(begin, LEGACY)
+        multiplication.enqueue(where, LEGACY)
+        sim.record(end, LEGACY)
+        sim.sync()
+        expected_s = seconds(sim, gemm, algorithm)
+        assert sim.elapsed(begin, end) == pytest.approx(expected_s, abs=2e-8)

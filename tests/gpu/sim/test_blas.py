@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
+import pytest
+from contract.kernels import SOURCE
+from contract.products import Places, Problem, put, result, run
+from contract.workbench import Workbench, refused
+from gpu.happens_before import races
+
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.api.gemm import (
+    Algorithm,
+    Gemm,
+    GemmSettings,
+    Library,
+)
+from cudakit.gpu.driver_errors import Status
+from cudakit.gpu.sim import Sim
+from cudakit.gpu.sim.algorithms import algorithms
+from cudakit.trace.events import Access, Alloc, Event, Free, GraphNode, Launch
+from cudakit.trace.kinds import Mode
+from cudakit.units import Unavailable
+
+USUAL = GemmSettings()
+
+
+def a_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
+    return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
+
+
+def a_bench(**options: Any) -> Workbench:
+    sim = Sim(**options)
+    return Workbench(sim, sim.compile(SOURCE))
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    bench = a_bench()
+    with closing(bench.gpu):
+        yield bench
+
+
+@pytest.fixture
+def sim() -> Iterator[Sim]:
+    with closing(Sim()) as sim:
+        yield sim
+
+
+# --- the trace
+
+
+def test_gemm_is_traced_as_launch_with_accesses() -> None:
+    trace: list[Event] = []
+    bench = a_bench(sink=trace.append)
+    gemm = a_gemm("bf16", padding=8, batch=2, epilogue="bias")
+    where = put(bench, Problem(gemm))
+    algorithm = Algorithm(id=1, tile=15)
+    multiplication = bench.gpu.blas().multiplication(gemm, USUAL, algorithm)
+    begin = len(trace)
+    multiplication.enqueue(where, LEGACY)
+    bench.gpu.close()
+
+    facts = [event.fact for event in trace[begin:]]
+    assert facts == [
+        Launch(LEGACY, "sim_gemm_bf16_tn", (2, 1, 1), (256, 1, 1)),
+        Access(where.bias, where.bias + 96, Mode.READ),
+        _columns(where.a, 64, 2 * 48, Mode.READ),
+        _columns(where.b, 64, 2 * 32, Mode.READ),
+        _columns(where.d, 48, 2 * 32, Mode.WRITE),
+    ]
+
+
+def _columns(ptr: Ptr, rows: int, count: int, mode: Mode) -> Access:
+    step = 2 * (rows + 8)
+    end = ptr + step * (count - 1) + 2 * rows
+    return Access(ptr, end, mode, stride_bytes=step, count=count)
+
+
+def test_captured_gemm_is_a_named_node() -> None:
+    trace: list[Event] = []
+    bench = a_bench(sink=trace.append)
+    gemm, stream = a_gemm(), bench.gpu.stream()
+    where = put(bench, Problem(gemm))
+    multiplication = bench.gpu.blas().multiplication(gemm, USUAL)
+    bench.gpu.capture_begin(stream)
+    multiplication.enqueue(where, stream)
+    bench.gpu.capture_end(stream)
+    bench.gpu.close()
+
+    nodes = [event.fact for event in trace if isinstance(event.fact, GraphNode)]
+    assert [node.name for node in nodes] == ["sim_gemm_fp32_tn"]
+
+
+def split(gemm: Gemm) -> Algorithm:
+    """Return an algorithm that needs a workspace."""
+    return next(each for each in algorithms(gemm) if each.workspace_bytes)
+
+
+def test_workspace_is_device_memory() -> None:
+    trace: list[Event] = []
+    sim = Sim(sink=trace.append)
+    gemm = a_gemm(k=4096)
+    sim.blas().multiplication(gemm, USUAL, split(gemm)).close()
+    sim.close()
+
+    facts = [event.fact for event in trace if isinstance(event.fact, Alloc | Free)]
+    assert [type(fact) for fact in facts] == [Alloc, Free]
+    assert {fact.size_bytes for fact in facts} == {split(gemm).workspace_bytes}
+
+
+@pytest.mark.parametrize(("streams", "expected"), [(1, 0), (2, 1)])
+def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> None:
+    trace: list[Event] = []
+    bench = a_bench(sink=trace.append)
+    gemm = a_gemm(k=4096)
+    places = [put(bench, Problem(gemm)) for _ in range(2)]
+    multiplication = bench.gpu.blas().multiplication(gemm, USUAL, split(gemm))
+    used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
+    for index, where in enumerate(places):
+        multiplication.enqueue(where, used[index % streams])
+    bench.gpu.close()
+
+    assert len(races(trace)) == expected
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "d", "bias"])
+def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
+    bench = a_bench()
+    problem = Problem(a_gemm(epilogue="bias"))
+    where = put(bench, problem)
+    bench.gpu.free(getattr(where, operand))
+    bench.gpu.blas().multiplication(problem.gemm, USUAL).enqueue(where, LEGACY)
+
+    with refused(Status.ILLEGAL_ADDRESS) as caught:
+        bench.gpu.sync()
+    assert "sim_gemm_fp32_tn" in caught.value.message
+
+
+def test_gemm_with_too_small_operand_fails() -> None:
+    bench = a_bench()
+    gemm = a_gemm("fp64")
+    where = put(bench, Problem(a_gemm("fp64", n=8)))
+    bench.gpu.blas().multiplication(gemm, USUAL).enqueue(where, LEGACY)
+
+    with refused(Status.ILLEGAL_ADDRESS):
+        bench.gpu.sync()
+
+
+def test_gemm_in_unknown_stream_is_refused(bench: Workbench) -> None:
+    problem, stream = Problem(a_gemm()), bench.gpu.stream()
+    bench.gpu.destroy_stream(stream)
+    multiplication = bench.gpu.blas().multiplication(problem.gemm, USUAL)
+
+    with refused(Status.INVALID_HANDLE):
+        multiplication.enqueue(put(bench, problem), stream)
+
+
+def test_workspace_out_of_memory_is_reported() -> None:
+    gemm = a_gemm(k=4096)
+    with closing(Sim(capacity_bytes=1024)) as sim, refused(Status.OUT_OF_MEMORY):
+        sim.blas().multiplication(gemm, USUAL, split(gemm))
+
+
+NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
+
+
+def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
+    blas, gemm = sim.blas(), a_gemm()
+    multiplication = blas.multiplication(gemm, USUAL)
+    multiplication.close()
+    blas.close()
+
+    with refused(Status.INVALID_HANDLE):
+        multiplication.enqueue(NOWHERE, LEGACY)
+    for call in (blas.multiplication, blas.algorithms, lambda *_: blas.heuristics(gemm, USUAL, 1)):
+        with refused(Status.INVALID_HANDLE):
+            call(gemm, USUAL)
+
+
+def test_closing_the_device_closes_its_blas() -> None:
+    sim, gemm = Sim(), a_gemm(k=4096)
+    blas = sim.blas()
+    multiplication = blas.multiplication(gemm, USUAL, split(gemm))
+    sim.close()
+
+    with refused(Status.CONTEXT_IS_DESTROYED):
+        multiplication.enqueue(NOWHERE, LEGACY)
+    with refused(Status.CONTEXT_IS_DESTROYED):
+        blas.multiplication(gemm, USUAL)
+    with refused(Status.CONTEXT_IS_DESTROYED):
+        sim.blas()
+    multiplication.close()
+    blas.close()
+
+
+# --- what is offered
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_torch_and_cupy_need_a_real_device(sim: Sim, library: Library) -> None:
+    with pytest.raises(Unsupported) as caught:
+        sim.blas(library)
+    assert f"{library} needs a real device" in caught.value.message
+    assert "--vs cublas" in caught.value.hint
+
+
+def test_old_device_error_lists_supported_types() -> None:
+    with closing(Sim("a100-mig")) as sim:
+        blas = sim.blas()
+        blas.multiplication(a_gemm("bf16"), USUAL)
+        with pytest.raises(Unsupported) as caught:
+            blas.multiplication(a_gemm("fp8_e4m3"), USUAL)
+    assert caught.value.message == (
+        "fp8_e4m3 needs compute capability 8.9, NVIDIA A100-SXM4-80GB MIG 3g.40gb has 8.0"
+    )
+    assert caught.value.hint == "it multiplies fp64, fp32, tf32, fp16, bf16, int8"
+
+
+@pytest.mark.parametrize(
+    ("gemm", "reason"),
+    [
+        (a_gemm("fp8_e4m3", layout="nn"), "in layout tn only, nn was asked"),
+        (a_gemm("fp8_e5m2", m=44), "columns of a multiple of 16 bytes, those of D have 44"),
+        (a_gemm("fp8_e5m2", padding=8), "columns of a multiple of 16 bytes"),
+        (a_gemm("int8", k=66), "columns of a multiple of 4 bytes, those of A have 66"),
+        (a_gemm("int8", epilogue="relu"), "without an epilogue, relu was asked"),
+        (a_gemm("fp16", accumulate="fp16", output="fp32"), "not as fp32"),
+    ],
+)
+def test_refusal_names_the_request(sim: Sim, gemm: Gemm, reason: str) -> None:
+    blas = sim.blas()
+    for ask in (blas.multiplication, blas.algorithms):
+        with pytest.raises(Unsupported) as caught:
+            ask(gemm, USUAL)
+        assert reason in caught.value.message
+        assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_cublas_refuses_algorithms(sim: Sim) -> None:
+    blas, gemm = sim.blas("cublas"), a_gemm()
+    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+        assert isinstance(multiplication.algorithm, Unavailable)
+    asked = (
+        lambda: blas.algorithms(gemm, USUAL),
+        lambda: blas.heuristics(gemm, USUAL, 1),
+        lambda: blas.multiplication(gemm, USUAL, algorithms(gemm)[0]),
+    )
+    for ask in asked:
+        with pytest.raises(Unsupported, match="chooses an algorithm itself"):
+            ask()
+
+
+# --- bits
+
+
+def test_every_model_gives_the_same_bits() -> None:
+    problem = Problem(a_gemm("bf16", k=4096))
+    contents = set()
+    for model, seed in product(("h200", "a100-mig"), (None, 1, 2)):
+        bench = a_bench(model=model, seed=seed)
+        with closing(bench.gpu):
+            blas = bench.gpu.blas()
+            for algorithm in blas.heuristics(problem.gemm, USUAL, 99):
+                multiplication = blas.multiplication(problem.gemm, USUAL, algorithm)
+                contents.add(run(bench, multiplication, problem))
+
+    assert len(contents) == 1
+
+
+def test_changed_operands_are_computed_again(bench: Workbench) -> None:
+    gemm = a_gemm("fp16", epilogue="bias")
+    problems = [Problem(gemm, seed) for seed in range(3)]
+    where = put(bench, problems[0])
+    multiplication = bench.gpu.blas().multiplication(gemm, USUAL)
+    other_bias = Problem(gemm, 0)
+    other_bias.bias = problems[1].bias
+    for problem in [*problems, *problems, other_bias]:
+        for ptr, bits in (where.a, problem.a), (where.b, problem.b), (where.bias, problem.bias):
+            bench.write(ptr, bits)
+        multiplication.enqueue(where, LEGACY)
+        problem.check(result(bench, problem, where))
+
+
+def test_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
+    problem = Problem(a_gemm("fp32", m=32, n=32, k=32))
+    problem.b = problem.a
+    where = put(bench, problem)
+    alias = SimpleNamespace(a=where.a, b=where.a, d=where.d, bias=where.bias)
+    bench.gpu.blas().multiplication(problem.gemm, USUAL).enqueue(alias, LEGACY)
+    problem.check(result(bench, problem, where))

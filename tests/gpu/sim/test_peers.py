@@ -1,0 +1,90 @@
+"""Memory of the other devices of a simulated machine."""
+
+from __future__ import annotations
+
+import pytest
+from gpu.kernels import Desk
+
+from cudakit.errors import CudaError
+from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.sim import Sim
+from cudakit.trace.events import Alloc, Copy, Event, Free
+from cudakit.trace.kinds import Direction, HostMemory
+
+SIZE = 1 << 20
+
+
+def took_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
+    """Say how long copies take, enqueued at once."""
+    gpu.sync()
+    begin_ns = gpu.clock.now_ns
+    for to, from_, stream in copies:
+        gpu.copy(to, from_, SIZE, stream)
+    gpu.sync()
+    return gpu.clock.now_ns - begin_ns
+
+
+def test_peer_copy_duration_follows_nvlinks() -> None:
+    gpu = Sim("h200x2")
+    here, there, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
+    dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
+
+    assert gpu.peers.nvlinks(1) == 18
+    taken_ns = took_ns(gpu, (there, here, stream))
+    assert taken_ns == pytest.approx(
+        SIZE / 18 / 20e9 * 1e9 + gpu.costs.least_ns, abs=2 * dispatch_ns
+    )
+
+
+def test_peer_copies_of_two_directions_overlap() -> None:
+    gpu = Sim("h200x2")
+    here, also = gpu.malloc(SIZE), gpu.malloc(SIZE)
+    there, other = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
+    first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
+    one_ns = took_ns(gpu, (there, here, first))
+    both_ns = took_ns(gpu, (there, here, first), (also, other, second))
+    two_ns = took_ns(gpu, (there, here, first), (other, also, second))
+
+    assert both_ns - one_ns <= gpu.costs.call_ns
+    assert two_ns - one_ns > SIZE / 18 / 20
+
+
+def test_peer_allocation_is_traced_on_other_device() -> None:
+    trace: list[Event] = []
+    gpu = Sim("h200x2", sink=trace.append)
+    here = gpu.malloc(SIZE)
+    gpu.sync()
+    begin = len(trace)
+    there = gpu.peer_malloc(1, SIZE)
+    gpu.copy(there, here, SIZE, LEGACY)
+    gpu.peer_free(1, there)
+
+    alloc, copy, free = trace[begin:]
+    assert (alloc.fact, alloc.device, alloc.context) == (Alloc(there, SIZE), 1, 2)
+    assert (free.fact, free.device) == (Free(there, SIZE), 1)
+    assert copy.device == 0
+    assert isinstance(copy.fact, Copy)
+    assert (copy.fact.direction, copy.fact.host) == (
+        Direction.DEVICE_TO_DEVICE,
+        HostMemory.NONE,
+    )
+
+
+def test_kernels_access_peer_memory_if_machine_allows() -> None:
+    desk = Desk(model="h200x2")
+    there, here = desk.gpu.peer_malloc(1, 4), desk.ints()
+    desk.store(there, 5)
+    desk.gpu.copy(here, there, 4, LEGACY)
+
+    assert desk.read(here) == [5]
+
+
+def test_peer_memory_has_size_of_its_facts() -> None:
+    gpu = Sim("h200x2")
+    half = 80 << 30
+    ptr = gpu.peer_malloc(1, half)
+    with pytest.raises(CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB asked, .* free on device 1"):
+        gpu.peer_malloc(1, half)
+    gpu.peer_free(1, ptr)
+
+    gpu.peer_free(1, gpu.peer_malloc(1, half))

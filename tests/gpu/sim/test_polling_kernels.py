@@ -1,0 +1,147 @@
+"""Kernels of the simulated device that poll memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.gpu.api import LEGACY, Kernel, Ptr, Stream
+from cudakit.gpu.sim import Launch, Sim
+
+LIMIT_NS = 1_000_000
+SOURCE = """
+extern "C" __global__ void poll(const int* go, int* late, unsigned long long limit_ns) {}
+extern "C" __global__ void store(int* where, int value) {}
+"""
+
+
+def poll(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
+    word = launch.read(go, np.int32)
+
+    def give_up() -> None:
+        launch.write(late, np.int32)[:] = 1
+
+    launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
+
+
+def store(launch: Launch, where: Ptr, value: np.int32) -> None:
+    launch.write(where, np.int32)[:] = value
+
+
+class Held:
+    """A stream that a kernel holds, and behind it a store to ``done``."""
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self.gpu = Sim(seed=seed, host_kernels={"poll": poll, "store": store})
+        module = self.gpu.load(self.gpu.compile(SOURCE))
+        self._poll, self.store = (self.gpu.kernel(module, name) for name in ("poll", "store"))
+        self.memory = self.gpu.host_malloc(12)
+        self.go, self.late, self.done = (Ptr(self.memory + at) for at in (0, 4, 8))
+        self.words = np.frombuffer(self.gpu.host_view(self.memory, 12), np.int32)
+        self.words[:] = 0
+        self.stream = self.gpu.stream(blocking=False)
+        self.poll(self.stream)
+        self.put(self.store, self.done, self.stream)
+
+    def poll(self, stream: Stream) -> None:
+        args = (self.go, self.late, np.uint64(LIMIT_NS))
+        self.gpu.launch(self._poll, (1, 1, 1), (1, 1, 1), args, stream)
+
+    def put(self, kernel: Kernel, where: Ptr, stream: Stream) -> None:
+        self.gpu.launch(kernel, (1, 1, 1), (1, 1, 1), (where, np.int32(1)), stream)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    held = Held()
+    with closing(held.gpu):
+        yield held
+
+
+def test_work_behind_polling_kernel_waits_for_host(held: Held) -> None:
+    assert not any(held.gpu.query_stream(held.stream) for _ in range(500))
+    assert held.words.tolist() == [0, 0, 0]
+
+    held.words[0] = 1
+    held.gpu.sync_stream(held.stream)
+
+    assert held.words.tolist() == [1, 0, 1]
+
+
+def test_polling_kernel_lasts_until_host_signals(held: Held) -> None:
+    begin = held.gpu.clock.now_ns
+    for _ in range(100):
+        held.gpu.memory_info()
+    held.words[0] = 1
+    held.gpu.sync_stream(held.stream)
+
+    assert 50_000 <= held.gpu.clock.now_ns - begin < 60_000
+
+
+def test_other_streams_run_beside_polling_kernel(held: Held) -> None:
+    other, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
+    held.put(held.store, value, other)
+    held.gpu.sync_stream(other)
+
+    assert held.words.tolist() == [0, 0, 0]
+
+
+def test_other_stream_can_end_polling_kernel(held: Held) -> None:
+    other = held.gpu.stream(blocking=False)
+    held.put(held.store, held.go, other)
+    held.gpu.sync_stream(held.stream)
+
+    assert held.words.tolist() == [1, 0, 1]
+
+
+def test_waiting_host_reaches_limit_of_polling_kernel(held: Held) -> None:
+    begin = held.gpu.clock.now_ns
+    held.gpu.sync()
+
+    assert held.words.tolist() == [0, 1, 1]
+    assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
+
+
+def test_querying_host_reaches_limit_of_polling_kernel(held: Held) -> None:
+    asked = 0
+    while not held.gpu.query_stream(held.stream) and asked < 10_000:
+        asked += 1
+
+    assert held.words.tolist() == [0, 1, 1]
+    assert asked * held.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
+
+
+def test_two_polling_kernels_reach_limits_concurrently(held: Held) -> None:
+    other = held.gpu.stream(blocking=False)
+    held.poll(other)
+    begin = held.gpu.clock.now_ns
+    held.gpu.sync()
+
+    assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
+
+
+def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
+    held = Held()
+    held.gpu.sync_stream(LEGACY)
+    assert held.words.tolist() == [0, 0, 0]  # a stream that does not block it
+
+    held.gpu.close()
+    assert held.words.tolist() == [0, 1, 1]
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_no_schedule_ends_polling_kernel_early(seed: int, let_go: bool) -> None:
+    held = Held(seed=seed)
+    with closing(held.gpu):
+        for _ in range(30):
+            held.gpu.memory_info()
+        assert held.words.tolist() == [0, 0, 0]
+        held.words[0] = let_go
+        held.gpu.sync_stream(held.stream)
+
+        assert held.words.tolist() == [let_go, not let_go, 1]

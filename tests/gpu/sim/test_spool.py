@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cudakit.gpu.api import LEGACY
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import Sim
+from cudakit.gpu.sim.recorder import ONLY, VARIABLE, attachment
+from cudakit.trace.events import Event
+from cudakit.trace.kinds import Kind
+from cudakit.trace.layout import unpack
+from cudakit.trace.log import Stack
+from cudakit.trace.spool import Spool
+
+PROGRAM = """
+from cudakit.gpu.sim import Sim
+
+def step(gpu):
+    ptr = gpu.malloc(64)
+    gpu.fill(ptr, 1, 64, gpu.stream())
+
+gpu = Sim()
+for _ in range(3):
+    step(gpu)
+"""
+
+
+LAUNCHES = """
+import numpy as np
+from cudakit.gpu.api import LEGACY
+from cudakit.gpu.sim import Sim, host_kernel
+
+@host_kernel("store")
+def store(launch, where, value):
+    launch.write(where, np.int32)[:] = value
+
+gpu = Sim()
+source = 'extern "C" __global__ void store(int* where, int value) {}'
+kernel = gpu.kernel(gpu.load(gpu.compile(source)), "store")
+for value in range(100):
+    gpu.launch(kernel, (1, 1, 1), (1, 1, 1), (gpu.malloc(4), np.int32(value)), LEGACY)
+"""
+
+
+def run(script: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def read(directory: Path) -> list[tuple[Event, Stack]]:
+    with Spool(directory) as spool:
+        return [
+            (event, batch.stacks[event.site])
+            for batch in spool.batches()
+            for event in unpack(batch.records, batch.strings)
+        ]
+
+
+def kinds(directory: Path) -> list[Kind]:
+    return [event.fact.kind for event, _ in read(directory)]
+
+
+def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
+    done = run(PROGRAM, {VARIABLE: str(tmp_path)})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kinds(tmp_path).count(Kind.ALLOC) == 3
+    assert kinds(tmp_path).count(Kind.FILL) == 3
+
+
+def test_event_has_call_stack(tmp_path: Path) -> None:
+    run(PROGRAM, {VARIABLE: str(tmp_path)})
+
+    stacks = {stack for event, stack in read(tmp_path) if event.fact.kind is Kind.ALLOC}
+    (stack,) = stacks
+    assert [(frame.function, frame.file, frame.line) for frame in stack] == [
+        ("step", "<string>", 5),
+        ("<module>", "<string>", 10),
+    ]
+
+
+def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
+    done = run(LAUNCHES, {VARIABLE: str(tmp_path)})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kinds(tmp_path).count(Kind.LAUNCH) == kinds(tmp_path).count(Kind.ACCESS) == 100
+
+
+def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
+    end = "gpu.sync(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+    run(PROGRAM + end, {VARIABLE: str(tmp_path)})
+
+    assert kinds(tmp_path).count(Kind.FILL) == 3
+
+
+def test_other_process_is_not_traced(tmp_path: Path) -> None:
+    assert attachment({}) is None
+    assert attachment({VARIABLE: str(tmp_path), ONLY: "1"}) is None
+    assert attachment({VARIABLE: str(tmp_path), ONLY: str(os.getpid())}) is not None
+
+
+def test_device_with_sink_does_not_use_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    told: list[Event] = []
+
+    Sim(sink=told.append).malloc(8)
+
+    assert told
+    assert kinds(tmp_path) == []
+
+
+def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    gpu = open_gpu("sim")
+    ptr = gpu.malloc(8)
+    gpu.fill(ptr, 0, 8, LEGACY)
+    gpu.close()
+
+    found = read(tmp_path)
+    assert found[-1][0].fact.kind is Kind.FILL
+    assert found[-1][1][0].file == __file__

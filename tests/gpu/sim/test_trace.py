@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu.kernels import ONE, Desk
+
+from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
+from cudakit.gpu.sim import Sim
+from cudakit.trace.events import (
+    Access,
+    Alloc,
+    CaptureBegin,
+    CaptureEnd,
+    ContextSync,
+    Copy,
+    Event,
+    EventQueryOk,
+    EventRecord,
+    EventSync,
+    Fact,
+    Fill,
+    Free,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    Launch,
+    StreamCreate,
+    StreamDestroy,
+    StreamQueryOk,
+    StreamSync,
+    StreamWait,
+)
+from cudakit.trace.kinds import Direction, HostMemory, How, Mode, StreamFlag, Work
+from cudakit.trace.layout import unpack
+from cudakit.trace.log import Clock, Frame, Reader, Writer
+
+READ, WRITE = Mode.READ, Mode.WRITE
+
+
+def facts_of(use: Callable[[Desk], object], **options: int) -> list[Fact]:
+    """List what a use of a device, and nothing before it, told."""
+    trace: list[Event] = []
+    desk = Desk(sink=trace.append, **options)
+    desk.gpu.sync()
+    begin = len(trace)
+    use(desk)
+    desk.gpu.close()
+    return [event.fact for event in trace[begin:]]
+
+
+def test_allocations_and_frees_are_traced() -> None:
+    def use(desk: Desk) -> None:
+        gpu, stream = desk.gpu, desk.gpu.stream()
+        gpu.free(gpu.malloc(100))
+        gpu.free(gpu.malloc(200, stream), stream)
+        gpu.host_free(gpu.host_malloc(300))
+        page = gpu.granularity()
+        base, backing = gpu.reserve(page), gpu.create(page)
+        gpu.map(base, backing, page)
+        gpu.unmap(base, page)
+
+    told = [fact for fact in facts_of(use) if isinstance(fact, (Alloc, Free))]
+
+    expected = [
+        (100, How.SYNC, 0),
+        (200, How.STREAM_ORDERED, 3),
+        (300, How.PINNED, 0),
+        (2 << 20, How.VIRTUAL, 0),
+    ]
+    assert [(a.size_bytes, a.how, a.stream) for a in told[::2]] == expected
+    assert [(f.size_bytes, f.how, f.stream) for f in told[1::2]] == expected
+    assert [a.address for a in told[::2]] == [f.address for f in told[1::2]]
+
+
+def test_stream_and_event_calls_are_traced() -> None:
+    def use(desk: Desk) -> None:
+        gpu, first = desk.gpu, desk.gpu.stream()
+        second = gpu.stream(blocking=False, priority=-1)
+        event = gpu.event()
+        gpu.record(event, first)
+        gpu.wait(second, event)
+        gpu.sync_event(event)
+        gpu.query_event(event)
+        gpu.sync_stream(second)
+        gpu.query_stream(first)
+        gpu.sync()
+        gpu.destroy_stream(first)
+
+    assert facts_of(use) == [
+        StreamCreate(3, StreamFlag.BLOCKING),
+        StreamCreate(4, StreamFlag.NON_BLOCKING, -1),
+        EventRecord(event=1, stream=3),
+        StreamWait(stream=4, event=1),
+        EventSync(1),
+        EventQueryOk(1),
+        StreamSync(4),
+        StreamQueryOk(3),
+        ContextSync(),
+        StreamDestroy(3),
+    ]
+
+
+def test_unsuccessful_query_is_not_traced() -> None:
+    def use(desk: Desk) -> None:
+        desk.spin(1_000_000)
+        event = desk.gpu.event()
+        desk.gpu.record(event, LEGACY)
+        assert not desk.gpu.query_event(event)
+        assert not desk.gpu.query_stream(LEGACY)
+
+    assert [type(fact) for fact in facts_of(use)] == [Launch, EventRecord]
+
+
+def test_wait_for_unrecorded_event_is_not_traced() -> None:
+    assert facts_of(lambda desk: desk.gpu.wait(LEGACY, desk.gpu.event())) == []
+
+
+def test_elapsed_is_traced_as_query_of_both_events() -> None:
+    def use(desk: Desk) -> None:
+        events = [desk.gpu.event(), desk.gpu.event()]
+        for event in events:
+            desk.gpu.record(event, LEGACY)
+        desk.gpu.sync()
+        desk.gpu.elapsed(*events)
+
+    assert facts_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
+
+
+def test_copies_and_fills_are_traced_with_ranges() -> None:
+    places: list[Ptr] = []
+
+    def use(desk: Desk) -> None:
+        gpu = desk.gpu
+        places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
+        device, other, pinned = places
+        gpu.copy(device, pinned, 8, LEGACY)
+        gpu.copy(pinned, device, 4, LEGACY)
+        gpu.copy(other, device, 8, LEGACY)
+        gpu.fill(other, 1, 3, LEGACY)
+
+    told = facts_of(use)[3:]
+
+    device, other, pinned = places
+    host, back = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
+    assert told == [
+        Copy(1, device, pinned, 8, direction=host, host=HostMemory.PINNED),
+        Copy(1, pinned, device, 4, direction=back, host=HostMemory.PINNED),
+        Copy(1, other, device, 8, direction=Direction.DEVICE_TO_DEVICE),
+        Fill(1, other, 3),
+    ]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_launch_is_traced_with_accesses_after_it(seed: int | None) -> None:
+    trace: list[Event] = []
+    desk = Desk(sink=trace.append, seed=seed)
+    x, y = desk.ints(), desk.ints()
+    begin = len(trace)
+    desk.mix(x, y, 5, LEGACY)
+    desk.gpu.fill(y, 0, 4, LEGACY)
+    desk.gpu.sync()
+
+    told = trace[begin:]
+    assert [event.fact for event in told] == [
+        Launch(stream=1, name="mix", grid=ONE, block=ONE),
+        Access(x, x + 4, READ | WRITE),
+        Access(y, y + 4, READ),
+        Fill(1, y, 4),
+        ContextSync(),
+    ]
+    assert told[0].seq == told[1].seq == told[2].seq < told[3].seq < told[4].seq
+
+
+def test_strided_access_is_traced_with_stride() -> None:
+    table: list[Ptr] = []
+
+    def use(desk: Desk) -> None:
+        table.append(desk.ints(6))
+        desk.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
+
+    (access,) = (fact for fact in facts_of(use) if isinstance(fact, Access))
+
+    assert access == Access(table[0], table[0] + 20, WRITE, stride_bytes=8, count=3)
+
+
+def test_per_thread_default_streams_have_own_numbers() -> None:
+    trace: list[Event] = []
+    desk = Desk(sink=trace.append)
+    desk.spin(1, PER_THREAD)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(desk.spin, 1, PER_THREAD).result()
+    desk.spin(1, PER_THREAD)
+    desk.gpu.close()
+
+    launches = [
+        (event.fact.stream, event.thread) for event in trace if isinstance(event.fact, Launch)
+    ]
+    created = [event.fact for event in trace if isinstance(event.fact, StreamCreate)]
+    assert launches == [(3, 1), (4, 2), (3, 1)]
+    assert created == [
+        StreamCreate(1, StreamFlag.LEGACY),
+        StreamCreate(3, StreamFlag.PER_THREAD),
+        StreamCreate(4, StreamFlag.PER_THREAD),
+    ]
+
+
+def test_capture_is_traced_as_nodes_and_edges() -> None:
+    def use(desk: Desk) -> None:
+        gpu, x = desk.gpu, desk.ints()
+        first, second = gpu.stream(), gpu.stream()
+        event = gpu.event()
+        gpu.capture_begin(first)
+        desk.store(x, 1, first)
+        gpu.record(event, first)
+        gpu.wait(second, event)
+        gpu.fill(x, 0, 4, second)
+        desk.store(x, 2, first)
+        gpu.record(event, second)
+        gpu.wait(first, event)
+        desk.store(x, 3, first)
+        gpu.graph_launch(gpu.instantiate(gpu.capture_end(first)), first)
+
+    told = facts_of(use)[5:]
+
+    (fill,) = (fact for fact in told if isinstance(fact, Access) and fact.node == 2)
+    x = fill.lo
+    assert told == [
+        CaptureBegin(graph=1, stream=3),
+        GraphNode(1, 1, Work.LAUNCH, "store"),
+        GraphNode(1, 2, Work.FILL),
+        Access(x, x + 4, WRITE, node=2),
+        GraphEdge(1, before=1, after=2),
+        GraphNode(1, 3, Work.LAUNCH, "store"),
+        GraphEdge(1, before=1, after=3),
+        GraphNode(1, 4, Work.LAUNCH, "store"),
+        GraphEdge(1, before=3, after=4),
+        GraphEdge(1, before=2, after=4),
+        CaptureEnd(graph=1, stream=3),
+        GraphLaunch(stream=3, graph=1, executable=1),
+        Access(x, x + 4, WRITE, node=1),
+        Access(x, x + 4, WRITE, node=3),
+        Access(x, x + 4, WRITE, node=4),
+    ]
+
+
+def test_graph_launched_into_capture_becomes_part_of_it() -> None:
+    def use(desk: Desk) -> None:
+        gpu, x, stream = desk.gpu, desk.ints(), desk.gpu.stream()
+        gpu.capture_begin(stream)
+        desk.mix(x, x, 1, stream)
+        inner = gpu.instantiate(gpu.capture_end(stream))
+        gpu.capture_begin(stream)
+        desk.mix(x, x, 2, stream)
+        gpu.graph_launch(inner, stream)
+        desk.mix(x, x, 3, stream)
+        gpu.graph_launch(gpu.instantiate(gpu.capture_end(stream)), stream)
+        assert desk.read(x) == [(2 * 32 + 1) * 32 + 3]
+
+    edges = [fact for fact in facts_of(use) if isinstance(fact, GraphEdge)]
+
+    assert edges == [GraphEdge(2, 1, 2), GraphEdge(2, 2, 3)]
+
+
+def test_events_have_time_device_and_thread() -> None:
+    trace: list[Event] = []
+    gpu = Sim(sink=trace.append, site=lambda: 42)
+    gpu.sync()
+    gpu.close()
+
+    assert {(event.device, event.context, event.thread) for event in trace} == {(0, 1, 1)}
+    assert trace[-1].site == 42
+    assert trace[-1].time_ns > 0
+
+
+def test_events_round_trip_through_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trace: list[Event] = []
+    frame = Frame("step", "train.py", 7)
+    with Writer(path, clock=Clock.VIRTUAL) as writer:
+
+        def sink(event: Event) -> None:
+            writer.write(event)
+            trace.append(event)
+
+        desk = Desk(sink=sink, site=lambda: writer.stack((frame,)))
+        desk.mix(desk.ints(), desk.ints(), 1, LEGACY)
+        desk.gpu.close()
+
+    with Reader(path) as reader:
+        found = [event for batch in reader.batches() for event in unpack(batch, reader.strings)]
+        assert reader.stacks[found[-1].site] == (frame,)
+    assert found == trace
+
+
+def test_failed_launch_is_traced() -> None:
+    def use(desk: Desk) -> None:
+        desk.store(Ptr(0), 1)
+        desk.gpu.query_stream(LEGACY)
+
+    assert facts_of(use) == [Launch(1, "store")]

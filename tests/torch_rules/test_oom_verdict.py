@@ -1,0 +1,74 @@
+"""The verdict on a failed request: the change that would have let it fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudakit.torch_rules.oom_facts import Fit, fit_of
+from cudakit.torch_rules.oom_verdict import FailedRequest, verdict_of
+from cudakit.torch_rules.sizes import MIB
+
+# 30 MiB where 50 of 64 MiB are reserved and in use.
+FULL = FailedRequest(
+    size=30 * MIB,
+    device_free=14 * MIB,
+    reserved=50 * MIB,
+    active=50 * MIB,
+    free=0,
+    own_free=0,
+    own_largest=0,
+    later_largest=0,
+    other_largest=0,
+    releasable=0,
+    releasable_private=0,
+    pending=0,
+    expandable=False,
+    split_limited=False,
+)
+
+
+def test_each_change_lets_a_request_fit_exactly_from_the_needed_bytes_on() -> None:
+    enough = {
+        "usable_bytes": 4,
+        "releasable_bytes": 8,  # with what is usable: a segment
+        "own_free_bytes": 6,  # with what is usable: a block
+        "largest_other_bytes": 10,
+        "largest_later_bytes": 10,
+    }
+    sizes = {"block_bytes": 10, "segment_bytes": 12}
+
+    assert fit_of(**sizes, **enough) == Fit(True, True, True, True)
+    less = {name: size - 1 for name, size in enough.items()}
+    assert fit_of(**sizes, **less) == Fit(False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, "capacity"),
+        ({"device_free": 40 * MIB}, "limit"),
+        ({"releasable": 16 * MIB}, "cache"),
+        ({"later_largest": 30 * MIB}, "pending"),
+        ({"own_free": 16 * MIB, "free": 16 * MIB}, "fragmentation"),
+        ({"other_largest": 30 * MIB}, "pool"),
+        ({"free": 16 * MIB}, "pool"),
+    ],
+)
+def test_the_verdict_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
+    assert verdict_of(replace(FULL, **changes)).code == code  # type: ignore[arg-type]
+
+
+def test_shortage_counts_usable_device_memory() -> None:
+    assert FULL.short == 16 * MIB
+    assert replace(FULL, free=20 * MIB).short == 0
+    limited = replace(FULL, device_free=40 * MIB)
+    assert limited.limited
+    assert limited.short == 30 * MIB
+
+
+def test_a_limit_of_the_process_is_among_the_remedies_of_every_other_cause() -> None:
+    found = verdict_of(replace(FULL, device_free=40 * MIB, releasable=30 * MIB))
+    assert found.code == "cache"
+    assert "set_per_process_memory_fraction" in found.remedies[-1]
