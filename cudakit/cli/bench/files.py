@@ -47,7 +47,8 @@ def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[st
 def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Present a result; ``detail`` adds what suits a page better than a terminal."""
     from cudakit.core.bench.health import SuiteResult
-    from cudakit.core.bench.present import present, present_health
+    from cudakit.core.bench.present import present
+    from cudakit.core.bench.present.health import present_health
 
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)

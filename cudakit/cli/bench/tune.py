@@ -163,8 +163,8 @@ def tuned_algorithms(
     Says of which of the products the file has nothing. Opens the device for a moment. Raises InputError
     where they were tuned on an unlike machine.
     """
-    from cudakit.core.bench.tuning.load import load_tuned
     from cudakit.core.bench.tuning.tune import tuning_machine
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
@@ -203,9 +203,9 @@ def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> Exi
 def _search(
     spec: GemmSpec, gpu: str, limits: Limits, tuning: TuneOptions, *, quiet: bool
 ) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.core.bench.tuning.load import load_tuned
     from cudakit.core.bench.tuning.torch_csv import torch_csv
     from cudakit.core.bench.tuning.tune import tune as search
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(tuning.known) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):

@@ -16,6 +16,8 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
+NOT_ASKED = Unavailable("nobody was there to ask")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:

@@ -1,4 +1,4 @@
-"""The roofline: operations per byte against operations per second, under what bounds both."""
+"""The roofline: operations per second over operations per byte, under the peak and the bandwidth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.document import Array, Columns
+from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.present.baselines import baselines
+from cudakit.core.bench.present.cases import rate
+from cudakit.core.bench.present.labels import short_labels
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.roofline import Limit
+from cudakit.document import Array, Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.document.axis import Axis, log_axis
 from cudakit.document.picture import (
     Plot,
@@ -22,7 +28,7 @@ from cudakit.document.picture import (
     stretched,
     to_units,
 )
-from cudakit.units import format_rate
+from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
@@ -105,6 +111,24 @@ class _Picture:
     def down(self, rate: float) -> float:
         """Return how many pixels below the top of the plot a rate is."""
         return _PIXELS * (1 - self.y.share(rate))
+
+
+def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
+    """Show the cases that compute and move data by operations per byte, under their limits."""
+    placed = [
+        (case, case.limit)
+        for case in cases
+        if case.operations
+        and case.bytes_moved
+        and isinstance(case.limit, Limit)
+        and not isinstance(case.median_s, Unavailable)
+        and not isinstance(case.limit.operations_per_s, Unavailable)
+        and not isinstance(case.limit.bytes_per_s, Unavailable)
+    ]
+    if placed:
+        columns = _roofline_columns(placed)
+        picture = View("roofline", (columns.name,), roofline, _roofline_table(placed))
+        yield Section("Roofline", (columns, picture))
 
 
 def roofline(columns: Sequence[Columns]) -> Plot:
@@ -231,3 +255,66 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
                 named.append(found[i])
                 yield label.drawn()
                 break
+
+
+def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
+    cases = [case for case, _ in placed]
+    limits = [found for _, found in placed]
+    kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
+    names = list(dict.fromkeys(kinds))
+    near = short_labels(cases, without=("dtype",), contender=False)
+    who = [OURSELVES, *baselines(cases)]
+    units = {case.operation for case in cases}
+    return Columns(
+        "roofline",
+        {
+            "case": np.arange(len(placed)),
+            "kind": np.array([names.index(kind) for kind in kinds], np.int64),
+            "near": np.arange(len(placed)),
+            "contender": np.array([who.index(case.contender) for case in cases], np.int64),
+            "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
+            "operations_per_s": np.array([_known(c.per_second(c.operations)) for c in cases]),
+            "peak_operations_per_s": np.array([_known(one.operations_per_s) for one in limits]),
+            "peak_bytes_per_s": np.array([_known(one.bytes_per_s) for one in limits]),
+            "unit": np.zeros(len(placed), np.int64),
+        },
+        {
+            "case": tuple(short_labels(cases)),
+            "kind": tuple(names),
+            "near": tuple(near),
+            "contender": tuple(who),
+            "unit": (units.pop() if len(units) == 1 else "OP",),
+        },
+    )
+
+
+def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
+    names = short_labels([case for case, _ in placed])
+    return Table(
+        columns=(
+            Column("case", "text"),
+            Column("operations per byte", "number"),
+            Column("rate", "number"),
+            Column("roof", "number"),
+            Column("of roof", "bar"),
+        ),
+        rows=tuple(
+            (
+                Text(name),
+                Text(_number(case.operations / case.bytes_moved)),
+                rate(case),
+                Rate(case.operations / found.seconds, case.operation),
+                Ratio(_known(case.ratio_to_limit)),
+            )
+            for name, (case, found) in zip(names, placed, strict=True)
+        ),
+        caption="The roof is the least of peak arithmetic, and bandwidth times operations per byte.",
+    )
+
+
+def _number(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def _known(value: float | Unavailable) -> float:
+    return float("nan") if isinstance(value, Unavailable) else value

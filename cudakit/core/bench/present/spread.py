@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
-from cudakit.document import Array, Columns
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.stats import Summary
+from cudakit.document import Array, Column, Columns, Count, Seconds, Table, Text, Value, View
 from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import (
     Caption,
@@ -21,6 +24,8 @@ from cudakit.document.picture import (
     to_units,
 )
 from cudakit.units import format_seconds
+
+_TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 
 # Pixels of a lane, and units of what is drawn in it.
 _LANE = 44
@@ -57,6 +62,11 @@ class _Case:
         below, above = np.quantile(self.deviations, _QUARTERS)
         fence = max(_FENCE * float(above - below), _LEAST_REACH)
         return max(low, float(below) - fence), min(high, float(above) + fence)
+
+
+def sample_spread(cases: Sequence[CaseResult]) -> View:
+    """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
+    return View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
 
 
 def spread(columns: Sequence[Columns]) -> Figure | NoData:
@@ -136,3 +146,33 @@ def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
         top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
         gap = 12 if len(ends) > 1 else 0
         yield shape("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")
+
+
+def _spread_table(cases: Sequence[CaseResult]) -> Table:
+    """Give quartiles and extremes, a row for each case that has figures."""
+    rows = [
+        _spread_row(name, case.statistics)
+        for name, case in zip(short_labels(cases), cases, strict=True)
+        if isinstance(case.statistics, Summary)
+    ]
+    columns = (
+        Column(title, "text" if title in ("case", "shape") else "number") for title in _TITLES
+    )
+    return Table(tuple(columns), tuple(rows))
+
+
+def _spread_row(name: str, found: Summary) -> tuple[Value, ...]:
+    times = (
+        found.minimum_s,
+        found.q1_s,
+        found.median_s,
+        found.q3_s,
+        found.p99_s,
+        found.maximum_s,
+    )
+    return (Text(name), Count(found.n), *map(Seconds, times), Text(_shape_words(found)))
+
+
+def _shape_words(found: Summary) -> str:
+    flags = (("drifts", found.trend), ("two groups", found.bimodal))
+    return ", ".join(word for word, set_ in flags if set_)

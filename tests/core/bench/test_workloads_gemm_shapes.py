@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.shapes import PRESETS, Shape, parse_shape, preset, read_shapes, usual_shapes
+from cudakit.core.bench.workloads.gemm_shapes import (
+    PRESETS,
+    Shape,
+    parse_shape,
+    preset,
+    read_shapes,
+    usual_shapes,
+)
 from cudakit.errors import InputError
 
 sides = st.integers(1, 10**9)

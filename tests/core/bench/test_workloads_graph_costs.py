@@ -9,12 +9,12 @@ from core.bench.made import gemm, machine, result, times
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.graph_costs import graph_costs, line
 from cudakit.core.bench.load import load_result
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
 from cudakit.core.bench.summarize import case_result
+from cudakit.core.bench.workloads.graph_costs import graph_costs, line
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from cudakit.core.bench.text_file import read_text
+from cudakit.core.bench.load import read_text
 from cudakit.errors import InputError
 
 _HINT = "write 4096, or 4096x1024x8192 for m by n by k"
