@@ -32,20 +32,20 @@ from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
-# The picture reaches so much beyond cases and ridges, to the sides, and above and below.
+# Margins beyond cases and ridges: to the sides, and above and below.
 _BESIDE, _AROUND = 2.0, 1.6
-# Letters: as a share of a narrow plot, and in pixels.
+# Size of a letter: as a share of a narrow plot, and in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# Between a place and its label, in pixels; half of a dot and that, as a share.
+# Gap between a point and its label, in pixels; with half a dot, as a share.
 _GAP, _DOT = 9, 0.009
-# Between a roof and the middle of its label, in pixels.
+# Gap between a roof and the middle of its label, in pixels.
 _ABOVE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Where something stands: shares of the width, pixels of the height."""
+    """A bounding box: shares of the width, pixels of the height."""
 
     left: float
     right: float
@@ -62,7 +62,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """A label beside a place: a share of the width, and pixels below the top of the plot."""
+    """A label beside a point: a share of the width, and pixels below the top of the plot."""
 
     words: str
     share: float
@@ -109,7 +109,7 @@ class _Picture:
         return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
 
     def down(self, rate: float) -> float:
-        """Return how many pixels below the top of the plot a rate is."""
+        """Return the pixels of a rate below the top of the plot."""
         return _PIXELS * (1 - self.y.share(rate))
 
 
@@ -179,10 +179,10 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
 
 
 def _roofs(picture: _Picture) -> Iterator[Shape]:
-    """Draw bandwidth times operations per byte, and from where they meet on peak arithmetic."""
+    """Draw the bandwidth up to the ridge, and the peak from there."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
-        # What lies below the picture is left out.
+        # Points below the plot are left out.
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, per_s)
@@ -193,7 +193,7 @@ def _roofs(picture: _Picture) -> Iterator[Shape]:
 
 
 def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
-    """Name each flat roof at its right end, or at its left where dots are in the way, and the slope."""
+    """Label each flat roof at its right end, or at its left if dots are in the way, and the slope."""
     kinds, peaks = picture.columns.arrays["kind"], picture.peaks
     bytes_per_s = float(peaks[:, 1].max())
     for per_s in np.unique(peaks[:, 0]).tolist():
@@ -214,7 +214,7 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
 
 
 def _cases(picture: _Picture) -> Iterator[Shape]:
-    """Draw those of peers as rings, below ours: where both are at one place, both are seen."""
+    """Draw baselines as rings, below our dots: both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
@@ -234,7 +234,7 @@ def _cases(picture: _Picture) -> Iterator[Shape]:
 
 
 def _labels(picture: _Picture) -> Iterator[Shape]:
-    """Name the roofs, and our dots where there is room beside them: right of them, else left."""
+    """Label the roofs, and our dots that have room beside them: to the right, else left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
@@ -244,7 +244,7 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
     for i in np.flatnonzero(arrays["contender"] == 0).tolist():
-        # Of dots that lie on one another one name is enough.
+        # One label is enough for dots on one another.
         if any(map(found[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]

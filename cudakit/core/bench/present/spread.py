@@ -1,4 +1,4 @@
-"""How samples are spread: a lane for each case, a dot for each sample, around the median."""
+"""The spread of samples: a lane for each case, a dot for each sample, around the median."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from cudakit.units import format_seconds
 
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 
-# Pixels of a lane, and units of what is drawn in it.
+# Height of a lane in pixels, and in units of its drawing.
 _LANE = 44
 _HEIGHT = 400
 
 _MOST_DOTS = 1000
-# Shares of the samples: what lies beyond the outer ones is counted, not drawn.
+# Quantiles: samples beyond the outer ones are counted, not drawn.
 _OUTER = (0.005, 0.995)
 _QUARTERS = (0.25, 0.75)
-# So is what lies so many times the middle half beyond it: one sample would squeeze all others.
+# Samples this many interquartile ranges out are counted too: one would squeeze all others.
 _FENCE = 6.0
 _LEAST_REACH = 0.005
 _CAPTION = (
@@ -56,7 +56,7 @@ class _Case:
 
     @property
     def outer(self) -> tuple[float, float]:
-        # The extremes of a few samples are drawn.
+        # With few samples the extremes are drawn.
         low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
         high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
         below, above = np.quantile(self.deviations, _QUARTERS)
@@ -137,7 +137,7 @@ def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
 
 
 def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
-    """Draw the median of each round as high as its samples are."""
+    """Draw the median of each round over the height of its samples."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]
     for start, end in zip(starts.tolist(), ends, strict=True):
@@ -149,7 +149,7 @@ def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
 
 
 def _spread_table(cases: Sequence[CaseResult]) -> Table:
-    """Give quartiles and extremes, a row for each case that has figures."""
+    """Return quartiles and extremes, a row for each case that has figures."""
     rows = [
         _spread_row(name, case.statistics)
         for name, case in zip(short_labels(cases), cases, strict=True)

@@ -1,4 +1,4 @@
-"""Figures along one axis: how a bench depends on the size of its problem."""
+"""The chart of figures along one axis, such as the problem size."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from cudakit.document.picture import (
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 300
-# An axis that spans at least this is drawn by its logarithm.
+# An axis with at least this ratio is logarithmic.
 _WIDE = 8
-# So is one of rates where the highest point of a line is less than such a part of it.
+# So is a rate axis if the highest point of a line is below one in this many parts of it.
 _UNLIKE = 5
-# So is one of times that spans more than this.
+# So is a time axis with more than this ratio.
 _LONG = 32
-# Between the least value and the lower end of such an axis.
+# Ratio of the least value to the lower end of a logarithmic axis.
 _MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Curves:
-    """Points in order of their lines, each with what it may be at least and at most, and its limit."""
+    """Points in order of their lines, each with its CI and limit."""
 
     line: Array
     x: Array
@@ -107,7 +107,7 @@ def _x_axis(values: Array, name: str) -> Axis:
 
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
-    """Choose an axis on which every line can be read: from 0, unless some would lie flat on it."""
+    """Return an axis on which every line is readable: from 0, unless some would be flat."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
     known = values[np.isfinite(values)]
     low, high = float(known.min()), float(known.max())
@@ -123,7 +123,7 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
 
 
 def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw limits that agree as one line; in the colour of its curves where those have but one."""
+    """Draw equal limits as one line, in the colour of their curves if they share one."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         which = (curves.line == i) & np.isfinite(curves.limit)
@@ -168,7 +168,7 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
 
 
 def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
-    """Lay a line through the points, or as it was fitted to them where that can be drawn."""
+    """Draw a line through the points, or the fit."""
     fit = curves.fit[which]
     drawable = np.isfinite(fit).all() and bool((fit > 0).all())
     return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
@@ -184,5 +184,5 @@ def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[P
 
 
 def _title(name: str) -> str:
-    """Write an axis as a reader would: ``m = n = k``."""
+    """Return the title of an axis: ``m = n = k``."""
     return name.removesuffix("_bytes").replace("_", " ").replace("=", " = ")
