@@ -107,10 +107,11 @@ class FreeBlocks:
     No part is empty unless it is the only one. ``only_part`` is that part, or None if there are several.
     """
 
-    __slots__ = ("only_part", "parts", "pool", "stream")
+    __slots__ = ("only_part", "parts", "pool", "stats", "stream")
 
     def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool = pool
+        self.stats = pool.stats
         self.stream = stream
         self.only_part: list[Entry] | None = []
         self.parts = [self.only_part]

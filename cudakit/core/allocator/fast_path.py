@@ -74,7 +74,7 @@ class FrontCache:
             return None
         block = kept.pop()
         block.allocated = True
-        block.free_blocks.pool.stats.count_alloc(block.size, size_bytes)
+        block.free_blocks.stats.count_alloc(block.size, size_bytes)
         return block
 
     def keep(self, block: Block) -> bool:
@@ -92,7 +92,7 @@ class FrontCache:
         ):
             return False
         block.allocated = False
-        free.pool.stats.count_free(block.size, block.requested)
+        free.stats.count_free(block.size, block.requested)
         kept.append(block)
         return True
 
@@ -163,7 +163,13 @@ class FastPath:
         try:
             block = self._front.take(size_bytes, stream) if self._front.active else None
             if block is None:
-                block = self._alloc_free_block(size_bytes, stream)
+                size = size_bytes + _ROUND_UP & _ROUND_MASK
+                small = size <= MOST_SMALL
+                free = (self._small if small else self._large).get(stream)
+                block = free.take(size, UNLIMITED) if free is not None else None
+                if block is not None:
+                    split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
+                    self._engine.alloc_found_block(block, size, size_bytes, None, split=split)
             if block is not None:
                 self._live[block.ptr] = block
         finally:
@@ -200,14 +206,3 @@ class FastPath:
             self._release()
             if guard.late:
                 guard.drain()
-
-    def _alloc_free_block(self, size_bytes: int, stream: int) -> Block | None:
-        """Allocate the best fit; None if there is none."""
-        size = size_bytes + _ROUND_UP & _ROUND_MASK
-        small = size <= MOST_SMALL
-        free = (self._small if small else self._large).get(stream)
-        block = free.take(size, UNLIMITED) if free is not None else None
-        if block is not None:
-            split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
-            self._engine.alloc_found_block(block, size, size_bytes, None, split=split)
-        return block

@@ -102,8 +102,7 @@ class AllocatorState:
             self.pending.add_use(block, stream_number(stream))
         if block.stream_uses:
             self.set_slow("pending", on=True)
-            self.engine.begin_free(block, stack)
-            block.pool.stats.count_pending(block.size)
+            self.engine.free(block, stack)
             self.pending.add(block)
         elif not (self.front.active and self.front.keep(block)):
             self.engine.free(block, stack)

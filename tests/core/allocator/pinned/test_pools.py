@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.mem_pool import MemPool
-from cudakit.core.allocator.pinned.caching import CachingHostAllocator
+from cudakit.core.allocator.pinned import CachingHostAllocator
 from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.errors import CudaError
