@@ -67,7 +67,7 @@ def having(*found: Capability) -> Callable[[], tuple[Capability, ...]]:
     return lambda: found
 
 
-def test_there_is_a_patch_for_each_kind_of_device(tmp_path: Path) -> None:
+def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
     devices = having((9, 0), (8, 9), (9, 0))
     ready, why_not = add_device_patches(READY, None, tmp_path, devices=devices, build=build)
 
@@ -79,7 +79,7 @@ def test_there_is_a_patch_for_each_kind_of_device(tmp_path: Path) -> None:
     assert ready.settings()["patches"]["90"] == str(tmp_path / "sm_90.cubin")
 
 
-def test_accesses_that_are_wanted_from_arguments_need_nothing(tmp_path: Path) -> None:
+def test_accesses_from_arguments_build_no_patch(tmp_path: Path) -> None:
     ready, why_not = add_device_patches(
         READY, "arguments", tmp_path, devices=having((9, 0)), build=cannot
     )
@@ -87,7 +87,7 @@ def test_accesses_that_are_wanted_from_arguments_need_nothing(tmp_path: Path) ->
     assert (ready, why_not) == (READY, "")
 
 
-def test_what_is_missing_is_said_with_what_to_install(tmp_path: Path) -> None:
+def test_missing_nvrtc_falls_back_with_install_hint(tmp_path: Path) -> None:
     ready, why_not = add_device_patches(READY, None, tmp_path, devices=having((9, 0)), build=cannot)
 
     assert ready is READY
@@ -97,14 +97,14 @@ def test_what_is_missing_is_said_with_what_to_install(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_missing_is_an_error_where_exact_accesses_were_asked_for(tmp_path: Path) -> None:
+def test_missing_nvrtc_is_error_if_exact_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="NVRTC is not installed") as caught:
         add_device_patches(READY, "exact", tmp_path, devices=having((9, 0)), build=cannot)
 
     assert caught.value.exit_code == 3
 
 
-def test_a_device_that_is_too_old_goes_without_where_others_do_not(tmp_path: Path) -> None:
+def test_device_too_old_is_skipped_beside_newer_one(tmp_path: Path) -> None:
     both, _ = add_device_patches(READY, None, tmp_path, devices=having((7, 5), (9, 0)), build=build)
     alone, why_not = add_device_patches(READY, None, tmp_path, devices=having((7, 5)), build=build)
 
@@ -114,14 +114,14 @@ def test_a_device_that_is_too_old_goes_without_where_others_do_not(tmp_path: Pat
 
 
 @pytest.mark.parametrize("wanted", [None, "exact"])
-def test_without_a_device_nothing_is_missed(tmp_path: Path, wanted: str | None) -> None:
+def test_no_device_needs_no_patch(tmp_path: Path, wanted: str | None) -> None:
     assert add_device_patches(READY, wanted, tmp_path, devices=having(), build=cannot) == (
         READY,
         "",
     )
 
 
-def test_the_management_library_is_asked_for_the_kinds_of_devices() -> None:
+def test_device_capabilities_come_from_nvml() -> None:
     name = "nvmlDeviceGetCudaComputeCapability"
     nvml = open_nvml(
         FakeNvml([gpu(**{name: (9, 0)}), gpu(**{name: (8, 6)}), gpu(**{name: (9, 0)})])
@@ -132,20 +132,20 @@ def test_the_management_library_is_asked_for_the_kinds_of_devices() -> None:
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
-def test_without_the_management_library_and_without_a_device_there_are_no_kinds() -> None:
+def test_device_capabilities_without_nvml_and_device_are_empty() -> None:
     assert device_capabilities(Unavailable("nvidia-ml-py is not installed")) == set()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lib", [None, FakeNvml([gpu(handle=15)]), FakeNvml([gpu()])])
-def test_a_device_that_does_not_tell_its_kind_is_refused(lib: FakeNvml | None) -> None:
+def test_device_of_unknown_capability_is_refused(lib: FakeNvml | None) -> None:
     nvml = open_nvml(lib) if lib else Unavailable("nvidia-ml-py is not installed")
 
     with pytest.raises(EnvironmentUnusable, match="compute capability of the devices is not known"):
         device_capabilities(nvml)
 
 
-def test_a_device_that_is_lost_does_not_count_as_none() -> None:
+def test_lost_device_makes_capabilities_unavailable() -> None:
     for lost in (gpu(handle=15), gpu(nvmlDeviceGetCudaComputeCapability=refuse(15))):
         nvml = open_nvml(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=(9, 0)), lost]))
         assert not isinstance(nvml, Unavailable)
@@ -155,7 +155,7 @@ def test_a_device_that_is_lost_does_not_count_as_none() -> None:
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize("options", [(), ("-DCK_NO_CALLS",)])
-def test_the_patch_is_assembled_for_each_architecture(
+def test_patch_is_assembled_for_each_architecture(
     real_ptxas: Path, tmp_path: Path, capability: tuple[int, int], options: tuple[str, ...]
 ) -> None:
     places = search_only(tmp_path, CUDAKIT_PTXAS=str(real_ptxas))
@@ -165,7 +165,7 @@ def test_the_patch_is_assembled_for_each_architecture(
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_what_was_built_once_is_not_built_again(tmp_path: Path) -> None:
+def test_patch_is_cached_by_target_options_and_assembler(tmp_path: Path) -> None:
     places = search_only(
         tmp_path,
         PATH=str(fake_ptxas(tmp_path / "bin/ptxas", "13.9", then='printf once >"$5"').parent),
@@ -181,7 +181,7 @@ def test_what_was_built_once_is_not_built_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_an_assembler_that_refuses_is_passed_over(tmp_path: Path) -> None:
+def test_failing_assembler_is_skipped(tmp_path: Path) -> None:
     for version, then in (
         ("13.9", "echo it is broken >&2; exit 1"),
         ("13.1", 'printf good >"$5"'),
@@ -192,21 +192,21 @@ def test_an_assembler_that_refuses_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_the_text_is_one_that_assemblers_of_any_age_know(tmp_path: Path) -> None:
+def test_ptx_version_suits_old_assemblers(tmp_path: Path) -> None:
     then = 'grep -q "^.version 6.3$" "$3" && grep -q "^.target sm_75$" "$3" && printf good >"$5"'
     ptxas = fake_ptxas(tmp_path / "ptxas", "12.0", then=then)
     assert build_patch((9, 0), places=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas))) == b"good"
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_without_an_assembler_the_line_to_install_one_is_said(tmp_path: Path) -> None:
+def test_missing_assembler_error_has_install_hint(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"ptxas, which .* is not installed") as error:
         build_patch((9, 0), places=search_only(tmp_path))
     assert error.value.hint.startswith("pip install 'nvidia-cuda-nvcc>=1")
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_what_each_assembler_said_is_told_when_none_can(tmp_path: Path) -> None:
+def test_error_lists_output_of_each_assembler(tmp_path: Path) -> None:
     for version in ("12.4", "13.0"):
         ptxas = tmp_path / f"usr/local/cuda-{version}/bin/ptxas"
         fake_ptxas(ptxas, version, then=f"echo no sm_99 in {version} >&2; exit 1")
@@ -219,13 +219,13 @@ def test_what_each_assembler_said_is_told_when_none_can(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_device_that_is_too_old_is_refused(tmp_path: Path) -> None:
+def test_patch_for_too_old_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"this device has 7\.5"):
         build_patch((7, 5), places=search_only(tmp_path))
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
+def test_compile_error_has_the_log(tmp_path: Path) -> None:
     ptxas = fake_ptxas(tmp_path / "ptxas", "13.9", then="exit 1")
     with pytest.raises(CudaError, match="no_such_option"):
         build_patch(

@@ -46,7 +46,7 @@ def places(
     return SearchPaths(environment or {}, [str(place) for place in packages], root, root / "native")
 
 
-def test_the_library_of_the_wheel_is_found_among_the_packages(tmp_path: Path) -> None:
+def test_library_of_wheel_is_found(tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     place = wheel(packages, "13.5.25")
 
@@ -55,7 +55,7 @@ def test_the_library_of_the_wheel_is_found_among_the_packages(tmp_path: Path) ->
     assert (found.path, found.version) == (place, (13, 5, 25))
 
 
-def test_of_several_libraries_the_newest_is_taken(tmp_path: Path) -> None:
+def test_newest_library_wins(tmp_path: Path) -> None:
     wheel(tmp_path / "a", "13.4.99")
     newest = toolkit(tmp_path / "usr/local/cuda-13.10", "13.10.1")
     toolkit(tmp_path / "usr/local/cuda-13.0", "13.0.85")
@@ -64,7 +64,7 @@ def test_of_several_libraries_the_newest_is_taken(tmp_path: Path) -> None:
     assert find_sanitizer_library(places(tmp_path, tmp_path / "a", tmp_path / "b")).path == newest
 
 
-def test_of_equal_libraries_that_of_the_packages_is_taken(tmp_path: Path) -> None:
+def test_library_of_packages_wins_over_equal_toolkit(tmp_path: Path) -> None:
     toolkit(tmp_path / "usr/local/cuda", "13.5.25")
     place = wheel(tmp_path / "packages", "13.5.25")
 
@@ -72,7 +72,7 @@ def test_of_equal_libraries_that_of_the_packages_is_taken(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
-def test_the_toolkit_that_the_environment_names_is_looked_at(tmp_path: Path, variable: str) -> None:
+def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> None:
     place = toolkit(tmp_path / "elsewhere", "13.4.1")
 
     found = find_sanitizer_library(
@@ -86,27 +86,27 @@ def test_the_toolkit_that_the_environment_names_is_looked_at(tmp_path: Path, var
     "directory",
     ["usr/local/cuda-13.4", "opt/cuda", "opt/nvidia/hpc_sdk/Linux_x86_64/26.1/cuda/13.4"],
 )
-def test_toolkits_are_found_where_they_are_installed(tmp_path: Path, directory: str) -> None:
+def test_toolkits_are_found_in_standard_places(tmp_path: Path, directory: str) -> None:
     place = toolkit(tmp_path / directory, "13.4.1")
 
     assert find_sanitizer_library(places(tmp_path)).path == place
 
 
-def test_a_toolkit_that_is_linked_is_one_toolkit(tmp_path: Path) -> None:
+def test_symlinked_toolkit_counts_once(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "usr/local/cuda-13.4", "13.4.1")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-13.4")
 
     assert find_sanitizer_library(places(tmp_path)).path == place
 
 
-def test_without_a_library_the_remedy_is_the_extra(tmp_path: Path) -> None:
+def test_missing_library_error_names_the_extra(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="is not installed") as refused:
         find_sanitizer_library(places(tmp_path))
 
     assert refused.value.hint == "pip install 'cudakit[sanitize]'"
 
 
-def test_a_library_that_is_too_old_is_refused_with_its_version_and_place(tmp_path: Path) -> None:
+def test_old_library_error_names_version_and_path(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "usr/local/cuda", "13.0.85")
 
     with pytest.raises(EnvironmentUnusable) as refused:
@@ -120,7 +120,7 @@ def named(path: Path) -> dict[str, str]:
     return {"CUDAKIT_SANITIZER_LIBRARY": str(path)}
 
 
-def test_the_named_library_is_taken_whatever_else_is_there(tmp_path: Path) -> None:
+def test_named_library_wins(tmp_path: Path) -> None:
     wheel(tmp_path / "packages", "13.9.1")
     place = wheel(tmp_path / "named", "13.4.2")
 
@@ -131,7 +131,7 @@ def test_the_named_library_is_taken_whatever_else_is_there(tmp_path: Path) -> No
     assert (found.path, found.version) == (place, (13, 4, 2))
 
 
-def test_a_named_library_may_be_of_an_unknown_version(tmp_path: Path) -> None:
+def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
     place = tmp_path / "mine.so"
     place.write_bytes(b"")
 
@@ -141,12 +141,12 @@ def test_a_named_library_may_be_of_an_unknown_version(tmp_path: Path) -> None:
     assert "unknown version" in str(found)
 
 
-def test_a_named_library_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_named_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"mine\.so.*no file"):
         find_sanitizer_library(places(tmp_path, environment=named(tmp_path / "mine.so")))
 
 
-def test_a_named_library_that_is_too_old_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_old_named_library_error_names_the_variable(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "old", "12.9.1")
 
     with pytest.raises(EnvironmentUnusable, match="too old") as refused:
@@ -156,7 +156,7 @@ def test_a_named_library_that_is_too_old_is_refused_by_its_name(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"cuda_sanitizer_api": null}', "\ud800"])
-def test_a_damaged_record_of_versions_is_an_unknown_version(tmp_path: Path, content: str) -> None:
+def test_damaged_version_json_is_unknown_version(tmp_path: Path, content: str) -> None:
     library(tmp_path / "usr/local/cuda")
     (tmp_path / "usr/local/cuda/version.json").write_text(content, errors="surrogatepass")
 
@@ -164,9 +164,7 @@ def test_a_damaged_record_of_versions_is_an_unknown_version(tmp_path: Path, cont
 
 
 @pytest.mark.parametrize("directory", ["usr/local/cuda-13.4", "opt/nvidia/hpc_sdk/a/b/cuda/13.4"])
-def test_a_toolkit_without_a_record_is_of_the_version_of_its_directory(
-    tmp_path: Path, directory: str
-) -> None:
+def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory: str) -> None:
     place = library(tmp_path / directory)
     link = tmp_path / "linked.so"
     link.symlink_to(place)
@@ -175,7 +173,7 @@ def test_a_toolkit_without_a_record_is_of_the_version_of_its_directory(
     assert find_sanitizer_library(places(tmp_path, environment=named(link))).version == (13, 4)
 
 
-def test_the_headers_of_a_library_are_beside_it(tmp_path: Path) -> None:
+def test_library_headers_are_beside_it(tmp_path: Path) -> None:
     place = wheel(tmp_path / "packages", "13.5.25")
     include = place.parent / "include"
     include.mkdir()
@@ -187,7 +185,7 @@ def test_the_headers_of_a_library_are_beside_it(tmp_path: Path) -> None:
     assert [path.name for path in headers] == ["sanitizer_callbacks.h", "sanitizer_stream.h"]
 
 
-def test_a_recorder_that_was_not_built_needs_a_compiler(tmp_path: Path) -> None:
+def test_missing_recorder_error_names_the_compiler(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="was not built") as refused:
         find_recorder(places(tmp_path))
 
@@ -195,7 +193,7 @@ def test_a_recorder_that_was_not_built_needs_a_compiler(tmp_path: Path) -> None:
     assert "pip install --force-reinstall --no-binary cudakit cudakit" in refused.value.hint
 
 
-def test_what_was_built_is_found_beside_the_package(tmp_path: Path) -> None:
+def test_native_modules_are_found_beside_the_package(tmp_path: Path) -> None:
     native = tmp_path / "native"
     native.mkdir()
     names = [
@@ -214,11 +212,11 @@ def test_what_was_built_is_found_beside_the_package(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_walker_nothing_reads_frames(tmp_path: Path) -> None:
+def test_frame_readers_may_be_missing(tmp_path: Path) -> None:
     assert find_frame_readers(places(tmp_path)) == {}
 
 
-def test_assemblers_are_found_in_wheels_and_toolkits_the_newest_first(tmp_path: Path) -> None:
+def test_assemblers_are_found_newest_first(tmp_path: Path) -> None:
     site = tmp_path / "site"
     expected = [
         fake_ptxas(site / "nvidia/cu13/bin/ptxas", "13.10", then="exit 1"),
@@ -245,12 +243,12 @@ def test_assemblers_are_found_in_wheels_and_toolkits_the_newest_first(tmp_path: 
     assert found[0].version == (13, 10, 7)
 
 
-def test_a_named_assembler_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_named_assembler_that_does_not_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"CUDAKIT_PTXAS is .*/none'.* does not run"):
         find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(tmp_path / "none")))
 
 
-def test_what_an_assembler_says_is_its_refusal(tmp_path: Path) -> None:
+def test_assembler_error_has_its_output(tmp_path: Path) -> None:
     ptxas = fake_ptxas(tmp_path / "ptxas", "13.0", then="echo because >&2; exit 3")
     (one,) = find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)))
     with pytest.raises(AssemblerError, match="because"):

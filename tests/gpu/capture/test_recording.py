@@ -35,7 +35,7 @@ def run(code: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_came_is_handed_over_when_it_is_asked_for() -> None:
+def test_drained_passes_all_events() -> None:
     run("""
 recording = Recording(take, Path(name))
 writer.write(Event(Free(1, 1), seq=7))
@@ -49,7 +49,7 @@ with recording.drained():
 """)
 
 
-def test_what_comes_is_read_by_itself_so_that_the_disk_is_not_filled() -> None:
+def test_trace_is_read_periodically() -> None:
     run("""
 recording = Recording(take, Path(name), CudaRecording(accesses="arguments"))
 writer.write(Event(Free(1, 1), seq=7))
@@ -60,7 +60,7 @@ assert taken == [7]
 """)
 
 
-def test_a_process_that_is_forked_off_leaves_the_recording_to_its_parent() -> None:
+def test_forked_child_leaves_recording_to_parent() -> None:
     run("""
 import os
 recording = Recording(take, Path(name))
@@ -75,7 +75,7 @@ with recording.drained():
 """)
 
 
-def test_what_launches_did_is_told_before_what_came_is_handed_over() -> None:
+def test_settled_flushes_launches_first() -> None:
     run("""
 def tell():
     writer.write(Event(Free(1, 1), seq=8))
@@ -88,7 +88,7 @@ with recording.settled():
 """)
 
 
-def test_the_directory_goes_when_the_process_ends_and_not_with_one_that_was_forked_off() -> None:
+def test_directory_is_removed_at_exit_but_not_by_forked_child() -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -146,7 +146,7 @@ def run_cuda(library: Path, code: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_recorder_records_the_process_that_it_is_in(library: Path) -> None:
+def test_recorder_records_own_process(library: Path) -> None:
     run_cuda(
         library,
         """
@@ -160,7 +160,7 @@ assert recording.cuda.accesses == "arguments" and not recording.cuda.notes
     )
 
 
-def test_a_process_is_recorded_once(library: Path) -> None:
+def test_second_recording_of_process_is_refused(library: Path) -> None:
     run_cuda(
         library,
         """

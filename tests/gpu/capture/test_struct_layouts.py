@@ -50,11 +50,11 @@ typedef struct { int matrix[2][2]; } Sanitizer_Matrix;
 SMALL = {"device": 0, "context": 8, "name": 16, "letter": 24, "marks": 25, "colour": 32, "lane": 40}
 
 
-def test_offsets_follow_the_rules_of_c() -> None:
+def test_offsets_follow_c_rules() -> None:
     assert Header(HEADER).layout("Sanitizer_Small") == {**SMALL, SIZE: 48}
 
 
-def test_members_of_an_unnamed_union_are_fields_of_the_structure() -> None:
+def test_members_of_unnamed_union_are_fields() -> None:
     assert Header(HEADER).layout("Sanitizer_Large") == {
         "before": 0,
         "small": 8,
@@ -66,12 +66,12 @@ def test_members_of_an_unnamed_union_are_fields_of_the_structure() -> None:
     }
 
 
-def test_what_stands_in_a_comment_is_no_structure() -> None:
+def test_struct_in_comment_is_ignored() -> None:
     assert Header(HEADER).layout("Sanitizer_Comment") is None
 
 
 @pytest.mark.parametrize("name", ["Sanitizer_Odd", "Sanitizer_Function", "Sanitizer_Matrix"])
-def test_a_declaration_that_is_not_understood_is_never_guessed(name: str) -> None:
+def test_unknown_declaration_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match="not understood"):
         Header(HEADER).layout(name)
 
@@ -93,7 +93,7 @@ MEMBERS = st.lists(
 
 
 @given(MEMBERS, MEMBERS, st.booleans())
-def test_layouts_are_those_of_the_compiler(
+def test_layouts_equal_the_compilers(
     outer: list[tuple[str, int]], inner: list[tuple[str, int]], is_union: bool
 ) -> None:
     word, base = ("union", ctypes.Union) if is_union else ("struct", ctypes.Structure)
@@ -132,13 +132,13 @@ def fields(members: list[tuple[str, int]], prefix: str) -> list[tuple[str, objec
     ]
 
 
-def test_a_recorder_that_reads_what_is_there_fits() -> None:
+def test_equal_layouts_fit() -> None:
     compiled = {"Sanitizer_Small": {"context": 8, SIZE: 48}, "record": {"seq": 0}}
 
     assert difference(compiled, Header(HEADER)) == ""
 
 
-def test_a_structure_may_have_grown_at_its_end_but_not_shrunk() -> None:
+def test_struct_may_grow_at_its_end_but_not_shrink() -> None:
     assert difference({"Sanitizer_Small": {"device": 0, SIZE: 40}}, Header(HEADER)) == ""
     assert difference({"Sanitizer_Small": {SIZE: 56}}, Header(HEADER)) == (
         "Sanitizer_Small has 48 bytes, the recorder reads 56"
@@ -146,13 +146,13 @@ def test_a_structure_may_have_grown_at_its_end_but_not_shrunk() -> None:
 
 
 @pytest.mark.parametrize("compiled", [32, 48])
-def test_a_field_that_moved_is_named_with_both_places(compiled: int) -> None:
+def test_moved_field_is_named_with_both_offsets(compiled: int) -> None:
     assert difference({"Sanitizer_Small": {"device": 0, "lane": compiled}}, Header(HEADER)) == (
         f"Sanitizer_Small.lane is at byte 40, the recorder reads it at byte {compiled}"
     )
 
 
-def test_a_field_or_a_structure_that_is_gone_is_named() -> None:
+def test_missing_field_or_struct_is_named() -> None:
     assert difference({"Sanitizer_Small": {"flags": 8}}, Header(HEADER)) == (
         "Sanitizer_Small.flags is gone, the recorder reads it at byte 8"
     )
@@ -166,7 +166,7 @@ def library(directory: Path, *version: int, header: str = "") -> Library:
     return Library(directory / "libsanitizer-public.so", version)
 
 
-def test_structures_that_differ_are_refused_with_the_version_that_fits(tmp_path: Path) -> None:
+def test_different_structs_are_refused_with_fitting_version(tmp_path: Path) -> None:
     newer = library(tmp_path, 14, 0, 1, header=HEADER)
 
     with pytest.raises(EnvironmentUnusable, match=r"14\.0\.1 .*: Sanitizer_Small\.lane") as refused:
@@ -176,24 +176,24 @@ def test_structures_that_differ_are_refused_with_the_version_that_fits(tmp_path:
     assert "'nvidia-cuda-sanitizer-api==13.5.*'" in refused.value.hint
 
 
-def test_structures_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unparsable_structs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="not understood"):
         check_structures({"Sanitizer_Odd": {"ok": 0}}, library(tmp_path, 13, 5, header=HEADER))
 
 
-def test_structures_that_fit_are_accepted_in_any_release(tmp_path: Path) -> None:
+def test_equal_structs_are_accepted_in_any_release(tmp_path: Path) -> None:
     check_structures({"Sanitizer_Small": SMALL}, library(tmp_path, 99, header=HEADER))
 
 
 @pytest.mark.parametrize("version", [(13, 4, 1), (13, 5, 25)])
-def test_without_headers_the_known_releases_are_accepted(
+def test_known_release_without_headers_is_accepted(
     tmp_path: Path, version: tuple[int, ...]
 ) -> None:
     check_structures({"Sanitizer_Small": SMALL}, library(tmp_path, *version))
 
 
 @pytest.mark.parametrize("version", [(13, 6), (14, 4), ()])
-def test_without_headers_other_releases_are_refused(
+def test_unknown_release_without_headers_is_refused(
     tmp_path: Path, version: tuple[int, ...]
 ) -> None:
     with pytest.raises(EnvironmentUnusable, match="without its headers") as refused:
@@ -205,7 +205,7 @@ def test_without_headers_other_releases_are_refused(
 @pytest.mark.skipif(
     find_spec("cudakit.gpu.capture._recorder") is None, reason="the recorder was not built"
 )
-def test_the_recorder_fits_the_library_that_is_installed() -> None:
+def test_recorder_fits_the_installed_library() -> None:
     from cudakit.gpu.capture import _recorder
 
     try:
