@@ -129,21 +129,10 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(_OPTIONS, collecting)
 
 
-def measure_or_tune(
-    spec: GemmSpec,
-    gpu: str,
-    outputs: Outputs,
-    tuning: TuneOptions,
-    measure: Callable[[GemmSpec, str, Outputs], int],
-) -> int:
-    """Tune what a Spec asks for, or have it measured, by the algorithms of ``--tuned`` if there are any."""
-    if tuning.wanted:
-        return tune(spec, gpu, outputs, tuning)
-    if tuning.known:
-        _check_library(spec)
-        algorithms = tuned_algorithms(tuning.known, gpu, spec.gemms, spec.settings)
-        spec = replace(spec, algorithms=algorithms)
-    return measure(spec, gpu, outputs)
+def use_tuned(spec: GemmSpec, path: Path, gpu: str) -> GemmSpec:
+    """Return a Spec that uses the algorithms of ``--tuned``."""
+    _check_library(spec)
+    return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
 
 
 def _check_library(spec: GemmSpec) -> None:

@@ -1,4 +1,4 @@
-"""How samples are spread: a lane for each case, a dot for each sample, around the median."""
+"""The distribution of samples: a lane for each case, a dot for each sample, around the median."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from cudakit.units import format_seconds
 
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 
-# Pixels of a lane, and units of what is drawn in it.
+# The height of a lane in pixels, and of its drawing in units.
 _LANE = 44
 _HEIGHT = 400
 
 _MOST_DOTS = 1000
-# Shares of the samples: what lies beyond the outer ones is counted, not drawn.
+# Quantiles: samples beyond the outer ones are counted, not drawn.
 _OUTER = (0.005, 0.995)
 _QUARTERS = (0.25, 0.75)
-# So is what lies so many times the middle half beyond it: one sample would squeeze all others.
+# Samples more than this many interquartile ranges beyond the quartiles are counted, not drawn: a single one
+# would compress all others.
 _FENCE = 6.0
 _LEAST_REACH = 0.005
 _CAPTION = (
@@ -56,7 +57,7 @@ class _Case:
 
     @property
     def outer(self) -> tuple[float, float]:
-        # The extremes of a few samples are drawn.
+        # With few samples the quantiles are the extremes, which are drawn.
         low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
         high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
         below, above = np.quantile(self.deviations, _QUARTERS)
@@ -70,7 +71,7 @@ def sample_spread(cases: Sequence[CaseResult]) -> View:
 
 
 def spread(columns: Sequence[Columns]) -> Figure | NoData:
-    """Draw the samples of each case by their distance from its median, in the order taken.
+    """Draw the deviations of samples from the median of their case, in the order of measurement.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
     ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
@@ -137,7 +138,7 @@ def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
 
 
 def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
-    """Draw the median of each round as high as its samples are."""
+    """Draw the median of each round over the height of its samples."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]
     for start, end in zip(starts.tolist(), ends, strict=True):

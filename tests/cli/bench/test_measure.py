@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.cli.bench import files
-from cudakit.cli.bench.measure import exit_code
+from cudakit.cli.bench.measure import FORMATS, exit_code, open_files, write_files
 from cudakit.cli.failure import ExitCode
 from cudakit.core.bench.result import BenchResult
 from cudakit.errors import UsageError
-
-FORMS = files.FORMATS
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
     def write(made: BenchResult) -> dict[str, str]:
-        places = {form: tmp_path / f"run.{form}" for form in FORMS}
-        with files.opened(map(str, places.values()), force=True) as opened:
-            files.write(opened, made)
+        places = {form: tmp_path / f"run.{form}" for form in FORMATS}
+        with open_files(map(str, places.values()), force=True) as opened:
+            write_files(opened, made)
         return {form: place.read_text(encoding="utf-8") for form, place in places.items()}
 
     return write
@@ -77,7 +74,7 @@ def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
 
     with (
         pytest.raises(UsageError, match="does not say what it is to hold"),
-        files.opened(paths, force=False),
+        open_files(paths, force=False),
     ):
         pass
     assert list(tmp_path.iterdir()) == []
