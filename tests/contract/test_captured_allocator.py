@@ -9,7 +9,7 @@ import pytest
 from contract.workbench import Workbench
 
 from cudakit.core.allocator.device_allocator import DeviceAllocator
-from cudakit.core.allocator.mem_pool import GraphMemory
+from cudakit.core.allocator.private_pools import GraphMemory
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 
