@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 
-from cudakit.core.allocator.blocks import Block, RawStack, Segment, Segments
+from cudakit.core.allocator.blocks import (
+    DEFAULT_POOL,
+    Block,
+    BlockPool,
+    Pools,
+    RawStack,
+    Request,
+    SegmentSource,
+)
 from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
 from cudakit.core.allocator.history import (
     ALLOC,
@@ -21,8 +29,8 @@ from cudakit.core.allocator.history import (
     History,
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
-from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, Request, SegmentSource
 from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
+from cudakit.core.allocator.segments import Segment, Segments
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.settings import Settings

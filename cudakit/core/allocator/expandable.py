@@ -7,16 +7,16 @@ try_allocate_expandable_block, map_block, release_blocks, unmap_block).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
-from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment
-from cudakit.core.allocator.expandable_segment import (
+from cudakit.core.allocator.blocks import Block, BlockPool, FreeBlocks, RawStack, Request
+from cudakit.core.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
+from cudakit.core.allocator.segments import (
     ExpandableSegment,
+    Segment,
     StreamSegments,
     expandable_size,
 )
-from cudakit.core.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
-from cudakit.core.allocator.pools import BlockPool, Request
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Paged
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.setting_rules import FULL_RESERVE, Reserve
@@ -134,8 +134,7 @@ class ExpandableSegments:
         return ExpandableSegment(ptr, size, page, group, self._registry).first
 
     def _map(self, owner: Owner, place: Block, needed: int, stack: RawStack | None) -> Block | None:
-        segment = place.expandable_segment
-        assert segment is not None  # noqa: S101
+        segment = cast("ExpandableSegment", place.expandable_segment)
         ptr, page = place.ptr, segment.page_bytes
         count = -(-needed // page)
         try:
@@ -153,8 +152,7 @@ class ExpandableSegments:
         return block
 
     def _unmap(self, owner: Owner, block: Block, stack: RawStack | None) -> None:
-        segment = block.expandable_segment
-        assert segment is not None  # noqa: S101
+        segment = cast("ExpandableSegment", block.expandable_segment)
         begin, end = segment.pages_within(block)
         if begin == end:
             return

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
+from cudakit.core.allocator.fragmentation import report_of
 from cudakit.core.allocator.history import OOM
-from cudakit.core.allocator.oom_report import report_of
-from cudakit.core.allocator.pools import BlockPool, Request
 from cudakit.core.allocator.recording import checked_path, save
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY

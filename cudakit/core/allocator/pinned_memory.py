@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import Block, RawStack, Request
 from cudakit.core.allocator.engine import Engine, is_whole_segment
 from cudakit.core.allocator.history import SEGMENT_ALLOC
 from cudakit.core.allocator.pinned_pools import (
@@ -22,7 +22,6 @@ from cudakit.core.allocator.pinned_pools import (
 )
 from cudakit.core.allocator.pinned_supply import HostStats, HostSupply, HostUpstream
 from cudakit.core.allocator.pool_stats import PoolId
-from cudakit.core.allocator.pools import Request
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from cudakit.core.allocator.blocks import Block, Segment
+from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import (
     OOM,
@@ -30,6 +30,7 @@ from cudakit.core.allocator.history import (
     TraceEvent,
     gather,
 )
+from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
 from cudakit.errors import UsageError
 from cudakit.torch_rules.settings import Recorded as RecordedSetting

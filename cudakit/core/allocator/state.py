@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, TypeAlias
+from operator import attrgetter
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from cudakit.core.allocator.blocks import Block, RawStack
 from cudakit.core.allocator.engine import Engine
@@ -29,6 +39,9 @@ SlowPathReason: TypeAlias = Literal[
 LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
 
 _MOST_INVALID_FREES = 1000
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 
 class InvalidPointer(CudakitError):
@@ -172,3 +185,19 @@ class AllocatorState:
             f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
             f" at {block.ptr:#x}"
         )
+
+
+class PartMethod(Generic[_P, _R]):
+    """A method that a part of the allocator implements: its class says what it does."""
+
+    def __init__(self, method: Callable[Concatenate[Any, _P], _R], part: str) -> None:
+        self._method = method
+        self._part = attrgetter(f"{part}.{method.__name__}")
+
+    @overload
+    def __get__(self, allocator: None, kind: type) -> Callable[Concatenate[Any, _P], _R]: ...
+    @overload
+    def __get__(self, allocator: object, kind: type) -> Callable[_P, _R]: ...
+    def __get__(self, allocator: object, kind: type) -> Callable[..., _R]:
+        found: Callable[..., _R] = self._method if allocator is None else self._part(allocator)
+        return found

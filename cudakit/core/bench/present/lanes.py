@@ -1,4 +1,4 @@
-"""Lanes: a chart with a row for each case, its name on the left, on a common axis."""
+"""Lanes: a row for each case, its name on the left, its drawing over a common axis on the right."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Caption, Drawing, Shape, percent, shape
 
-# Units of a strip, which is as wide as the page allows.
+# Drawing units across a strip, which fills the width of the page.
 WIDTH = 2400
-# What a picture can hold.
+# More cases are not drawn.
 MOST_LANES = 40
 
-# Width of the names as a share of the page, and in letters.
+# The share of the page's width, and the letters that fit into it.
 _NAMES = 0.3
 _LETTERS = 34
 # Pixels.

@@ -32,20 +32,20 @@ from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
-# Margins beyond cases and ridges: to the sides, and above and below.
+# The factors by which the axes extend beyond cases and ridges: x, y.
 _BESIDE, _AROUND = 2.0, 1.6
-# Size of a letter: as a share of a narrow plot, and in pixels.
+# The width of a letter as a share of a narrow plot, and the height of a line in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# Gap between a point and its label, in pixels; with half a dot, as a share.
+# From a point to its label in pixels; that and the radius of a dot, as a share.
 _GAP, _DOT = 9, 0.009
-# Gap between a roof and the middle of its label, in pixels.
+# From a roof to the middle of its label, in pixels.
 _ABOVE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A bounding box: shares of the width, pixels of the height."""
+    """The area of a label or a dot: shares of the width, pixels of the height."""
 
     left: float
     right: float
@@ -68,7 +68,7 @@ class _Words:
     share: float
     down: float
     leftwards: bool = False
-    gap: int = _GAP  # in pixels, from the place
+    gap: int = _GAP  # in pixels, from the point
 
     @property
     def box(self) -> _Box:
@@ -93,7 +93,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The Columns, and the axes they are drawn on."""
+    """The Columns with their axes."""
 
     columns: Columns
     x: Axis
@@ -109,7 +109,7 @@ class _Picture:
         return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
 
     def down(self, rate: float) -> float:
-        """Return the pixels of a rate below the top of the plot."""
+        """Return the distance of a rate from the top of the plot in pixels."""
         return _PIXELS * (1 - self.y.share(rate))
 
 
@@ -132,10 +132,10 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
 
 
 def roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot for each case of ``roofline``, and the roof that it stays under (Williams et al., 2009).
+    """Draw a dot for each case of ``roofline``, and the roofs above them (Williams et al., 2009).
 
-    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (what stands beside the dot), decoded
-    by ``text``, the ``contender`` who ran it (0 is we), ``operations_per_byte``, ``operations_per_s``,
+    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (the label of the dot), decoded by
+    ``text``, the ``contender`` (the library; 0 is cudakit), ``operations_per_byte``, ``operations_per_s``,
     ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
     """
     (placed,) = columns
@@ -179,10 +179,10 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
 
 
 def _roofs(picture: _Picture) -> Iterator[Shape]:
-    """Draw the bandwidth up to the ridge, and the peak from there."""
+    """Draw bandwidth times operations per byte up to the ridge, and peak arithmetic beyond it."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
-        # Points below the plot are left out.
+        # The part below the plot is left out.
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, per_s)
@@ -214,7 +214,7 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
 
 
 def _cases(picture: _Picture) -> Iterator[Shape]:
-    """Draw baselines as rings, below our dots: both are visible at one point."""
+    """Draw cases of other libraries as rings, below our dots, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
@@ -234,7 +234,7 @@ def _cases(picture: _Picture) -> Iterator[Shape]:
 
 
 def _labels(picture: _Picture) -> Iterator[Shape]:
-    """Label the roofs, and our dots that have room beside them: to the right, else left."""
+    """Label the roofs, and our dots if there is space: right of them, else left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
@@ -244,7 +244,7 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
     for i in np.flatnonzero(arrays["contender"] == 0).tolist():
-        # One label is enough for dots on one another.
+        # Dots that cover one another have one label.
         if any(map(found[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]

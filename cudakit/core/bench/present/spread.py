@@ -1,4 +1,4 @@
-"""The spread of samples: a lane for each case, a dot for each sample, around the median."""
+"""The distribution of samples: a lane for each case, a dot for each sample, around the median."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cudakit.units import format_seconds
 
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 
-# Height of a lane in pixels, and in units of its drawing.
+# The height of a lane in pixels, and of its drawing in units.
 _LANE = 44
 _HEIGHT = 400
 
@@ -35,7 +35,8 @@ _MOST_DOTS = 1000
 # Quantiles: samples beyond the outer ones are counted, not drawn.
 _OUTER = (0.005, 0.995)
 _QUARTERS = (0.25, 0.75)
-# Samples this many interquartile ranges out are counted too: one would squeeze all others.
+# Samples more than this many interquartile ranges beyond the quartiles are counted, not drawn: a single one
+# would compress all others.
 _FENCE = 6.0
 _LEAST_REACH = 0.005
 _CAPTION = (
@@ -56,7 +57,7 @@ class _Case:
 
     @property
     def outer(self) -> tuple[float, float]:
-        # With few samples the extremes are drawn.
+        # With few samples the quantiles are the extremes, which are drawn.
         low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
         high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
         below, above = np.quantile(self.deviations, _QUARTERS)
@@ -70,7 +71,7 @@ def sample_spread(cases: Sequence[CaseResult]) -> View:
 
 
 def spread(columns: Sequence[Columns]) -> Figure | NoData:
-    """Draw the samples of each case by their distance from its median, in the order taken.
+    """Draw the deviations of samples from the median of their case, in the order of measurement.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
     ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
@@ -149,7 +150,7 @@ def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
 
 
 def _spread_table(cases: Sequence[CaseResult]) -> Table:
-    """Return quartiles and extremes, a row for each case that has figures."""
+    """Give quartiles and extremes, a row for each case that has figures."""
     rows = [
         _spread_row(name, case.statistics)
         for name, case in zip(short_labels(cases), cases, strict=True)

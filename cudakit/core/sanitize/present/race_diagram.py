@@ -1,4 +1,4 @@
-"""The diagram of a race: streams as lanes, calls in their order, and the order between them."""
+"""The diagram of a race: streams as lanes, calls in order, and the synchronization between them."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def _cell(step: Step, lane: str) -> Text:
     return Text(f"{step.words} ({step.place})" if step.place else step.words)
 
 
-# Pixels, but for the width: the drawing is as wide as the page allows.
+# Pixels; the width is that of the page.
 _BOX = 42
 _LANE = 104
 _LINES = (17, 33)  # of text in a box
 _INSET = 10
 _LANE_LETTERS = 26
 
-_WIDEST = 1.8  # steps of the time axis that a box may be wide
+_WIDEST = 1.8  # the largest width of a box, in steps of the time axis
 _GAP = 0.16  # to the next box of the lane
 _ORDER, _MISSING = "order", "missing"
 _LEGEND = ((_ORDER, "order there is"), (_MISSING, "order that is missing"))
@@ -145,7 +145,7 @@ _LEGEND = ((_ORDER, "order there is"), (_MISSING, "order that is missing"))
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call as it is drawn; ``left`` and ``width`` are shares of the drawing's width."""
+    """A drawn call; ``left`` and ``width`` are shares of the drawing's width."""
 
     lane: int
     left: float
@@ -202,7 +202,7 @@ def _calls(columns: Columns) -> Iterator[_Call]:
 
 
 def _room(lanes: Sequence[int], i: int) -> float:
-    """Count the steps to the next call of the same lane."""
+    """Return the number of steps to the next call of the same lane."""
     ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
     return min(next(ahead, _WIDEST), _WIDEST)
 
@@ -241,7 +241,7 @@ def _box(call: _Call) -> Shape:
 
 
 def _arrow(start: _Call, end: _Call) -> Shape:
-    """Draw the order of two calls through the space between their lanes."""
+    """Draw an arrow between two calls, through the space between their lanes."""
     down = end.lane >= start.lane
     return shape(
         "line",

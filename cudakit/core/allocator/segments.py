@@ -1,8 +1,9 @@
-"""One expandable segment: a range of addresses into which memory is mapped page by page.
+"""Segments: memory taken from the device in one piece, or mapped into reserved addresses page by page.
 
-The range is a chain of blocks. At first it is a single unmapped block, from which mapped memory is taken at
-its left end; where pages are released there are unmapped blocks in between. Nothing here calls the driver.
-Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment, map_block, unmap_block).
+The addresses of an expandable segment are a chain of blocks. At first it is a single unmapped block, from
+which mapped memory is taken at its left end; where pages are released there are unmapped blocks in between.
+Nothing here calls the driver. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment,
+map_block, unmap_block).
 """
 
 from __future__ import annotations
@@ -12,9 +13,72 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import cast
 
-from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment
+from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack
 
 _by_address = attrgetter("ptr")
+
+
+class Segment:
+    """Memory taken from the device in one piece. ``number`` counts the segments of the device from 1."""
+
+    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
+
+    is_expandable = False
+
+    def __init__(self, first: Block, stack: RawStack | None) -> None:
+        self.first = first
+        self.number = 0
+        self.ptr = first.ptr
+        self.size = first.size
+        self.stream = first.stream
+        self.pool = first.pool
+        first.segment_stack = stack
+
+    @property
+    def stack(self) -> RawStack | None:
+        """The stack of its allocation, if the first block still has it.
+
+        When a block is split the upper part takes the stack, as in PyTorch, which makes a new object of the
+        lower part (alloc_found_block, try_merge_blocks).
+        """
+        return self.first.segment_stack
+
+    def releasable_bytes(self, block: Block) -> int:
+        """Return the bytes of a free block that can be released: all, if it is the whole segment."""
+        return 0 if block.is_split else block.size
+
+    def blocks(self) -> list[Block]:
+        """List the blocks by address."""
+        found = [self.first]
+        while (after := found[-1].next) is not None:
+            found.append(after)
+        return found
+
+
+class Segments(dict[int, Segment]):
+    """The segments of a device by address, numbered from 1 in the order of their registration.
+
+    No number is given twice (PyTorch's registration_counter, by which NCCL registers segments in the same
+    order everywhere; PyTorch numbers each Block object, so its numbers differ).
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def __setitem__(self, ptr: int, segment: Segment) -> None:
+        self._last += 1
+        segment.number = self._last
+        super().__setitem__(ptr, segment)
+
+    def at(self, ptr: int) -> Segment | None:
+        """Return the segment that an address lies in."""
+        for segment in self.values():
+            if segment.ptr <= ptr < segment.ptr + segment.size:
+                return segment
+        return None
 
 
 class MappedRange(Segment):
@@ -41,7 +105,8 @@ class MappedRange(Segment):
 
     def releasable_bytes(self, block: Block) -> int:
         """Return the bytes of a free block that can be released: the whole pages in it."""
-        begin, end = cast("ExpandableSegment", block.expandable_segment).pages_within(block)
+        assert block.expandable_segment is not None  # noqa: S101
+        begin, end = block.expandable_segment.pages_within(block)
         return end - begin
 
     def blocks(self) -> list[Block]:
@@ -179,11 +244,11 @@ class ExpandableSegment:
         free, before, after = self.group.free, block.prev, block.next
         if after is not None and after.free:
             free.remove(after)
-            block.absorb_next()
+            _absorb_next(block)
         if before is not None and before.free:
             free.remove(before)
             before.requested = block.requested
-            before.absorb_next()
+            _absorb_next(before)
             block = before
         free.add(block)
         return block
@@ -192,11 +257,11 @@ class ExpandableSegment:
         group, before, after = self.group, gap.prev, gap.next
         if after is not None and not after.mapped:
             group.remove_unmapped(after)
-            gap.absorb_next()
+            _absorb_next(gap)
         if before is not None and not before.mapped:
             group.remove_unmapped(before)
             before.requested = gap.requested
-            before.absorb_next()
+            _absorb_next(before)
             gap = before
         group.add_unmapped(gap)
 
@@ -230,6 +295,16 @@ class ExpandableSegment:
     def _add_range(self, index: int, new: MappedRange) -> None:
         self.ranges.insert(index, new)
         self.registry[new.ptr] = new
+
+
+def _absorb_next(block: Block) -> None:
+    """Merge the next block, which must be in no list, into a block."""
+    absorbed = block.next
+    assert absorbed is not None  # noqa: S101
+    block.size += absorbed.size
+    block.next = after = absorbed.next
+    if after is not None:
+        after.prev = block
 
 
 def expandable_size(block: Block) -> int:
