@@ -36,8 +36,8 @@ __device__ u64 raw(const void* from, u64 at, int size) {
     }
 }
 
-// Matrices lie one pitch apart. Counts poison within columns, and its absence in the padding behind columns and
-// behind matrices.
+// Matrices lie one pitch apart. Counts poison within columns, and its absence in the padding behind columns
+// and behind matrices.
 extern "C" __global__ void cudakit_count_poison(
     u64* found, const void* matrices, u64 pattern, u64 rows, u64 leading, u64 elements, u64 pitch, u64 count,
     int size) {
