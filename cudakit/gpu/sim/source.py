@@ -82,7 +82,7 @@ def signatures_of(image: bytes) -> Signatures:
 
 def _looks_like_cuda(text: str) -> bool:
     balanced = all(text.count(one) == text.count(other) for one, other in ("()", "[]", "{}"))
-    return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
+    return balanced and (not text.strip() or any(state in text for state in ("{", ";")))
 
 
 def _types(text: str) -> dict[str, int]:
