@@ -330,6 +330,18 @@ def test_an_interrupted_capture_leaves_a_stream_that_works(timer: Timer) -> None
     assert run(timer, Copy(), replace(METHOD, mode="graph")).verification.passed
 
 
+def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
+    erratic = (int(10_000 * 1000 ** ((n * 0.618) % 1)) for n in count())
+    method = replace(METHOD, rule=replace(RULE, timeout_s=10**9))
+    with closing(busy_device(erratic)) as gpu, closing(Timer(gpu)) as timer:
+        steady = Copy(before_each=interrupting_after(200))
+        one, other = measure_rounds(timer, [steady, Busy(gpu)], method)
+
+    assert (one.stopped, other.stopped) == ("precision", "interrupted")
+    assert one.executions > 10
+    assert one.after.time_ns > one.before.time_ns
+
+
 def test_a_failure_of_the_device_is_raised_and_everything_closed(timer: Timer) -> None:
     copy = Copy()
     assert isinstance(timer.gpu, Sim)
