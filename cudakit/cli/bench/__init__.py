@@ -1,4 +1,4 @@
-"""``cudakit bench``: how fast can this GPU go?"""
+"""``cudakit bench``: benchmark this GPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import click
 
 from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.gemm import gemm
-from cudakit.cli.bench.suite import suite
-from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory
+from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
 from cudakit.cli.failure import ExitCode
 
 
