@@ -1,4 +1,4 @@
-"""Boxes of tensor maps expand to the bytes that they move: checked against recorded maps and a loop over elements."""
+"""Boxes of tensor maps expand to the bytes they move: checked with recorded maps and element by element."""
 
 from __future__ import annotations
 
