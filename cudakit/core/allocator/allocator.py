@@ -62,11 +62,14 @@ class CachingAllocator:
 
     ``search_again`` looks for a free block once more before memory is said to be out, which PyTorch does not.
 
-    ``front_cache`` keeps up to so many freed blocks of each size and stream ready for a request of exactly as
-    many bytes, which is much faster then. Statistics stay right, but blocks have other addresses than
-    PyTorch's, and those that are kept are not merged: that shows in ``inactive_split``, and may show in what
-    is reserved. It rests while history is recorded, monitors watch or blocks wait for other streams, and is
-    flushed before a snapshot, before statistics are read, and before memory is taken from the device.
+    ``native`` chooses the types and calls in C, or those in Python; None: those in C if they were compiled.
+
+    ``front_cache`` is for the calls in Python: it keeps up to so many freed blocks of each size and stream
+    ready for a request of exactly as many bytes, which is much faster then. Statistics stay right, but blocks
+    have other addresses than PyTorch's, and those that are kept are not merged: that shows in
+    ``inactive_split``, and may show in what is reserved. It rests while history is recorded, monitors watch
+    or blocks wait for other streams, and is flushed before a snapshot, before statistics are read, and before
+    memory is taken from the device. The calls in C are faster without it, and have PyTorch's addresses.
     Raises InputError for a number below 0.
     """
 
@@ -81,10 +84,11 @@ class CachingAllocator:
         device: int = 0,
         search_again: bool = True,
         front_cache: int = 0,
+        native: bool | None = None,
     ) -> None:
         chosen = settings or Settings()
         self._state = state = AllocatorState(
-            upstream, chosen, self, device=device, front_cache=front_cache
+            upstream, chosen, self, device=device, front_cache=front_cache, native=native
         )
         self._routing = PoolRouting(state)
         self._checkpoints = Checkpoints(state, self._routing)

@@ -7,7 +7,7 @@ type with the same attributes can take their place.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from cudakit.core.allocator.expandable_segment import ExpandableSegment
+    from cudakit.core.allocator.pool_stats import BlockCounters
     from cudakit.core.allocator.pools import BlockPool
     from cudakit.gpu.api import Ptr
 
@@ -107,11 +108,12 @@ class FreeBlocks:
     No part is empty unless it is the only one. ``only_part`` is that part, or None if there are several.
     """
 
-    __slots__ = ("only_part", "parts", "pool", "stream")
+    __slots__ = ("counters", "only_part", "parts", "pool", "stream")
 
-    def __init__(self, pool: BlockPool, stream: int) -> None:
+    def __init__(self, pool: BlockPool, stream: int, counters: BlockCounters) -> None:
         self.pool = pool
         self.stream = stream
+        self.counters = counters
         self.only_part: list[Entry] | None = []
         self.parts = [self.only_part]
 
@@ -123,8 +125,14 @@ class FreeBlocks:
             for entry in part:
                 yield entry[2]
 
-    def from_size(self, size: int) -> Iterator[Block]:
-        """Iterate over the blocks of at least a size."""
+    def new_block(
+        self, ptr: int, size: int, expandable_segment: ExpandableSegment | None = None
+    ) -> Block:
+        """Return a new block of this pool and stream, which is not free."""
+        return Block(ptr, size, self, expandable_segment)
+
+    def from_size(self, size: int) -> Iterable[Block]:
+        """Return the blocks of at least a size, in order."""
         key = (size,)
         first = self._part_of(key) if self else 0
         for _, _, block in islice(self.parts[first], bisect_left(self.parts[first], key), None):

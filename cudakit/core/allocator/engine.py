@@ -21,7 +21,14 @@ from cudakit.core.allocator.history import (
     History,
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
-from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, Request
+from cudakit.core.allocator.pools import (
+    DEFAULT_POOL,
+    PLAIN_TYPES,
+    BlockPool,
+    BlockTypes,
+    Pools,
+    Request,
+)
 from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Upstream
 from cudakit.errors import CudaError, Unsupported
@@ -53,12 +60,14 @@ class Engine:
         "upstream",
     )
 
-    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+    def __init__(
+        self, upstream: Upstream, settings: Settings, types: BlockTypes = PLAIN_TYPES
+    ) -> None:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
-        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED)
-        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large)
-        self.private = PrivatePools(self.stats)
+        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, types.counters)
+        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
+        self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
         self.reserved_bytes = 0  # including what the driver is being asked for
         self.trace: History | None = None
@@ -159,8 +168,7 @@ class Engine:
             if (
                 block.next is not None or block.prev is not None
             ) and block.expandable_segment is None:
-                stats.inactive_split -= 1
-                stats.inactive_split_bytes -= size
+                free.counters.count_split(-1, -size)
         block.allocated = True
         block.requested = requested
         block.stack = stack
@@ -174,7 +182,7 @@ class Engine:
         """Cut a block down to a size, and add the rest to the free blocks."""
         after = block.next
         rest_bytes = block.size - size
-        rest = Block(block.ptr + size, rest_bytes, free, block.expandable_segment)
+        rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
         rest.requested = block.requested  # of the last request, as PyTorch's inactive blocks show
         rest.segment_stack = block.segment_stack
         block.segment_stack = None
@@ -186,16 +194,13 @@ class Engine:
         block.size = size
         free.add(rest)
         if block.expandable_segment is None:
-            stats = free.pool.stats
-            if after is None and block.prev is None:
-                stats.count_split(1, rest_bytes)
-            else:
-                stats.inactive_split_bytes -= size
+            is_whole = after is None and block.prev is None
+            free.counters.count_split(is_whole, rest_bytes if is_whole else -size)
 
     def free(self, block: Block, stack: RawStack | None) -> None:
         """Free an allocated block that no stream uses any more."""
         self.begin_free(block, stack)
-        block.free_blocks.pool.stats.count_free(block.size, block.requested)
+        block.free_blocks.counters.count_free(block.size, block.requested)
         self.free_block(block, stack)
 
     def begin_free(self, block: Block, stack: RawStack | None) -> None:
@@ -233,9 +238,9 @@ class Engine:
         if block.expandable_segment is not None:
             return
         if block.prev is not None or block.next is not None:
-            free.pool.stats.count_split(count + 1, size + block.size)
+            free.counters.count_split(count + 1, size + block.size)
         elif count:
-            free.pool.stats.count_split(count, size)
+            free.counters.count_split(count, size)
 
     # Segments.
 
@@ -259,7 +264,7 @@ class Engine:
             if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
                 return None
             raise
-        block = Block(ptr, size, pool.free_blocks(request.stream))
+        block = pool.free_blocks(request.stream).new_block(ptr, size)
         self.segments[ptr] = Segment(block, request.stack)
         self.stats.num_device_alloc += 1
         pool.stats.count_segments(1)

@@ -1,8 +1,7 @@
 """The usual case of ``alloc`` and ``free``, and the front cache.
 
 Usual is: default settings, no stacks, monitors, routes or pending frees, and a free block at hand. All else
-goes to the slow calls, which do the same in full. A native type may take the place of FastPath: its
-attributes and calls are all that the allocator uses.
+goes to the slow calls, which do the same in full. native.FastPath is the same in C, where it was compiled.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import History
 from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.errors import InputError
@@ -92,7 +92,7 @@ class FrontCache:
         ):
             return False
         block.allocated = False
-        free.pool.stats.count_free(block.size, block.requested)
+        free.counters.count_free(block.size, block.requested)
         kept.append(block)
         return True
 
@@ -143,6 +143,10 @@ class FastPath:
         self._slow_calls = slow_calls
         self._small, self._large = engine.default.small.by_stream, engine.default.large.by_stream
         self._acquire, self._release = guard.lock.acquire, guard.lock.release
+
+    def record_events(self, history: History | None) -> None:
+        """Record events in a history, or none."""
+        self._engine.trace = history
 
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
         """Allocate; see Alloc."""

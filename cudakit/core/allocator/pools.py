@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack
-from cudakit.core.allocator.pool_stats import PoolId, PoolStats, Stat
+from cudakit.core.allocator.pool_stats import BlockCounters, PoolId, PoolStats, Stat
 
 DEFAULT_POOL: PoolId = (0, 0)
 
@@ -23,6 +23,16 @@ class SegmentSource(Protocol):
     def free(self, ptr: int) -> None: ...
 
 
+class BlockTypes(NamedTuple):
+    """The types of one allocator that are either plain Python or native."""
+
+    free_blocks: type[FreeBlocks]  # it makes the blocks
+    counters: type[BlockCounters]
+
+
+PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
+
+
 class BlockPool:
     """The small or the large free blocks of one owner.
 
@@ -30,9 +40,17 @@ class BlockPool:
     statistics of a private pool's bytes, beside ``stats``.
     """
 
-    __slots__ = ("by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
+    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
 
-    def __init__(self, owner: PoolId, stats: PoolStats, *, small: bool) -> None:
+    def __init__(
+        self,
+        owner: PoolId,
+        stats: PoolStats,
+        *,
+        small: bool,
+        free_blocks: type[FreeBlocks] = FreeBlocks,
+    ) -> None:
+        self._type = free_blocks
         self.id = owner
         self.small = small
         self.no_split = False
@@ -45,7 +63,7 @@ class BlockPool:
         """Return the free blocks of a stream."""
         found = self.by_stream.get(stream)
         if found is None:
-            found = self.by_stream[stream] = FreeBlocks(self, stream)
+            found = self.by_stream[stream] = self._type(self, stream, self.stats.blocks)
         return found
 
     def age(self, block: Block) -> int:
@@ -66,10 +84,12 @@ class Pools:
 
     __slots__ = ("id", "large", "small", "source")
 
-    def __init__(self, owner: PoolId, small: PoolStats, large: PoolStats) -> None:
+    def __init__(
+        self, owner: PoolId, small: PoolStats, large: PoolStats, free_blocks: type[FreeBlocks]
+    ) -> None:
         self.id = owner
-        self.small = BlockPool(owner, small, small=True)
-        self.large = BlockPool(owner, large, small=False)
+        self.small = BlockPool(owner, small, small=True, free_blocks=free_blocks)
+        self.large = BlockPool(owner, large, small=False, free_blocks=free_blocks)
         self.source: SegmentSource | None = None
 
     def __iter__(self) -> Iterator[BlockPool]:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from cudakit.core.allocator.blocks import FreeBlocks
 from cudakit.core.allocator.pool_stats import DeviceStats, PoolId, PoolStats
 from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool, Pools, SegmentSource
 from cudakit.core.allocator.streams import StreamFilter
@@ -36,9 +37,15 @@ class PrivatePool(Pools):
     __slots__ = ("use_on_oom", "uses")
 
     def __init__(
-        self, owner: PoolId, small: PoolStats, large: PoolStats, *, use_on_oom: bool
+        self,
+        owner: PoolId,
+        small: PoolStats,
+        large: PoolStats,
+        free_blocks: type[FreeBlocks],
+        *,
+        use_on_oom: bool,
     ) -> None:
-        super().__init__(owner, small, large)
+        super().__init__(owner, small, large, free_blocks)
         self.use_on_oom = use_on_oom
         self.uses = 1
 
@@ -60,8 +67,9 @@ class Route:
 class PrivatePools:
     """The private pools of one device. The caller holds the allocator's guard."""
 
-    def __init__(self, stats: DeviceStats) -> None:
+    def __init__(self, stats: DeviceStats, free_blocks: type[FreeBlocks]) -> None:
         self._stats = stats
+        self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
         self.routes: list[Route] = []  # the last begun is the last
@@ -118,7 +126,9 @@ class PrivatePools:
         """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
         self.check_issued(pool_id)
         stats = self._stats
-        pool = PrivatePool(pool_id, stats.small, stats.large, use_on_oom=use_on_oom)
+        pool = PrivatePool(
+            pool_id, stats.small, stats.large, self._free_blocks, use_on_oom=use_on_oom
+        )
         pool.source = source
         for kind in pool:
             kind.no_split = no_split
