@@ -1,7 +1,7 @@
-"""The pytest plugin: a test whose streams race fails, with the report as its message.
+"""The pytest plugin: a test with a race between streams fails, with the report as its message.
 
-``pytest --cuda-sanitize`` watches every test, the marker ``cuda_sanitize`` single ones. Nothing is
-imported, and nothing recorded, before one of them asks for it.
+``pytest --cuda-sanitize`` checks every test, the marker ``cuda_sanitize`` single ones. Without
+either, nothing is imported or recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NAME = "cudakit-sanitizer"
 _MARKER = "cuda_sanitize"
-# What is counted: one of it, and several.
+# The counts of the summary: singular and plural.
 _COUNTED = {
     "tests": ("test", "tests"),
     "raced": ("of them raced", "of them raced"),
@@ -32,7 +32,7 @@ _COUNTED = {
     "elsewhere": ("race outside of these tests", "races outside of these tests"),
 }
 
-# What a hook that wraps others is: it hands on what they return.
+# A hook wrapper: returns the result of the wrapped hooks.
 Wrapper: TypeAlias = Generator[None, object, object]
 
 
@@ -66,20 +66,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start before any test module is imported, which may use CUDA."""
     config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
     config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
-    if config.getoption("--cuda-sanitize") and not _hands_out_tests(config):
+    if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
         _start(config, everything=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start late for tests that ask by the marker: no fixture has run yet."""
+    """Start if a test has the marker: no fixture has run yet."""
     config = session.config
     wanted = any(item.get_closest_marker(_MARKER) for item in session.items)
-    if wanted and not config.pluginmanager.has_plugin(_NAME) and not _hands_out_tests(config):
+    if wanted and not config.pluginmanager.has_plugin(_NAME) and not _distributes_tests(config):
         _start(config, everything=False)
 
 
-def _hands_out_tests(config: pytest.Config) -> bool:
-    """Say whether the tests run in other processes, those of pytest-xdist."""
+def _distributes_tests(config: pytest.Config) -> bool:
+    """Return whether the tests run in worker processes of pytest-xdist."""
     distributes = config.getoption("dist", "no") != "no"
     return distributes and not hasattr(config, "workerinput")
 
@@ -96,14 +96,14 @@ def _start(config: pytest.Config, *, everything: bool) -> None:
 
 
 class _Calls:
-    """Which test made which calls to CUDA, by their numbers in one trace."""
+    """The test of each CUDA call, by the call's number in one trace."""
 
     def __init__(self) -> None:
         self._lasts: list[int] = []
         self._tests: list[str] = []
 
     def add(self, last: int, test: str) -> None:
-        """Note the last call so far, and that the test made it."""
+        """Record that the test made all calls up to ``last`` since the previous entry."""
         if self._tests and self._tests[-1] == test:
             self._lasts[-1] = max(self._lasts[-1], last)
         else:
@@ -111,27 +111,27 @@ class _Calls:
             self._tests.append(test)
 
     def test_of(self, seq: int) -> str:
-        """Return the test that made a call; nothing where none was running."""
+        """Return the test that made a call; empty if no test was running."""
         return self._tests[min(bisect_left(self._lasts, seq), len(self._tests) - 1)]
 
 
 class _Sanitizer:
-    """Records this process, and charges each race to the test that was running."""
+    """Records this process, and attributes each race to the running test."""
 
     def __init__(self, config: pytest.Config, *, everything: bool) -> None:
         from cudakit.core.sanitize.detector import RaceDetector
         from cudakit.core.sanitize.suppressions import suppressions
-        from cudakit.gpu.capture.inprocess import begin
+        from cudakit.gpu.capture.recording import begin
 
         self._everything = everything
         self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))
         self._detector = RaceDetector()
         self._outside = self._report = self._new_report()
-        self._test = ""  # that is running, and is watched
+        self._test = ""  # the running test, if it is checked
         self._tests = 0
         self._raced: set[str] = set()
         self._calls: defaultdict[tuple[int, int], _Calls] = defaultdict(_Calls)
-        self._shared: list[str] = []  # earlier tests that have a side in a race of this one
+        self._shared: list[str] = []  # races of this test with an operation of an earlier one
         self._recording = begin(
             self._take,
             accesses=config.getoption("--cuda-sanitize-accesses"),
@@ -150,17 +150,17 @@ class _Sanitizer:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Wrapper:
-        return (yield from self._charged(item, "call"))
+        return (yield from self._check_phase(item, "call"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Wrapper:
         try:
-            return (yield from self._charged(item, "teardown"))
+            return (yield from self._check_phase(item, "teardown"))
         finally:
             self._report, self._test = self._outside, ""
 
     def summary(self) -> dict[str, int]:
-        """Count what was seen, by the names of ``_COUNTED``."""
+        """Return the counts of the summary by the keys of ``_COUNTED``."""
         from cudakit.core.sanitize.report import findings
 
         with self._settled():
@@ -178,11 +178,11 @@ class _Sanitizer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why CUDA is not watched, or accesses are not known exactly; nothing where all is well."""
+        """Why CUDA is not recorded, or accesses are not exact; empty without problems."""
         return self._recording.cuda.notes
 
-    def _charged(self, item: pytest.Item, when: str) -> Wrapper:
-        """Fail the test for a race in this part of it; what the test itself says comes first."""
+    def _check_phase(self, item: pytest.Item, when: str) -> Wrapper:
+        """Fail the test for a race in this phase; a failure of the test itself comes first."""
         try:
             result = yield
         except BaseException:
@@ -194,7 +194,7 @@ class _Sanitizer:
         return result
 
     def _found(self) -> str:
-        """Return the message for the races since the last look, or nothing."""
+        """Return the message for the races since the last call, or an empty string."""
         from cudakit.core.sanitize.report import findings, message
 
         if self._report is self._outside:
@@ -216,7 +216,7 @@ class _Sanitizer:
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
-        """Look at all that was enqueued so far; nothing more comes within the block."""
+        """Check all work enqueued so far; nothing is recorded inside the block."""
         with self._recording.settled():
             for trace, races in self._detector.finish(self._report).items():
                 self._share(self._calls[trace], races)
@@ -228,7 +228,7 @@ class _Sanitizer:
         self._share(calls, self._detector.feed(batch, self._report))
 
     def _share(self, calls: _Calls, races: Iterable[Race]) -> None:
-        """Note which other tests have a side in races."""
+        """Record races with operations of other tests."""
         for race in races:
             owner = calls.test_of(race.previous.seq)
             if race.previous.seq and owner != self._test:
@@ -237,7 +237,7 @@ class _Sanitizer:
 
 
 class _Summary:
-    """Says at the end what was seen, by this process or by the workers of pytest-xdist."""
+    """Prints the summary of this process, or of the workers of pytest-xdist."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -247,27 +247,27 @@ class _Summary:
         sanitizer = session.config.pluginmanager.get_plugin(_NAME)
         if sanitizer is None:
             return
-        told = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
+        counted = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput[_NAME] = told
-        self._add(told)
+            session.config.workeroutput[_NAME] = counted
+        self._add(counted)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        # A worker that crashed has told nothing.
+        # A crashed worker has no output.
         self._add(getattr(node, "workeroutput", {}).get(_NAME, {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts["tests"]:
             terminalreporter.section("races on the GPU", sep="-")
-            said = (_counted(name, count) for name, count in self._counts.items() if count)
-            terminalreporter.write_line(f"watched: {', '.join(said)}")
+            parts = (_counted(name, count) for name, count in self._counts.items() if count)
+            terminalreporter.write_line(f"watched: {', '.join(parts)}")
         for note in self._notes:
             terminalreporter.write_line(note)
 
-    def _add(self, told: dict[str, Any]) -> None:
-        self._counts.update(told.get("counts", {}))
-        self._notes |= dict.fromkeys(told.get("notes", ()))
+    def _add(self, counted: dict[str, Any]) -> None:
+        self._counts.update(counted.get("counts", {}))
+        self._notes |= dict.fromkeys(counted.get("notes", ()))
 
 
 def _counted(name: str, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Bytes, seconds, counts and ratios to words and back. Pure; imports nothing of cudakit."""
+"""Bytes, seconds, counts, rates and ratios as text, and back. Pure; imports nothing of cudakit."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A value that cannot be had, and why."""
+    """A value that is not available, and the reason."""
 
     reason: str
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-# So many digits are more than any memory has, and fewer than int and float can take.
+# More digits than any memory size has, and fewer than int() and float() accept.
 _SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a size in binary units with three significant places: ``1.50 MiB``."""
+    """Format a size in binary units with three significant digits: ``1.50 MiB``."""
     magnitude = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
     for unit in _BINARY:
@@ -28,7 +28,7 @@ def format_bytes(size_bytes: int) -> str:
         magnitude /= 1024
     if unit == "B":
         return f"{sign}{int(magnitude)} B"
-    # 1023.996 would print as 1024 of the smaller unit: step up before rounding.
+    # 1023.996 would round to 1024 of the smaller unit: switch to the next unit before.
     if round(magnitude) >= 1024 and unit != _BINARY[-1]:
         magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
     places = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
@@ -36,9 +36,9 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Read ``10GiB``, ``512M`` or ``1e``-free plain bytes; K, M, G, T, P, E are powers of 1024.
+    """Parse ``10GiB``, ``512M`` or plain bytes without an exponent; K, M, G, T, P, E are powers of 1024.
 
-    Raises ValueError on anything else.
+    Raises ValueError for anything else.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -49,7 +49,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration with the unit that fits: ``1.20 ms``, ``3.4 s``, ``2 min 05 s``."""
+    """Format a duration with the unit that fits: ``1.2 ms``, ``3.4 s``, ``2 min 05 s``."""
     magnitude = abs(seconds)
     sign = "-" if seconds < 0 else ""
     if magnitude >= 60:
@@ -59,19 +59,19 @@ def format_seconds(seconds: float) -> str:
             f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
         )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
-        shown = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1 of it
+        shown = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
         if float(shown) >= 1 or unit == "ns":
             return f"{sign}{shown} {unit}"
     raise AssertionError("unreachable")
 
 
 def format_count(count: int) -> str:
-    """Write a count with thousands separated: ``1,139,322``."""
+    """Format a count with separated thousands: ``1,139,322``."""
     return f"{count:,}"
 
 
 def format_rate(amount: float, unit: str) -> str:
-    """Write an amount per second with a decimal prefix, as vendors give bandwidths: ``3.35 TB/s``."""
+    """Format an amount per second with a decimal prefix, as vendors do: ``3.35 TB/s``."""
     prefixes = ["", "k", "M", "G", "T", "P"]
     while abs(amount) >= 999.5 and len(prefixes) > 1:
         amount /= 1000
@@ -80,7 +80,7 @@ def format_rate(amount: float, unit: str) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Write a ratio as a percentage: ``12.3%``; what is not zero never reads as zero."""
+    """Format a ratio as a percentage: ``12.3%``; a nonzero ratio is never shown as zero."""
     percent = ratio * 100
     if 0 < abs(percent) < 0.1:
         return "<0.1%" if percent > 0 else ">-0.1%"
@@ -88,7 +88,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def parse_ratio(text: str) -> float:
-    """Read ``5%`` or ``0.05`` as 0.05. Raises ValueError on anything else or on a negative one."""
+    """Parse ``5%`` or ``0.05`` as 0.05. Raises ValueError for anything else and for negative ratios."""
     stripped = text.strip()
     try:
         ratio = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)

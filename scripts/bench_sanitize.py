@@ -146,7 +146,7 @@ def patches() -> Figures:
     """Time how the patch comes to be: with a cache that is empty, PTX and machine code are made."""
     code = (
         "import json, sys, time; from pathlib import Path;"
-        "from cudakit.gpu.capture.patch.build import build_patch;"
+        "from cudakit.gpu.capture.device_patch import build_patch;"
         "from cudakit.gpu.compile_cache import CompileCache;"
         "from torch.cuda import get_device_capability;"
         "which = get_device_capability(); start = time.perf_counter();"

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import race_logs
 
 from cudakit.core.sanitize.report import findings
-from cudakit.gpu.capture.exact import Accesses, with_accesses
+from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.render import json
 from cudakit.run.child import shell_status
@@ -42,7 +42,7 @@ def settings(python: str, accesses: Accesses | None, patches: Path) -> Settings:
     if not isinstance(found, Ready):
         print(f"CUDA is not watched: {found.message}; {found.hint}", file=sys.stderr)
         return Settings(sanitize=True)
-    found, why_not = with_accesses(found, accesses, patches)
+    found, why_not = add_device_patches(found, accesses, patches)
     if why_not:
         print(why_not, file=sys.stderr)
     return Settings(sanitize=True, **found.settings())

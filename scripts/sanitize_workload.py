@@ -140,7 +140,7 @@ def loop_times(recorder: Any) -> dict[str, Any]:
 
 def recorder_into(directory: Path) -> Any:
     """Start the recorder in this process, before CUDA is used, as the agent does."""
-    from cudakit.gpu.capture.locate import Places, sanitizer_library
+    from cudakit.gpu.capture.installed import SearchPaths, find_sanitizer_library
 
     recorder = import_module("cudakit.gpu.capture._recorder")
     try:
@@ -148,7 +148,9 @@ def recorder_into(directory: Path) -> Any:
     except ImportError:
         walker = 0
     directory.mkdir(parents=True, exist_ok=True)
-    recorder.start(str(directory), str(sanitizer_library(Places.here()).path), walker)
+    recorder.start(
+        str(directory), str(find_sanitizer_library(SearchPaths.of_this_process()).path), walker
+    )
     return recorder
 
 

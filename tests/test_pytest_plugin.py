@@ -87,7 +87,7 @@ def test_the_marker_watches_single_tests(pytester: pytest.Pytester) -> None:
     found.stdout.fnmatch_lines(["watched: 1 test, *", "FAILED *::test_racing - *"])
 
 
-def test_what_the_test_itself_says_comes_first(pytester: pytest.Pytester) -> None:
+def test_the_failure_of_the_test_itself_comes_first(pytester: pytest.Pytester) -> None:
     found = run(pytester, f"{RACING}    assert 1 == 2\n")
 
     found.assert_outcomes(failed=1)
@@ -186,7 +186,7 @@ def test_a_run_that_is_watched_already_is_a_usage_error(
 
 
 @pytest.mark.gpu
-def test_where_cuda_cannot_be_watched_the_run_is_refused_with_the_remedy(
+def test_a_run_without_a_recorder_is_refused_with_the_remedy(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 
 from cudakit.core.allocator.device_allocator import DeviceAllocator
-from cudakit.core.allocator.ipc import OpenedMemory
-from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
+from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.private_pools import PoolError
-from cudakit.core.allocator.shared_memory import SharedMemory
+from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu

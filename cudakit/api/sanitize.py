@@ -13,7 +13,7 @@ from cudakit.core.sanitize.report import Report, findings, message
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.errors import RaceError, UsageError
-from cudakit.gpu.capture.inprocess import begin
+from cudakit.gpu.capture.recording import begin
 from cudakit.gpu.demangle import demangle
 from cudakit.trace.spool import Batch
 

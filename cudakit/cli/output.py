@@ -136,8 +136,9 @@ def is_capable_terminal(stream: TextIO | None) -> bool:
 
 def printable(text: str) -> str:
     """Return untrusted text as one line without control characters."""
-    line = " ".join(part.strip() for part in text.splitlines())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    from cudakit.render.escape import visible
+
+    return visible(" ".join(part.strip() for part in text.splitlines()))
 
 
 def _describe(stream: TextIO, name: str) -> Output:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from cudakit.gpu.api import (
     Argument,
@@ -35,9 +36,26 @@ from cudakit.gpu.api import (
 )
 
 
+class DeviceContext(Protocol):
+    """The context that the parts of a device share."""
+
+    @property
+    def name(self) -> str:
+        """The name of the device in messages."""
+
+    @property
+    def ordinal(self) -> int:
+        """CUDA's number of the device."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the device was closed."""
+
+
 class Device:
     """The parts of a device, and their calls."""
 
+    context: DeviceContext
     memory: Memory
     peers: Peers
     virtual: VirtualMemory
@@ -45,6 +63,21 @@ class Device:
     streams: Streams
     kernels: Kernels
     graphs: Graphs
+
+    @property
+    def name(self) -> str:
+        """The name of this device in messages."""
+        return self.context.name
+
+    @property
+    def ordinal(self) -> int:
+        """CUDA's number of this device."""
+        return self.context.ordinal
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.context.closed
 
     def memory_info(self) -> MemoryInfo:
         return self.memory.memory_info()

@@ -9,6 +9,8 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from cudakit.render.escape import shortened, visible
+
 # A longer name would flood the page; a tooltip should fit a screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
@@ -49,15 +51,8 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
-    r"""Escape text: no markup, nothing invisible, at most ``limit`` characters.
-
-    Characters that are not printable in Unicode (controls, bidirectional overrides, lone surrogates) are
-    written as ``\x1b`` or ``\u202e``.
-    """
-    head = text[: limit + 1]
-    if not head.isprintable():
-        head = "".join(map(_visible, head))
-    return Markup(html.escape(head if len(head) <= limit else head[: limit - 1] + "…"))
+    """Escape text: no markup, nothing invisible, at most ``limit`` characters."""
+    return Markup(html.escape(shortened(visible(text[: limit + 1]), limit)))
 
 
 def _child(child: str) -> str:
@@ -83,9 +78,3 @@ def _limit(attribute: str) -> int:
 
 def _is_inside(link: str) -> bool:
     return link.startswith(("#", "data:,"))
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")

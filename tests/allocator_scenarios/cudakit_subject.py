@@ -12,9 +12,9 @@ from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import InMemory, Placed
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.checkpoint import PoolState
-from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.pool_calls import PoolState
+from cudakit.core.allocator.private_pools import GraphMemory, MemPool
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import Upstream
 from cudakit.errors import InputError

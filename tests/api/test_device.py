@@ -80,7 +80,7 @@ def test_a_capability_compares_as_the_pair_that_it_is() -> None:
 
 
 @pytest.mark.parametrize("stream", ["a stream", None, object(), SimpleNamespace(ptr="no number")])
-def test_what_is_no_stream_is_refused_as_such(stream: object) -> None:
+def test_non_stream_is_refused(stream: object) -> None:
     with pytest.raises(cudakit.UsageError, match="not a CUDA stream"), cudakit.stream(stream):
         pass
 

@@ -41,6 +41,6 @@ def test_without_a_driver_the_call_says_what_to_install(device: int | None) -> N
     assert "driver" in caught.value.hint
 
 
-def test_what_is_no_device_is_refused() -> None:
+def test_non_device_is_refused() -> None:
     with pytest.raises(cudakit.UsageError, match="no device: 'gpu'"):
         cudakit.graph(lambda buffer: None, 4096, device="gpu")  # type: ignore[arg-type]  # noqa: ARG005

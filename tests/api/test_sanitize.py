@@ -45,7 +45,7 @@ def run(code: str, *, gpu: str = "sim") -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_simulated_devices_touch_is_known_exactly_whatever_is_asked() -> None:
+def test_accesses_of_simulated_devices_are_exact_in_every_mode() -> None:
     run("""
 for accesses in ("exact", "arguments", None):
     with SANITIZE, accesses=accesses) as report:
@@ -94,7 +94,7 @@ assert (len(before.races), len(after.races)) == (0, 1)
 """)
 
 
-def test_what_every_thread_enqueues_is_in_the_block() -> None:
+def test_a_block_contains_the_work_of_every_thread() -> None:
     run("""
 with SANITIZE) as report:
     thread = threading.Thread(target=step)
@@ -122,7 +122,7 @@ with SANITIZE, raise_on_race=True):
 """)
 
 
-def test_what_the_block_raises_comes_before_its_races() -> None:
+def test_an_exception_of_the_block_comes_before_its_races() -> None:
     run("""
 try:
     with SANITIZE, raise_on_race=True) as report:

@@ -76,6 +76,16 @@ def test_simulated_gpu_is_ok_and_marked(cli: Cli) -> None:
     assert parsed(cli(*SIM, "--json").stdout)["simulated"] is True
 
 
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
+def test_variables_that_choose_devices_do_not_affect_simulated_gpu(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    plain = cli(*SIM, "--json").stdout
+    monkeypatch.setenv(name, "7")
+
+    assert cli(*SIM, "--json").stdout == plain
+
+
 def test_warning_is_finding_with_strict_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
 

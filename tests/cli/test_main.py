@@ -136,7 +136,7 @@ def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixt
     assert (stdout, stderr.strip()) == ("", "")
 
 
-def test_what_fails_because_of_an_interrupt_is_that_interrupt() -> None:
+def test_an_error_caused_by_an_interrupt_is_the_interrupt() -> None:
     with pytest.raises(IndexError) as failure:
         try:
             raise KeyboardInterrupt

@@ -227,7 +227,7 @@ def test_one_device_stream_or_pool_can_be_asked_for(
         ("--top", "many"),
     ],
 )
-def test_what_is_not_there_is_a_usage_error(
+def test_an_invalid_selection_is_a_usage_error(
     cli: Cli, snapshot: Path, option: str, value: str
 ) -> None:
     usage_error(cli, snapshot, option, value)

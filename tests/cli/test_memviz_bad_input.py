@@ -104,7 +104,7 @@ class Own:
         (b'{"segments": []' * 3, "looks like JSON"),
     ],
 )
-def test_what_is_no_snapshot_is_refused_in_one_line(
+def test_a_file_that_is_no_snapshot_is_refused_in_one_line(
     refused: Refused, content: bytes, why: str
 ) -> None:
     assert why in refused(content)
@@ -171,7 +171,7 @@ def test_every_opcode_for_objects_is_refused_by_its_name(refused: Refused, opcod
     assert f"opcode {opcode} " in refused(hostile.OPCODES[opcode])
 
 
-def test_what_stands_behind_the_end_of_a_pickle_is_not_read(cli: Cli, tmp_path: Path) -> None:
+def test_bytes_behind_the_end_of_a_pickle_are_not_read(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(pickled(files.snapshot()) + hostile.OPCODES["REDUCE"])
     assert cli("memviz", path).exit_code == 0

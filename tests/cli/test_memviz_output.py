@@ -54,7 +54,7 @@ def test_a_file_that_exists_is_replaced_only_by_force(
 
 @pytest.mark.parametrize("option", ["-o", *EXPORTS])
 @pytest.mark.parametrize("place", [".", "nowhere/output"])
-def test_what_cannot_be_written_is_a_usage_error(
+def test_an_output_that_cannot_be_written_is_a_usage_error(
     cli: Cli, snapshot: Path, tmp_path: Path, option: str, place: str
 ) -> None:
     usage_error(cli, snapshot, option, tmp_path / place)

@@ -65,7 +65,7 @@ def test_the_report_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
         (("--what-if", "", "--device", "host"), "not pinned host memory"),
     ],
 )
-def test_what_cannot_be_tried_is_a_usage_error(
+def test_invalid_what_if_options_are_a_usage_error(
     cli: Cli, arguments: tuple[str, ...], words: str
 ) -> None:
     run = cli("memviz", OOM, *arguments)

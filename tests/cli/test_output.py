@@ -199,7 +199,7 @@ def test_a_closed_standard_output_is_a_usage_error(monkeypatch: pytest.MonkeyPat
         pytest.fail("the work must not start")
 
 
-def test_what_an_encoding_lacks_is_written_as_an_escape() -> None:
+def test_a_character_that_the_encoding_lacks_is_escaped() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
 

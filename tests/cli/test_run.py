@@ -160,7 +160,7 @@ def test_races_that_no_file_can_take_are_told_even_quietly(here: Here) -> None:
     assert "cannot write races.json: No space left on device" in run.stderr
 
 
-def test_what_follows_the_program_is_its_own(here: Here) -> None:
+def test_arguments_behind_the_program_belong_to_the_program(here: Here) -> None:
     words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
     program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")
 
@@ -229,7 +229,7 @@ def test_a_python_that_cannot_be_entered_is_said_even_quietly(here: Here) -> Non
         (["--sanitize", "-m", "-c"], "not both"),
     ],
 )
-def test_what_cannot_be_carried_out_ends_with_125_and_starts_nothing(
+def test_a_bad_command_line_ends_with_125_and_starts_nothing(
     here: Here, options: list[str], said: str
 ) -> None:
     (here.path / "there.json").write_text("mine")
@@ -246,7 +246,7 @@ def test_what_cannot_be_carried_out_ends_with_125_and_starts_nothing(
     ("word", "code"),
     [("nowhere.py", 127), ("no-such-command", 127), ("./broken", 127), ("./folder", 126)],
 )
-def test_what_is_not_there_or_not_executable_has_the_codes_of_a_shell(
+def test_a_missing_program_and_one_not_executable_have_the_codes_of_a_shell(
     here: Here, word: str, code: int
 ) -> None:
     (here.path / "folder").mkdir()
@@ -309,9 +309,7 @@ def test_on_missing_run_runs_it_and_says_so(here: Here) -> None:
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
 @pytest.mark.parametrize("accesses", ["exact", "arguments"])
-def test_what_simulated_devices_touch_is_known_exactly_whatever_is_asked(
-    here: Here, accesses: str
-) -> None:
+def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, accesses: str) -> None:
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 
     assert run.exit_code == 1

@@ -9,7 +9,7 @@ import pytest
 from contract.workbench import Workbench
 
 from cudakit.core.allocator.device_allocator import DeviceAllocator
-from cudakit.core.allocator.mem_pool import GraphMemory
+from cudakit.core.allocator.private_pools import GraphMemory
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 
@@ -130,7 +130,7 @@ def test_pinned_memory_of_a_stream_that_is_not_captured_is_no_graphs(gpu: Gpu, m
     assert allocator.pinned.alloc(MIB) == ptr
 
 
-def test_only_requests_on_streams_of_the_capture_are_meant(bench: Workbench, make: Make) -> None:
+def test_only_requests_on_captured_streams_use_graph_memory(bench: Workbench, make: Make) -> None:
     gpu, allocator = bench.gpu, make()
     first, second, other = (gpu.stream(blocking=False) for _ in range(3))
     with allocator.capture(stream=first) as memory:

@@ -103,24 +103,24 @@ def test_int8_in_another_layout_is_right_or_refused(
     ("dtype", "output"),
     [(dtype, output.name) for dtype, kind in DATA_TYPES.items() for output in kind.outputs[1:]],
 )
-def test_the_output_may_be_of_another_type(
+def test_gemm_output_may_be_of_another_type(
     bench: Workbench, blas: Blas, dtype: str, output: str
 ) -> None:
     assert_right(bench, blas, a_gemm(dtype, output=output))
 
 
-def test_sums_can_be_kept_in_fp16(bench: Workbench, blas: Blas) -> None:
+def test_gemm_accumulates_in_fp16(bench: Workbench, blas: Blas) -> None:
     assert_right(bench, blas, a_gemm("fp16", accumulate="fp16"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
-def test_sizes_need_not_be_round(bench: Workbench, blas: Blas, dtype: str, layout: str) -> None:
+def test_gemm_sizes_may_be_odd(bench: Workbench, blas: Blas, dtype: str, layout: str) -> None:
     assert_right(bench, blas, Gemm(dtype=dtype, m=17, n=5, k=3, layout=layout))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_a_batch_is_computed_and_what_lies_between_columns_is_left_alone(
+def test_batch_is_computed_and_padding_is_left_alone(
     bench: Workbench, blas: Blas, dtype: str
 ) -> None:
     assert_right(bench, blas, a_gemm(dtype, batch=3, padding=16))
@@ -174,7 +174,7 @@ IMPOSSIBLE: dict[str, tuple[Library, Gemm]] = {
 
 
 @pytest.mark.parametrize(("library", "gemm"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_what_a_library_does_not_compute_is_refused_with_the_reason(
+def test_unsupported_gemm_is_refused_with_reason(
     bench: Workbench, library: Library, gemm: Gemm
 ) -> None:
     with closing(opened(bench.gpu, library)) as blas, pytest.raises(Unsupported) as caught:
@@ -195,7 +195,7 @@ def test_fp8_is_refused_in_other_layouts_before_blackwell(
     assert caught.value.hint
 
 
-def test_a_product_takes_its_place_in_the_order_of_a_stream(bench: Workbench, blas: Blas) -> None:
+def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("fp32")
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, where, other = gpu.stream(blocking=False), put(bench, early), put(bench, late)
@@ -207,7 +207,7 @@ def test_a_product_takes_its_place_in_the_order_of_a_stream(bench: Workbench, bl
         late.check(result(bench, late, where))
 
 
-def test_a_captured_product_is_computed_anew_by_every_replay(bench: Workbench, blas: Blas) -> None:
+def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
     stream, where = gpu.stream(), put(bench, problems[0])
@@ -247,7 +247,7 @@ def test_the_algorithms_that_are_listed_are_right(bench: Workbench, blas: Blas, 
         assert_right(bench, blas, gemm, settings, algorithm)
 
 
-def test_a_product_says_which_algorithm_was_chosen(blas: Blas) -> None:
+def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
     gemm = a_gemm("fp32", k=512)
     for wanted in blas.heuristics(gemm, USUAL, 3):
         with closing(blas.multiplication(gemm, USUAL, wanted)) as multiplication:
@@ -278,7 +278,7 @@ def test_a_deterministic_product_has_the_same_bits_every_time(
 
 
 @pytest.mark.parametrize("library", ["cublaslt", "cublas"])
-def test_a_product_says_what_was_in_force(bench: Workbench, library: Library) -> None:
+def test_multiplication_reports_settings(bench: Workbench, library: Library) -> None:
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version
@@ -288,7 +288,7 @@ def test_a_product_says_what_was_in_force(bench: Workbench, library: Library) ->
             assert all(multiplication.settings.values())
 
 
-def test_to_close_twice_does_nothing(bench: Workbench) -> None:
+def test_second_close_has_no_effect(bench: Workbench) -> None:
     blas = opened(bench.gpu)
     multiplication = blas.multiplication(a_gemm("fp32", k=4096), USUAL)
     for _ in range(2):
@@ -298,7 +298,7 @@ def test_to_close_twice_does_nothing(bench: Workbench) -> None:
     bench.gpu.sync()
 
 
-def test_what_was_taken_is_given_back(bench: Workbench, blas: Blas) -> None:
+def test_closed_multiplication_frees_its_memory(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
     multiplication = blas.multiplication(gemm, USUAL)
     run(bench, multiplication, Problem(gemm))
@@ -320,7 +320,7 @@ def test_several_products_share_a_library(bench: Workbench, blas: Blas) -> None:
             second.check(run(bench, other, second))
 
 
-def test_operands_may_be_none_where_they_are_not_used(bench: Workbench, blas: Blas) -> None:
+def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("fp32"))
     where = put(bench, problem)
     bench.gpu.free(where.bias)
@@ -329,7 +329,7 @@ def test_operands_may_be_none_where_they_are_not_used(bench: Workbench, blas: Bl
         problem.check(result(bench, problem, where))
 
 
-def test_sums_of_int8_are_exact_at_their_ends(bench: Workbench, blas: Blas) -> None:
+def test_int8_sums_are_exact_at_extremes(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("int8", k=1024))
     problem.a[:], problem.b[:] = np.int8(-128), np.int8(-128)
     with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:

@@ -33,7 +33,7 @@ def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
     return seen
 
 
-def test_each_capture_has_an_id_and_only_while_it_goes_on(gpu: Gpu) -> None:
+def test_capture_has_id_while_in_progress(gpu: Gpu) -> None:
     first, second = gpu.stream(), gpu.stream()
     ids = []
     for stream in (first, second, first):
@@ -49,7 +49,7 @@ def test_each_capture_has_an_id_and_only_while_it_goes_on(gpu: Gpu) -> None:
     assert len(set(ids)) == 3
 
 
-def test_streams_that_wait_for_a_captured_one_are_in_its_capture(bench: Workbench) -> None:
+def test_waiting_streams_join_capture(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     with capturing(gpu, first):
         gpu.wait(second, bench.recorded(first))
@@ -58,7 +58,7 @@ def test_streams_that_wait_for_a_captured_one_are_in_its_capture(bench: Workbenc
     assert gpu.capture_id(second) is None
 
 
-def test_two_captures_side_by_side_are_told_apart(bench: Workbench) -> None:
+def test_concurrent_captures_have_distinct_ids(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     value = bench.ints(0)
     with capturing(gpu, first), capturing(gpu, second):
@@ -68,7 +68,7 @@ def test_two_captures_side_by_side_are_told_apart(bench: Workbench) -> None:
         assert not ancestors(gpu, first) & ancestors(gpu, second)
 
 
-def test_the_next_node_depends_on_the_last_of_its_stream(bench: Workbench) -> None:
+def test_next_node_depends_on_last_of_its_stream(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     with capturing(gpu, stream):
         assert gpu.capture_ends(stream) == ()
@@ -84,7 +84,7 @@ def test_the_next_node_depends_on_the_last_of_its_stream(bench: Workbench) -> No
     assert gpu.capture_ends(stream) == ()
 
 
-def test_a_stream_that_waits_comes_after_what_it_waits_for_alone(bench: Workbench) -> None:
+def test_waiting_stream_depends_only_on_recorded_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     value, other = bench.ints(0), bench.ints(0)
     with capturing(gpu, first):
@@ -106,7 +106,7 @@ def test_a_stream_that_waits_comes_after_what_it_waits_for_alone(bench: Workbenc
         assert gpu.capture_ends(second) == on_second
 
 
-def test_a_capture_that_was_spoiled_has_no_id_any_more(bench: Workbench) -> None:
+def test_invalidated_capture_has_no_id(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     gpu.capture_begin(stream)
     bench.add(value, 1, 1, stream)
@@ -119,7 +119,7 @@ def test_a_capture_that_was_spoiled_has_no_id_any_more(bench: Workbench) -> None
         gpu.capture_end(stream)
 
 
-def test_a_stream_that_is_no_more_is_in_no_capture_to_be_asked_about(gpu: Gpu) -> None:
+def test_destroyed_stream_cannot_be_queried_for_capture(gpu: Gpu) -> None:
     stream = gpu.stream()
     gpu.destroy_stream(stream)
     with refused(Status.INVALID_HANDLE):
@@ -128,7 +128,7 @@ def test_a_stream_that_is_no_more_is_in_no_capture_to_be_asked_about(gpu: Gpu) -
         gpu.capture_ends(stream)
 
 
-def test_who_is_relaxed_allocates_while_he_captures(bench: Workbench) -> None:
+def test_relaxed_thread_allocates_during_capture(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     gpu.capture_begin(stream)
     with gpu.relaxed():
@@ -154,7 +154,7 @@ def test_who_is_relaxed_allocates_while_he_captures(bench: Workbench) -> None:
     gpu.free(ptr)
 
 
-def test_who_was_relaxed_is_held_to_the_rules_again(gpu: Gpu) -> None:
+def test_thread_is_restricted_again_after_relaxed_block(gpu: Gpu) -> None:
     stream = gpu.stream()
     gpu.capture_begin(stream)
     with pytest.raises(KeyError), gpu.relaxed():

@@ -24,7 +24,7 @@ def test_the_facts_name_the_device(gpu: Gpu) -> None:
     assert facts.fields["warp_size"] == 32
 
 
-def test_telemetry_says_when_it_was_read_and_how_much_memory_is_free(gpu: Gpu) -> None:
+def test_telemetry_has_time_and_free_memory(gpu: Gpu) -> None:
     first, second = gpu.telemetry(), gpu.telemetry()
 
     assert first.time_ns <= second.time_ns
@@ -95,7 +95,7 @@ def test_ids_of_a_closed_device_are_gone(bench: Workbench) -> None:
             use()
 
 
-def test_to_close_waits_for_work_that_is_under_way(bench: Workbench) -> None:
+def test_close_waits_for_running_work(bench: Workbench) -> None:
     stream = bench.gpu.stream()
     pinned = bench.gpu.host_malloc(4)
     value = bench.ints(3)

@@ -13,7 +13,7 @@ from cudakit.gpu.driver_errors import Status
 LONG_S = 0.99 * LONG_NS / 1e9
 
 
-def test_a_stream_that_waits_on_an_event_follows_what_was_before_it(bench: Workbench) -> None:
+def test_wait_orders_stream_after_recorded_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream(blocking=False)
     value, seen = bench.ints(0), bench.ints(0)
     bench.spin(first)
@@ -25,7 +25,7 @@ def test_a_stream_that_waits_on_an_event_follows_what_was_before_it(bench: Workb
     assert bench.read(seen) == [1]
 
 
-def test_a_wait_holds_back_nothing_that_came_before_it(bench: Workbench) -> None:
+def test_wait_does_not_delay_earlier_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     value = bench.ints(0)
     bench.spin(first)
@@ -37,7 +37,7 @@ def test_a_wait_holds_back_nothing_that_came_before_it(bench: Workbench) -> None
     assert not gpu.query_stream(first)
 
 
-def test_an_event_that_was_never_recorded_is_done_and_holds_nobody(bench: Workbench) -> None:
+def test_unrecorded_event_is_done_and_delays_nothing(bench: Workbench) -> None:
     gpu, event, value = bench.gpu, bench.gpu.event(), bench.ints(0)
     stream = gpu.stream()
 
@@ -49,7 +49,7 @@ def test_an_event_that_was_never_recorded_is_done_and_holds_nobody(bench: Workbe
     assert bench.read(value) == [2]
 
 
-def test_a_wait_keeps_the_record_of_its_own_time(bench: Workbench) -> None:
+def test_wait_keeps_record_at_time_of_call(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     event = bench.recorded(first)
     gpu.wait(second, event)
@@ -61,7 +61,7 @@ def test_a_wait_keeps_the_record_of_its_own_time(bench: Workbench) -> None:
     assert not gpu.query_stream(first)
 
 
-def test_a_wait_after_the_event_was_recorded_again_takes_the_new_record(bench: Workbench) -> None:
+def test_wait_after_second_record_uses_second_record(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     event = bench.recorded(first)
     bench.spin(first)
@@ -73,7 +73,7 @@ def test_a_wait_after_the_event_was_recorded_again_takes_the_new_record(bench: W
     assert gpu.query_stream(first)
 
 
-def test_an_event_is_done_when_the_work_before_it_is(bench: Workbench) -> None:
+def test_event_is_done_after_recorded_work(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     first = bench.recorded(stream)
     bench.spin(stream)
@@ -86,7 +86,7 @@ def test_an_event_is_done_when_the_work_before_it_is(bench: Workbench) -> None:
     assert gpu.query_event(last)
 
 
-def test_to_synchronize_an_event_waits_for_no_later_work(bench: Workbench) -> None:
+def test_sync_event_does_not_wait_for_later_work(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     bench.spin(stream)
     bench.store(value, 8, stream)
@@ -100,7 +100,7 @@ def test_to_synchronize_an_event_waits_for_no_later_work(bench: Workbench) -> No
     assert bench.read(value) == [8]
 
 
-def test_a_destroyed_event_still_holds_who_waits_for_it(bench: Workbench) -> None:
+def test_destroyed_event_still_orders_waiting_stream(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     event = gpu.event()
     bench.spin(first)
@@ -139,7 +139,7 @@ def test_time_elapses_between_events_of_different_streams(bench: Workbench) -> N
     assert gpu.elapsed(begin, end) >= LONG_S
 
 
-def test_without_timing_no_time_elapses(bench: Workbench) -> None:
+def test_elapsed_needs_timing(bench: Workbench) -> None:
     timed, untimed = bench.recorded(LEGACY), bench.recorded(LEGACY, timing=False)
     bench.gpu.sync()
 
@@ -149,7 +149,7 @@ def test_without_timing_no_time_elapses(bench: Workbench) -> None:
         assert f"event {untimed} was made with timing=False" in caught.value.message
 
 
-def test_no_time_elapses_before_an_event_is_done(bench: Workbench) -> None:
+def test_elapsed_needs_completed_events(bench: Workbench) -> None:
     stream = bench.gpu.stream()
     begin = bench.recorded(stream)
     bench.spin(stream)
@@ -159,7 +159,7 @@ def test_no_time_elapses_before_an_event_is_done(bench: Workbench) -> None:
     assert "synchronize" in caught.value.hint
 
 
-def test_no_time_elapses_to_an_event_that_was_never_recorded(bench: Workbench) -> None:
+def test_elapsed_needs_recorded_events(bench: Workbench) -> None:
     recorded = bench.recorded(LEGACY)
     bench.gpu.sync()
 

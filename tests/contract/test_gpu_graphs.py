@@ -33,7 +33,7 @@ def test_a_graph_does_the_same_work_with_new_data(bench: Workbench) -> None:
         assert bench.read(result) == [value + 110]
 
 
-def test_nothing_runs_while_it_is_captured(bench: Workbench) -> None:
+def test_captured_work_does_not_run(bench: Workbench) -> None:
     stream, value = bench.gpu.stream(), bench.ints(1)
     graph = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
 
@@ -42,7 +42,7 @@ def test_nothing_runs_while_it_is_captured(bench: Workbench) -> None:
     assert bench.read(value) == [2]
 
 
-def test_a_fill_is_captured_as_other_work_is(bench: Workbench) -> None:
+def test_fill_is_captured(bench: Workbench) -> None:
     stream, value = bench.gpu.stream(), bench.ints(1)
     graph = captured(bench, stream, lambda: bench.gpu.fill(value, 0, 4, stream))
 
@@ -51,7 +51,7 @@ def test_a_fill_is_captured_as_other_work_is(bench: Workbench) -> None:
     assert bench.read(value) == [0]
 
 
-def test_launches_of_a_graph_take_their_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+def test_graph_launches_are_stream_ordered(bench: Workbench) -> None:
     stream, value = bench.gpu.stream(), bench.ints(0)
     graph = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     other, seen = bench.gpu.stream(), bench.ints(0)
@@ -64,7 +64,7 @@ def test_launches_of_a_graph_take_their_place_in_the_order_of_a_stream(bench: Wo
     assert bench.read(value) == [2]
 
 
-def test_an_empty_capture_is_a_graph_that_does_nothing(bench: Workbench) -> None:
+def test_empty_capture_gives_empty_graph(bench: Workbench) -> None:
     stream = bench.gpu.stream()
     bench.gpu.graph_launch(captured(bench, stream, lambda: None), stream)
     bench.gpu.sync()
@@ -121,7 +121,7 @@ SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
 
 
 @pytest.mark.parametrize(("status", "spoil"), SPOILERS.values(), ids=SPOILERS)
-def test_what_a_capture_does_not_permit_is_refused_and_spoils_it(
+def test_prohibited_call_invalidates_capture(
     bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
@@ -145,7 +145,7 @@ def test_a_non_blocking_capture_leaves_the_legacy_stream_alone(bench: Workbench)
     gpu.sync_stream(stream)
 
 
-def test_other_threads_are_not_held_to_the_rules_of_a_capture(bench: Workbench) -> None:
+def test_capture_does_not_restrict_other_threads(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     other = gpu.stream()
 
@@ -177,7 +177,7 @@ def test_a_fork_that_was_not_joined_is_refused(bench: Workbench) -> None:
     gpu.sync_stream(second)
 
 
-def test_an_event_that_was_captured_cannot_be_asked(bench: Workbench) -> None:
+def test_captured_event_cannot_be_queried(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     gpu.capture_begin(stream)
     event = bench.recorded(stream)
@@ -199,7 +199,7 @@ def test_a_capture_does_not_wait_for_work_from_before_it(bench: Workbench) -> No
         gpu.capture_end(first)
 
 
-def test_a_capture_that_is_begun_again_is_refused_and_goes_on(bench: Workbench) -> None:
+def test_second_capture_begin_is_refused_and_capture_continues(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
 
     def work() -> None:
@@ -265,7 +265,7 @@ def test_an_updated_executable_may_run_another_kernel_of_the_same_place(bench: W
     assert bench.read(value) == [9]
 
 
-def test_an_update_leaves_alone_what_was_launched_before_it(bench: Workbench) -> None:
+def test_graph_update_does_not_change_running_launch(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
@@ -321,7 +321,7 @@ UNLIKE: dict[str, tuple[str, Work, Work]] = {
 
 
 @pytest.mark.parametrize(("reason", "work", "other"), UNLIKE.values(), ids=UNLIKE)
-def test_an_update_with_an_unlike_graph_is_refused_and_the_executable_stays(
+def test_update_with_different_graph_is_refused_without_effect(
     bench: Workbench, reason: str, work: Work, other: Work
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0, 0)
@@ -347,7 +347,7 @@ def test_a_graph_that_was_uploaded_runs_once_for_each_launch(bench: Workbench) -
     assert bench.read(value) == [2]
 
 
-def test_an_upload_takes_its_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+def test_graph_upload_is_stream_ordered(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
     seen, aside = bench.ints(0), gpu.stream(blocking=False)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
@@ -377,7 +377,7 @@ def test_an_upload_waits_for_launches_of_the_graph_in_other_streams(bench: Workb
     assert bench.read(seen) == [1]
 
 
-def test_what_was_destroyed_cannot_be_updated_or_uploaded(bench: Workbench) -> None:
+def test_destroyed_graph_cannot_be_updated_or_uploaded(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     graph = graph_of(bench, stream, lambda: None)
     executable = gpu.instantiate(graph)

@@ -8,7 +8,7 @@ from cudakit.gpu.api import LEGACY, Dim3
 from cudakit.gpu.driver_errors import Status
 
 
-def test_a_kernel_computes_what_it_says_over_the_whole_grid(bench: Workbench) -> None:
+def test_kernel_runs_over_whole_grid(bench: Workbench) -> None:
     values = np.arange(1000, dtype=np.int32)
     ptr = bench.gpu.malloc(values.nbytes)
     bench.write(ptr, values)
@@ -18,7 +18,7 @@ def test_a_kernel_computes_what_it_says_over_the_whole_grid(bench: Workbench) ->
     assert bench.read(ptr, 1000) == [*(values[:999] + 5), 999]
 
 
-def test_arguments_of_every_width_arrive_as_they_are(bench: Workbench) -> None:
+def test_kernel_arguments_of_every_width_arrive(bench: Workbench) -> None:
     out = bench.gpu.malloc(48)
     args = (
         np.int8(-3),
@@ -35,7 +35,7 @@ def test_arguments_of_every_width_arrive_as_they_are(bench: Workbench) -> None:
     assert got.tolist() == [-3.0, -300.0, -70_000.0, -float(1 << 40), 0.5, 0.1]
 
 
-def test_arguments_may_be_gone_when_the_kernel_runs(bench: Workbench) -> None:
+def test_kernel_arguments_are_copied_at_launch(bench: Workbench) -> None:
     stream, values = bench.gpu.stream(), [bench.ints(0) for _ in range(50)]
     bench.spin(stream)
     for index, value in enumerate(values):

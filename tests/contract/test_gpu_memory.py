@@ -13,7 +13,7 @@ from cudakit.units import format_bytes
 MIB = 1 << 20
 
 
-def test_what_was_written_is_read_back(bench: Workbench) -> None:
+def test_written_memory_is_read_back(bench: Workbench) -> None:
     values = np.random.default_rng(7).integers(0, 256, 3 * MIB + 5, dtype=np.uint8)
     ptr = bench.gpu.malloc(values.nbytes)
 
@@ -32,7 +32,7 @@ def test_a_fill_sets_its_bytes_and_no_others(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 256])
-def test_a_fill_with_what_is_no_byte_is_refused(gpu: Gpu, value: int) -> None:
+def test_fill_value_must_be_a_byte(gpu: Gpu, value: int) -> None:
     ptr = gpu.malloc(4)
 
     with refused(Status.INVALID_VALUE) as caught:
@@ -63,7 +63,7 @@ def test_pinned_memory_is_copied_to_and_from_and_between(bench: Workbench) -> No
     assert bytes(gpu.host_view(second, 16)) == bytes(range(16))
 
 
-def test_pinned_memory_can_be_seen_in_part_and_not_beyond_its_end(gpu: Gpu) -> None:
+def test_pinned_memory_view_ends_with_allocation(gpu: Gpu) -> None:
     ptr = gpu.host_malloc(16)
     gpu.host_view(ptr, 16)[:] = bytes(16)
     gpu.host_view(ptr, 4)[:] = b"abcd"
@@ -108,7 +108,7 @@ def test_a_copy_to_pageable_memory_is_done_when_the_call_returns(
 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
-def test_what_was_pageable_may_change_when_the_call_returns(bench: Workbench, size: int) -> None:
+def test_pageable_source_may_change_after_copy_returns(bench: Workbench, size: int) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.host_view(pageable, size)[:] = b"\1" * size
@@ -120,7 +120,7 @@ def test_what_was_pageable_may_change_when_the_call_returns(bench: Workbench, si
     assert bench.read_bytes(ptr, size) == b"\1" * size
 
 
-def test_pageable_memory_can_be_seen_in_part_and_is_gone_when_freed(gpu: Gpu) -> None:
+def test_pageable_memory_view_ends_with_allocation(gpu: Gpu) -> None:
     ptr = gpu.host_malloc(16, pinned=False)
     gpu.host_view(ptr, 4)[:] = b"abcd"
 
@@ -142,7 +142,7 @@ def test_zero_bytes_copied_or_filled_do_nothing(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, -1])
-def test_no_allocation_is_of_zero_bytes_or_less(gpu: Gpu, size_bytes: int) -> None:
+def test_allocation_of_zero_or_negative_bytes_is_refused(gpu: Gpu, size_bytes: int) -> None:
     with refused(Status.INVALID_VALUE):
         gpu.malloc(size_bytes)
     with refused(Status.INVALID_VALUE):
@@ -165,7 +165,7 @@ def test_an_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
     assert all(gpu.malloc(size) % 256 == 0 for size in (1, 3, 257))
 
 
-def test_memory_in_use_is_not_free_until_it_is_freed(gpu: Gpu) -> None:
+def test_memory_info_counts_allocations_until_freed(gpu: Gpu) -> None:
     before = gpu.memory_info()
     ptr = gpu.malloc(256 * MIB)
     during = gpu.memory_info()
@@ -176,7 +176,7 @@ def test_memory_in_use_is_not_free_until_it_is_freed(gpu: Gpu) -> None:
     assert 0 < during.free_bytes < during.total_bytes == before.total_bytes
 
 
-def test_memory_that_is_not_there_is_refused_with_the_sizes(gpu: Gpu) -> None:
+def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     asked = 2 * gpu.memory_info().total_bytes
     stream = gpu.stream()
 
@@ -223,7 +223,7 @@ def test_pinned_memory_freed_twice_is_refused(gpu: Gpu) -> None:
         gpu.host_free(ptr)
 
 
-def test_what_was_not_allocated_cannot_be_freed(gpu: Gpu) -> None:
+def test_unknown_address_cannot_be_freed(gpu: Gpu) -> None:
     ptr = gpu.malloc(512)
 
     with refused(Status.INVALID_VALUE):
@@ -234,7 +234,7 @@ def test_what_was_not_allocated_cannot_be_freed(gpu: Gpu) -> None:
         gpu.host_free(ptr)
 
 
-def test_memory_of_a_stream_is_there_when_its_turn_comes(bench: Workbench) -> None:
+def test_stream_ordered_memory_is_usable_in_stream_order(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     kept = bench.ints(0)
 

@@ -28,7 +28,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
         yield gpu
 
 
-def test_what_was_copied_to_a_peer_comes_back(gpu: Gpu) -> None:
+def test_data_copied_to_peer_comes_back(gpu: Gpu) -> None:
     size, stream = 3 * MIB + 5, gpu.stream()
     values = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8).tobytes()
     there, again = (gpu.peer_malloc(PEER, size) for _ in range(2))
@@ -49,7 +49,7 @@ def test_what_was_copied_to_a_peer_comes_back(gpu: Gpu) -> None:
     gpu.peer_free(PEER, there)
 
 
-def test_memory_of_a_peer_is_taken_there_and_not_here(gpu: Gpu) -> None:
+def test_peer_memory_is_counted_on_the_peer(gpu: Gpu) -> None:
     gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # which makes what stays there
     here = gpu.memory_info().free_bytes
     with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as other:
@@ -64,7 +64,7 @@ def test_memory_of_a_peer_is_taken_there_and_not_here(gpu: Gpu) -> None:
     assert gpu.memory_info().free_bytes == here
 
 
-def test_what_a_peer_does_not_have_is_refused_with_the_sizes(gpu: Gpu) -> None:
+def test_peer_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     with refused(Status.OUT_OF_MEMORY) as caught:
         gpu.peer_malloc(PEER, 1 << 50)
 
@@ -86,7 +86,7 @@ def test_memory_of_a_peer_freed_twice_or_elsewhere_is_refused(gpu: Gpu) -> None:
         gpu.peer_free(PEER, ptr)
 
 
-def test_no_device_is_its_own_peer_and_what_is_not_there_has_no_memory(gpu: Gpu) -> None:
+def test_device_is_no_peer_of_itself_and_missing_peer_has_no_memory(gpu: Gpu) -> None:
     for ordinal in (0, 1000):
         with refused(Status.INVALID_DEVICE):
             gpu.peer_malloc(ordinal, 4)
@@ -95,7 +95,7 @@ def test_no_device_is_its_own_peer_and_what_is_not_there_has_no_memory(gpu: Gpu)
             gpu.peer_malloc(PEER, size)
 
 
-def test_to_open_a_peer_leaves_the_default_stream_usable(gpu: Gpu) -> None:
+def test_peer_memory_leaves_default_stream_usable(gpu: Gpu) -> None:
     there, here = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
     gpu.fill(here, 7, 64, LEGACY)
     gpu.copy(there, here, 64, LEGACY)
@@ -108,7 +108,7 @@ def test_to_open_a_peer_leaves_the_default_stream_usable(gpu: Gpu) -> None:
     assert bytes(gpu.host_view(host, 64)) == b"\7" * 64
 
 
-def test_kernels_of_a_peer_may_be_let_use_what_is_allocated_here(gpu: Gpu) -> None:
+def test_kernels_of_enabled_peer_use_memory_of_this_device(gpu: Gpu) -> None:
     gpu.enable_peer(PEER)
     gpu.enable_peer(PEER)
 
@@ -137,7 +137,7 @@ def test_each_mapping_has_access_of_its_own_for_a_peer(gpu: Gpu) -> None:
     assert not gpu.has_access(pages[1], PEER)
 
 
-def test_what_is_not_mapped_gives_no_access(gpu: Gpu) -> None:
+def test_unmapped_address_has_no_access(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr = gpu.reserve(page)
 

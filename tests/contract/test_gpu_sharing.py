@@ -11,7 +11,7 @@ from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Gpu, Ptr
 from cudakit.gpu.driver_errors import Status
 
 
-def test_an_allocation_has_one_handle_and_another_one_another(gpu: Gpu) -> None:
+def test_allocations_have_distinct_stable_handles(gpu: Gpu) -> None:
     first, second = gpu.malloc(1 << 21), gpu.malloc(1 << 21)
     handle = gpu.ipc_handle(first)
 
@@ -20,7 +20,7 @@ def test_an_allocation_has_one_handle_and_another_one_another(gpu: Gpu) -> None:
     assert gpu.ipc_handle(second) != handle
 
 
-def test_what_is_not_the_beginning_of_an_allocation_has_no_handle(gpu: Gpu) -> None:
+def test_address_inside_allocation_has_no_handle(gpu: Gpu) -> None:
     ptr = gpu.malloc(1 << 21)
     page = gpu.granularity()
     mapped = gpu.reserve(page)
@@ -41,7 +41,7 @@ def test_a_process_cannot_open_its_own_memory(gpu: Gpu) -> None:
         gpu.ipc_open(handle)
 
 
-def test_what_is_no_handle_or_not_open_is_refused(gpu: Gpu) -> None:
+def test_invalid_or_closed_handle_is_refused(gpu: Gpu) -> None:
     with refused(Status.INVALID_VALUE):
         gpu.ipc_open(b"short")
     with refused(Status.INVALID_VALUE):
@@ -87,7 +87,7 @@ def test_memory_without_a_kind_of_handle_cannot_be_exported(gpu: Gpu) -> None:
         gpu.export(backing)
 
 
-def test_what_is_not_mapped_has_no_backing(gpu: Gpu) -> None:
+def test_unmapped_address_has_no_backing(gpu: Gpu) -> None:
     ptr = gpu.reserve(gpu.granularity())
 
     with refused(Status.INVALID_VALUE):

@@ -23,19 +23,19 @@ def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
     return waited
 
 
-def test_work_of_one_stream_follows_its_own(bench: Workbench) -> None:
+def test_work_of_one_stream_is_ordered(bench: Workbench) -> None:
     for stream in (bench.gpu.stream(), bench.gpu.stream(blocking=False), LEGACY, PER_THREAD):
         assert follows(bench, stream, stream)
 
 
-def test_streams_of_ones_own_do_not_wait_for_each_other(bench: Workbench) -> None:
+def test_created_streams_are_concurrent(bench: Workbench) -> None:
     gpu = bench.gpu
 
     assert not follows(bench, gpu.stream(), gpu.stream())
     assert not follows(bench, gpu.stream(), gpu.stream(blocking=False))
 
 
-def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(bench: Workbench) -> None:
+def test_legacy_stream_and_blocking_streams_wait_for_each_other(bench: Workbench) -> None:
     stream = bench.gpu.stream()
 
     assert follows(bench, stream, LEGACY)
@@ -49,7 +49,7 @@ def test_the_legacy_stream_and_non_blocking_streams_do_not_wait(bench: Workbench
     assert not follows(bench, LEGACY, stream)
 
 
-def test_the_stream_of_a_thread_is_a_blocking_one(bench: Workbench) -> None:
+def test_per_thread_stream_is_blocking(bench: Workbench) -> None:
     assert follows(bench, PER_THREAD, LEGACY)
     assert follows(bench, LEGACY, PER_THREAD)
     assert not follows(bench, PER_THREAD, bench.gpu.stream())
@@ -85,7 +85,7 @@ def test_every_thread_has_a_stream_of_its_own(bench: Workbench) -> None:
     assert overtaken
 
 
-def test_a_stream_is_done_when_its_work_is(bench: Workbench) -> None:
+def test_stream_is_done_after_its_work(bench: Workbench) -> None:
     stream = bench.gpu.stream()
     before = bench.gpu.query_stream(stream)
     bench.spin(stream)
@@ -95,7 +95,7 @@ def test_a_stream_is_done_when_its_work_is(bench: Workbench) -> None:
     assert (before, during, bench.gpu.query_stream(stream)) == (True, False, True)
 
 
-def test_to_synchronize_the_device_waits_for_every_stream(bench: Workbench) -> None:
+def test_sync_waits_for_every_stream(bench: Workbench) -> None:
     streams = [bench.gpu.stream(), bench.gpu.stream(blocking=False), PER_THREAD]
     for stream in streams:
         bench.spin(stream)

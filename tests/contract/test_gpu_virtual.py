@@ -77,7 +77,7 @@ def test_reserved_addresses_take_no_memory(gpu: Gpu) -> None:
     gpu.unreserve(ptr, size)
 
 
-def test_physical_memory_that_is_not_there_is_refused_with_the_sizes(gpu: Gpu) -> None:
+def test_create_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     page = gpu.granularity()
     asked = 2 * gpu.memory_info().total_bytes // page * page
 

@@ -219,7 +219,7 @@ def test_a_stream_is_held_until_the_host_lets_go(bench: Workbench, spin: Spin) -
     assert flags.words[1] == 0
 
 
-def test_nobody_is_held_who_was_let_go_before(bench: Workbench, spin: Spin) -> None:
+def test_spin_ends_at_once_if_already_released(bench: Workbench, spin: Spin) -> None:
     stream, flags = bench.gpu.stream(blocking=False), Flags(bench.gpu)
     flags.words[0] = 1
 
@@ -229,7 +229,7 @@ def test_nobody_is_held_who_was_let_go_before(bench: Workbench, spin: Spin) -> N
     assert flags.words.tolist() == [1, 0]
 
 
-def test_the_watchdog_ends_it_where_the_host_does_not(bench: Workbench, spin: Spin) -> None:
+def test_spin_ends_after_limit_without_host(bench: Workbench, spin: Spin) -> None:
     stream, flags = bench.gpu.stream(blocking=False), Flags(bench.gpu)
     begin = bench.recorded(stream)
 
@@ -241,7 +241,7 @@ def test_the_watchdog_ends_it_where_the_host_does_not(bench: Workbench, spin: Sp
     assert 0.0199 < bench.gpu.elapsed(begin, end) < 0.1
 
 
-def test_a_spin_takes_the_time_that_was_asked(bench: Workbench, spin: Spin) -> None:
+def test_spin_lasts_requested_time(bench: Workbench, spin: Spin) -> None:
     stream = bench.gpu.stream()
     spin.for_(1000, stream)
     begin = bench.recorded(stream)

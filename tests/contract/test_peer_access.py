@@ -21,9 +21,7 @@ SETTINGS = ("expandable_segments:False", "expandable_segments:True")
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_kernel_of_a_peer_uses_what_it_is_let(
-    settings: str, image: Callable[[str], bytes]
-) -> None:
+def test_peer_kernel_uses_accessible_memory(settings: str, image: Callable[[str], bytes]) -> None:
     with closing(open_gpu("cuda", 0)) as here:
         try:
             reachable = here.can_access_peer(1)

@@ -40,9 +40,7 @@ def write(bench: Workbench, out: Ptr, element: Element, *places: int) -> None:
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
-def test_what_nobody_wrote_is_counted_element_by_element(
-    bench: Workbench, poison: Poison, element: Element
-) -> None:
+def test_unwritten_elements_are_counted(bench: Workbench, poison: Poison, element: Element) -> None:
     out = spread(bench, poison, element)
     values = ROWS * COLUMNS * BATCH * COUNT
 
@@ -52,7 +50,7 @@ def test_what_nobody_wrote_is_counted_element_by_element(
 
 
 @pytest.mark.parametrize("element", [FP64, BF16, FP8_E5M2, INT32], ids=lambda one: one.name)
-def test_what_was_written_between_columns_and_matrices_is_counted(
+def test_writes_between_columns_and_matrices_are_counted(
     bench: Workbench, poison: Poison, element: Element
 ) -> None:
     out = spread(bench, poison, element)

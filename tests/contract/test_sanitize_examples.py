@@ -52,7 +52,7 @@ def test_every_program_is_listed_with_what_is_expected_of_it() -> None:
     assert {path.stem for path in PROGRAMS.glob("*.py")} == set(expected(PROGRAMS))
 
 
-def test_the_table_of_the_examples_says_what_is_expected() -> None:
+def test_table_of_the_examples_matches_expectations() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     table = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
     rows = {cells[1].strip(" `"): cells[-2].strip() for cells in table}

@@ -45,7 +45,7 @@ def fail(launch: Launch) -> None:
     raise ZeroDivisionError(launch.name)
 
 
-TWINS: Mapping[str, Callable[..., None]] = {
+HOST_KERNELS: Mapping[str, Callable[..., None]] = {
     "mix": mix,
     "store": store,
     "spin": spin,
@@ -58,9 +58,9 @@ class Desk:
     """A simulated device with those kernels loaded."""
 
     def __init__(self, **options: Any) -> None:
-        self.gpu = Sim(host_kernels=TWINS, **options)
+        self.gpu = Sim(host_kernels=HOST_KERNELS, **options)
         module = self.gpu.load(self.gpu.compile(SOURCE))
-        names = [*TWINS, "orphan"]
+        names = [*HOST_KERNELS, "orphan"]
         self.kernels: dict[str, Kernel] = {name: self.gpu.kernel(module, name) for name in names}
 
     def launch(self, name: str, *args: Argument, stream: Stream = LEGACY) -> None:

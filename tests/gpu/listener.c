@@ -1,7 +1,7 @@
-/* A tool that listens through NVTX and writes what it hears to standard output, a line each.
+/* An NVTX tool that writes each call to standard output, one line per call.
  *
- * Made from the tables of nvtx3/nvtxDetail/nvtxTypes.h (NVTX 3): a program that finds this library in
- * NVTX_INJECTION64_PATH lets it put its own functions in the place of NVTX's.
+ * Uses the tables of nvtx3/nvtxDetail/nvtxTypes.h (NVTX 3): a program that finds this library in
+ * NVTX_INJECTION64_PATH lets it replace NVTX's functions.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ static int pop(const char *domain)
     return 0;
 }
 
-/* What is a handle to the program is the text itself to us. */
+/* The handle of a string is the string itself. */
 static char *register_string(void *domain, const char *text)
 {
     (void)domain;
@@ -83,7 +83,7 @@ int InitializeInjectionNvtx2(const void *(*table)(uint32_t))
     return 1;
 }
 
-/* Without this one the program believes that nobody listens to its domains. */
+/* Without this function the program treats its domains as disabled. */
 int InitializeInjectionNvtxExtension(void *module)
 {
     (void)module;

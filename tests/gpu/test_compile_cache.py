@@ -18,7 +18,7 @@ def cache(tmp_path: Path) -> CompileCache:
     return CompileCache(tmp_path / "new" / "kernels")
 
 
-def test_what_was_kept_comes_back(cache: CompileCache) -> None:
+def test_kept_image_comes_back(cache: CompileCache) -> None:
     cache.keep("a", b"\x7fELF machine code")
 
     assert cache.get("a") == b"\x7fELF machine code"
@@ -75,7 +75,7 @@ def test_the_oldest_make_room(cache: CompileCache) -> None:
 
 
 @given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
-def test_what_differs_has_another_key(one: list[str], other: list[str]) -> None:
+def test_different_sources_have_different_keys(one: list[str], other: list[str]) -> None:
     keys = [cache_key(parts[0], parts[1], [parts[2]], parts[3]) for parts in (one, other)]
 
     assert (keys[0] == keys[1]) == (one == other)
@@ -90,7 +90,7 @@ def test_the_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
 
 
 @needs_nvrtc
-def test_what_was_compiled_once_is_not_compiled_again(cache: CompileCache) -> None:
+def test_compiled_source_is_not_compiled_again(cache: CompileCache) -> None:
     image = compile_cuda(SOURCE, (9, 0), cache=cache)
     (place,) = cache.directory.iterdir()
     cache.keep(place.stem, b"what the cache has")

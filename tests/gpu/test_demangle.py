@@ -39,7 +39,7 @@ def test_a_mangled_name_becomes_readable(mangled: str, readable: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "add", "triton_poi_fused_add_0", "_Z", "_Zno", "_ZN3no"])
-def test_what_is_no_mangled_name_stays_as_it_is(name: str) -> None:
+def test_unmangled_name_is_unchanged(name: str) -> None:
     assert demangle(name) == name
 
 

@@ -70,7 +70,7 @@ def test_the_ends_of_the_formats_of_eight_bits_are_as_published() -> None:
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
-def test_what_is_exact_comes_back(element: Element) -> None:
+def test_exact_values_round_trip(element: Element) -> None:
     values = [-16.0, -3.0, 0.0, 1.0, 2.0, 96.0]
 
     bits = encode(values, element)

@@ -90,7 +90,7 @@ def test_a_descriptor_that_was_closed_says_that_the_memory_was_given_back() -> N
         (errno.EMFILE, "ulimit -n"),
     ],
 )
-def test_what_forbids_it_is_said_with_what_helps(code: int, hint: str) -> None:
+def test_permission_error_has_hint(code: int, hint: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(EnvironmentUnusable, match=os.strerror(code)) as caught:
         take(Descriptor(this_process(), 0, 1), pidfd_getfd=refuses(code))

@@ -98,7 +98,7 @@ def asynchronous_generator() -> Callable[..., object]:
 
 @pytest.mark.parametrize("kind", [coroutine, generator, asynchronous_generator])
 @pytest.mark.parametrize("heard", [True, False])
-def test_what_runs_after_its_call_cannot_be_decorated(
+def test_generator_and_coroutine_functions_cannot_be_decorated(
     kind: Callable[[], Callable[..., object]], *, heard: bool
 ) -> None:
     decorator = Range(Listener(), "late") if heard else cudakit.range("late")

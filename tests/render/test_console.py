@@ -322,7 +322,7 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_a_space(
 
 @settings(max_examples=60, deadline=None)
 @given(document=DOCUMENTS)
-def test_nothing_that_a_file_says_reaches_the_terminal_as_a_command(document: Document) -> None:
+def test_hostile_text_never_reaches_the_terminal_as_a_command(document: Document) -> None:
     plain = render(document, width=80, color=False)
     assert plain.replace("\n", "").isprintable()
     assert plain.encode("utf-8")

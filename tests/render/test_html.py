@@ -179,7 +179,7 @@ def test_the_policy_admits_the_stylesheet_of_the_page_and_nothing_else() -> None
     )
 
 
-def test_nothing_in_the_page_refers_to_the_outside() -> None:
+def test_a_page_has_no_external_references() -> None:
     page = read(render(report()))
     nodes = page.walk()
     assert not {"script", "iframe", "img", "base", "form", "object"} & {node.tag for node in nodes}

@@ -90,7 +90,7 @@ def test_numpy_values_become_plain_ones(number: object, plain: object) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("-inf")])
-def test_what_is_not_a_finite_number_is_null(number: object) -> None:
+def test_nan_and_infinities_are_null(number: object) -> None:
     assert value_of(number) is None
     assert value_of(np.array([[1.0], [number]])) == [[1.0], [None]]
 
@@ -165,7 +165,7 @@ def test_control_characters_never_reach_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("value", [b"raw", {1, 2}, 1j, np.datetime64("2020-01-01"), Item])
-def test_what_json_has_no_form_for_is_refused_by_the_path_to_it(value: object) -> None:
+def test_a_value_without_a_json_form_is_refused_with_its_path(value: object) -> None:
     with pytest.raises(TypeError, match=r"value\[1\]\.deep: JSON has no form for"):
         render(Item((1, {"deep": value})))
 

@@ -45,6 +45,6 @@ def test_attributes_may_be_left_out_numbers_or_without_a_value() -> None:
         {"href": "javascript:x()"},
     ],
 )
-def test_what_the_policy_forbids_is_refused(attribute: dict[str, str]) -> None:
+def test_attributes_that_the_policy_forbids_are_refused(attribute: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="content-security policy"):
         element("a", **attribute)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_a_whole_file(golden: Callable[[str, str], None]) -> None:
     golden("run-race.sarif", render(document, root="/p"))
 
 
-def test_what_the_standard_requires_is_there() -> None:
+def test_a_log_has_the_properties_that_the_standard_requires() -> None:
     content = log(note(), note(rule="reuse"), Note("warn", "a gap"))
 
     assert content["version"] == "2.1.0"

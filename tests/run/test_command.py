@@ -88,14 +88,14 @@ def test_a_script_that_says_which_python_runs_it_is_known_to_be_python() -> None
     assert command.python == sys.executable
 
 
-def test_what_is_not_there_is_not_found() -> None:
+def test_a_missing_program_is_not_found() -> None:
     for word in ("no-such-command", "missing.py", "./missing"):
         with pytest.raises(CommandNotFound, match=word) as caught:
             resolved(word)
         assert caught.value.exit_code == 127
 
 
-def test_what_cannot_be_executed_is_refused() -> None:
+def test_a_program_that_is_not_executable_is_refused() -> None:
     Path("directory").mkdir()
 
     with pytest.raises(CommandNotExecutable, match="is a directory") as caught:
@@ -109,7 +109,7 @@ def test_an_option_of_python_is_refused_with_a_hint() -> None:
     assert "cudakit run -- python -X" in caught.value.hint
 
 
-def test_nothing_to_run_is_refused() -> None:
+def test_an_empty_command_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to run"):
         resolved()
 

@@ -275,7 +275,7 @@ def test_the_customization_of_the_user_is_run_as_without_cudakit(
     assert seen == expected
 
 
-def test_nothing_but_sitecustomize_is_in_the_path_of_the_program() -> None:
+def test_the_path_of_the_program_has_sitecustomize_only() -> None:
     assert [path.name for path in AGENT.iterdir() if path.name != "__pycache__"] == [
         "sitecustomize.py"
     ]

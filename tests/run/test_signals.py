@@ -136,14 +136,14 @@ with SignalRelay() as relay:
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x1c", b"\x1a"], ids=["interrupt", "quit", "stop"])
-def test_what_a_terminal_sends_to_both_is_not_passed_on(key: bytes) -> None:
+def test_a_signal_of_the_terminal_is_not_relayed(key: bytes) -> None:
     argv = [sys.executable, "-P", "-c", LISTENS]
 
     assert "passes on" not in in_a_terminal(argv, lambda terminal: type_keys(terminal, key))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT", "SIGTSTP", "SIGTERM"])
-def test_what_is_sent_to_the_supervisor_alone_is_passed_on(name: str) -> None:
+def test_a_signal_to_the_supervisor_alone_is_relayed(name: str) -> None:
     argv = [sys.executable, "-P", "-c", LISTENS, str(signal.Signals[name].value)]
 
     assert f"passes on {name}" in in_a_terminal(argv, lambda _: None)

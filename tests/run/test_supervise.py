@@ -59,7 +59,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(place.iterdir()) == []
 
 
-def test_what_a_program_records_is_handed_over(tmp_path: Path) -> None:
+def test_records_of_a_program_reach_the_consumer(tmp_path: Path) -> None:
     consume = Counted()
 
     done = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
@@ -78,7 +78,7 @@ def test_what_a_program_records_is_handed_over(tmp_path: Path) -> None:
         ("sys.exit(3)", 3),
     ],
 )
-def test_what_was_recorded_survives_every_end(tmp_path: Path, end: str, status: int) -> None:
+def test_records_survive_every_end_of_the_program(tmp_path: Path, end: str, status: int) -> None:
     consume = Counted()
 
     done = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, consume=consume)
@@ -87,7 +87,7 @@ def test_what_was_recorded_survives_every_end(tmp_path: Path, end: str, status: 
     assert consume.total == 20
 
 
-def test_what_is_recorded_is_handed_over_while_the_program_runs(tmp_path: Path) -> None:
+def test_records_reach_the_consumer_while_the_program_runs(tmp_path: Path) -> None:
     consume = Counted()
     script = RECORDS + "fill(1); print(time.monotonic()); sys.stdout.flush(); time.sleep(0.4)"
 

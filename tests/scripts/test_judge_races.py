@@ -26,7 +26,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     run = judge_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
 

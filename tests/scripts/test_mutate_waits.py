@@ -58,7 +58,7 @@ def test_a_statement_that_waits_is_found(statement: str) -> None:
         "wait = synchronize",
     ],
 )
-def test_what_does_not_wait_is_left_alone(statement: str) -> None:
+def test_statement_without_wait_is_no_mutant(statement: str) -> None:
     assert codes(statement) == []
 
 
@@ -69,7 +69,7 @@ def test_a_wait_goes_and_all_else_stays() -> None:
     assert without(source, wait) == "ä = 1; pass  # why\nrest()\n"
 
 
-def test_what_hands_on_what_it_waits_for_hands_it_on() -> None:
+def test_wait_that_returns_its_argument_is_replaced_by_it() -> None:
     source = "x = (f(1).block_until_ready(), 2)\ny = jax.block_until_ready(g(x, x))\n"
 
     first, second = waits(source)
@@ -106,13 +106,13 @@ RACE = chain(Fill(1, 0, 8), Fill(2, 0, 8))
 CLEAN = chain(Fill(1, 0, 8), StreamSync(1), Fill(2, 0, 8))
 
 
-def test_a_race_that_is_one_is_reported_and_what_is_in_order_anyway_redundant() -> None:
+def test_mutant_is_reported_or_redundant() -> None:
     assert outcome([RACE]) == Outcome("reported", "fill after fill")
     assert outcome([CLEAN]) == Outcome("redundant", "")
     assert outcome([CLEAN, RACE]).verdict == "reported"
 
 
-def test_what_is_not_known_exactly_proves_nothing() -> None:
+def test_inexact_run_proves_nothing() -> None:
     lost = chain(Fill(1, 0, 8), Gap("accesses are lost", 2))
 
     assert outcome([lost]) == Outcome("unproven", "2 x accesses are lost")

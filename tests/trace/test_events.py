@@ -28,7 +28,7 @@ def test_every_kind_has_one_fact() -> None:
 
 
 @given(st.lists(events(), max_size=5))
-def test_what_is_packed_is_unpacked_as_it_was(trace: list[Event]) -> None:
+def test_unpack_inverts_pack(trace: list[Event]) -> None:
     strings = Table()
 
     assert list(unpack(pack(trace, strings.number), strings)) == trace

@@ -46,7 +46,7 @@ def marks(count: int) -> list[Event]:
 
 @SAME_DIRECTORY
 @given(trace=st.lists(events(), max_size=8))
-def test_what_is_written_is_read(tmp_path: Path, trace: list[Event]) -> None:
+def test_a_reader_returns_the_written_events(tmp_path: Path, trace: list[Event]) -> None:
     assert read(written(tmp_path / "log", trace)) == trace
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"cudakit\n", b"PK" + bytes(60)], ids=["empty", "cut", "zip"]
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
 

@@ -99,7 +99,7 @@ def test_a_long_trace_goes_on_in_further_files(tmp_path: Path, spool: Spool) -> 
     assert [batches[-1].stacks[site] for site in sites] == stacks
 
 
-def test_what_was_read_is_discarded_on_demand(tmp_path: Path, discarding: Spool) -> None:
+def test_a_discarding_spool_deletes_files_after_reading(tmp_path: Path, discarding: Spool) -> None:
     writer = spool_writer(tmp_path, segment_bytes=300)
     found = []
     for index in range(20):
@@ -210,7 +210,7 @@ def test_a_damaged_trace_does_not_keep_others_from_being_read(tmp_path: Path, sp
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_nothing_is_lost_when_the_process_ends_at_once(
+def test_no_event_is_lost_if_the_process_ends_at_once(
     tmp_path: Path, spool: Spool, end: str
 ) -> None:
     script = (

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import click
 
-from cudakit.cli.bench.alloc import alloc
 from cudakit.cli.bench.compare import compare
-from cudakit.cli.bench.copy import copy
 from cudakit.cli.bench.gemm import gemm
-from cudakit.cli.bench.graph import graph
-from cudakit.cli.bench.launch import launch
-from cudakit.cli.bench.memory import memory
 from cudakit.cli.bench.suite import suite
+from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory
 from cudakit.cli.failure import ExitCode
 
 

@@ -64,7 +64,7 @@ def compare(
 
 
 def _write(comparison: Comparison, target: Output, *, as_json: bool, as_markdown: bool) -> None:
-    from cudakit.core.bench.present import present_comparison
+    from cudakit.core.bench.present.comparison import present_comparison
 
     if as_markdown:
         from cudakit.render import markdown

@@ -19,7 +19,7 @@ from cudakit.cli.bench.options import (
     with_options,
 )
 from cudakit.cli.bench.products import PRODUCT_OPTIONS, products
-from cudakit.cli.bench.tune import TuneOptions, measure_or_tune, tune_options
+from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
 from cudakit.cli.options import byte_size, gpu_option
 
 if TYPE_CHECKING:
@@ -96,7 +96,12 @@ def gemm(*, gpu: str, outputs: Outputs, tuning: TuneOptions, **asked: Any) -> in
     cudakit bench gemm --shapes shapes.csv --layout tn,nn --json
     cudakit bench gemm --preset llama3-8b --tune -o tuned.json
     """
-    return measure_or_tune(gemm_spec(**asked), gpu, outputs, tuning, measure)
+    spec = gemm_spec(**asked)
+    if tuning.wanted:
+        return tune(spec, gpu, outputs, tuning)
+    if tuning.known:
+        spec = use_tuned(spec, tuning.known, gpu)
+    return measure(spec, gpu, outputs)
 
 
 def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:

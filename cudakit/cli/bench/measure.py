@@ -1,11 +1,11 @@
-"""From a Spec to what is shown of it: what all benches have in common."""
+"""Measure a Spec, write its files and print its report: what all benches have in common."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,18 +14,24 @@ from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import gpu_option
-from cudakit.cli.output import open_output
+from cudakit.cli.output import Files, open_by_name, open_output
 from cudakit.cli.progress import Progress, progress_line
 
 if TYPE_CHECKING:
+    from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import Spec
+    from cudakit.document import Document
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
 
 
+# Suffixes; the first that matches is the format of a file.
+FORMATS = ("nvbench.json", "json", "csv", "md", "html")
+
+
 def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
-    """Make of a function that returns a Spec one that measures it, with the options for that."""
+    """Turn a function that returns a Spec into a command that measures it, with the common options."""
 
     @functools.wraps(command)
     def measured(*, gpu: str, outputs: Outputs, **options: Any) -> int:
@@ -36,24 +42,16 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
 
 def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
     """Measure what a Spec asks for, write it into every file, and report."""
-    from cudakit.cli.bench import files
-
-    with open_output(None) as target:
-        # Closed before the report: what was measured stays, whoever stops reading.
-        with files.opened(outputs.paths, force=outputs.force) as opened:
-            result = _run(spec, gpu, quiet=outputs.quiet)
-            files.write(opened, result)
-        from cudakit.core.bench.present import present
-
-        target.answer(result, lambda: present(result), as_json=outputs.json)
-    return exit_code(result)
-
-
-def _run(spec: Spec, gpu: str, *, quiet: bool) -> BenchResult:
     from cudakit.core.bench.pipeline import run
 
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        return run(spec, device, progress, run_context=run_context)
+    with open_output(None) as target:
+        # Files are closed before the report: they are complete even if the reader of the report stops.
+        with open_files(outputs.paths, force=outputs.force) as files:
+            with opened_gpu(gpu, quiet=outputs.quiet) as (device, progress, run_context):
+                result = run(spec, device, progress, run_context=run_context)
+            write_files(files, result)
+        target.answer(result, lambda: document(result), as_json=outputs.json)
+    return exit_code(result)
 
 
 @contextmanager
@@ -83,10 +81,48 @@ def _command() -> tuple[str, ...]:
 
 
 def exit_code(result: BenchResult) -> ExitCode:
-    """Say first of all whether a value was wrong; a result that was broken off is there all the same."""
+    """Return FINDINGS for wrong values, else INTERRUPTED for an incomplete result."""
     from cudakit.core.bench.workload import Verification
 
     checks = [case.verification for case in result.results]
     if any(isinstance(check, Verification) and not check.passed for check in checks):
         return ExitCode.FINDINGS
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
+
+
+def open_files(paths: Iterable[str], *, force: bool) -> AbstractContextManager[Files]:
+    """Open every file of ``-o``. Raises UsageError for an unknown suffix."""
+    return open_by_name(paths, FORMATS, force=force)
+
+
+def write_files(files: Files, result: BenchResult | SuiteResult) -> None:
+    """Write the result into every file."""
+    for form, file in files:
+        file.write(_rendered(result, form))
+
+
+def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
+    from cudakit.core.bench.present.nvbench import nvbench
+    from cudakit.render import csv, html, json, markdown
+
+    match form:
+        case "json":
+            return json.render(result)
+        case "html":
+            return html.render(document(result, detail=True))
+        case "md":
+            return markdown.render(document(result))
+        case "csv":
+            return csv.render(document(result))
+    return nvbench(document(result))
+
+
+def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
+    """Present a result; ``detail`` adds pictures for a page."""
+    from cudakit.core.bench.health import SuiteResult
+    from cudakit.core.bench.present import present
+    from cudakit.core.bench.present.health import present_health
+
+    if isinstance(result, SuiteResult):
+        return present_health(result, detail=detail)
+    return present(result, detail=detail)

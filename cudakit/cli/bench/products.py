@@ -12,7 +12,7 @@ from cudakit.cli.bench.options import given, names
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.shapes import Shape
+    from cudakit.core.bench.workloads.gemm_shapes import Shape
     from cudakit.gpu.api.gemm import Gemm
 
 # More would take a day.
@@ -109,7 +109,12 @@ def _check_count(count: int) -> None:
 
 
 def _shapes(asked: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:
-    from cudakit.core.bench.shapes import parse_shape, preset, read_shapes, usual_shapes
+    from cudakit.core.bench.workloads.gemm_shapes import (
+        parse_shape,
+        preset,
+        read_shapes,
+        usual_shapes,
+    )
 
     shapes = (
         *map(parse_shape, asked.pop("sides")),

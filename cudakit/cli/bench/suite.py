@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from cudakit.cli.bench.measure import exit_code, opened_gpu
+from cudakit.cli.bench.measure import document, exit_code, open_files, opened_gpu, write_files
 from cudakit.cli.bench.options import Outputs, outputs_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import gpu_option
 from cudakit.cli.output import open_output
-
-if TYPE_CHECKING:
-    from cudakit.core.bench.health import SuiteResult
 
 
 @click.command(short_help="A health check: is this GPU as fast as its kind?")
@@ -32,18 +27,13 @@ def suite(*, quick: bool, gpu: str, outputs: Outputs) -> int:
     cudakit bench suite --quick
     cudakit bench suite -o health.html -o health.json
     """
-    from cudakit.cli.bench import files
-
-    with open_output(None) as target:
-        with files.opened(outputs.paths, force=outputs.force) as opened:
-            result = _check(gpu, quick=quick, quiet=outputs.quiet)
-            files.write(opened, result)
-        target.answer(result, lambda: files.document(result), as_json=outputs.json)
-    return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)
-
-
-def _check(gpu: str, *, quick: bool, quiet: bool) -> SuiteResult:
     from cudakit.core.bench.suite import SuiteSpec, check_health
 
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        return check_health(SuiteSpec(quick=quick), device, progress, run_context=run_context)
+    with open_output(None) as target:
+        with open_files(outputs.paths, force=outputs.force) as files:
+            with opened_gpu(gpu, quiet=outputs.quiet) as (device, progress, run_context):
+                spec = SuiteSpec(quick=quick)
+                result = check_health(spec, device, progress, run_context=run_context)
+            write_files(files, result)
+        target.answer(result, lambda: document(result), as_json=outputs.json)
+    return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

@@ -129,21 +129,10 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(_OPTIONS, collecting)
 
 
-def measure_or_tune(
-    spec: GemmSpec,
-    gpu: str,
-    outputs: Outputs,
-    tuning: TuneOptions,
-    measure: Callable[[GemmSpec, str, Outputs], int],
-) -> int:
-    """Tune what a Spec asks for, or have it measured, by the algorithms of ``--tuned`` if there are any."""
-    if tuning.wanted:
-        return tune(spec, gpu, outputs, tuning)
-    if tuning.known:
-        _check_library(spec)
-        algorithms = tuned_algorithms(tuning.known, gpu, spec.gemms, spec.settings)
-        spec = replace(spec, algorithms=algorithms)
-    return measure(spec, gpu, outputs)
+def use_tuned(spec: GemmSpec, path: Path, gpu: str) -> GemmSpec:
+    """Return a Spec that uses the algorithms of ``--tuned``."""
+    _check_library(spec)
+    return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
 
 
 def _check_library(spec: GemmSpec) -> None:
@@ -163,8 +152,8 @@ def tuned_algorithms(
     Says of which of the products the file has nothing. Opens the device for a moment. Raises InputError
     where they were tuned on an unlike machine.
     """
-    from cudakit.core.bench.tuning.load import load_tuned
     from cudakit.core.bench.tuning.tune import tuning_machine
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
@@ -203,9 +192,9 @@ def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> Exi
 def _search(
     spec: GemmSpec, gpu: str, limits: Limits, tuning: TuneOptions, *, quiet: bool
 ) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.core.bench.tuning.load import load_tuned
     from cudakit.core.bench.tuning.torch_csv import torch_csv
     from cudakit.core.bench.tuning.tune import tune as search
+    from cudakit.core.bench.tuning.tuned import load_tuned
 
     known = load_tuned(tuning.known) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):

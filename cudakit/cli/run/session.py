@@ -17,7 +17,7 @@ from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
 from cudakit.errors import EnvironmentUnusable, UsageError
-from cudakit.gpu.capture.exact import with_accesses
+from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
@@ -114,7 +114,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, why_not = with_accesses(ready, spec.accesses, patches)
+        ready, why_not = add_device_patches(ready, spec.accesses, patches)
         if why_not:
             monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())

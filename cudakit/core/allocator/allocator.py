@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any
 
 from cudakit.core.allocator.blocks import Block
-from cudakit.core.allocator.checkpoint import Checkpoints
 from cudakit.core.allocator.fast_path import Alloc, Free
 from cudakit.core.allocator.fragmentation import Fragmentation, fragmentation_of
 from cudakit.core.allocator.history import Level, gather
-from cudakit.core.allocator.ipc import OpenedMemory
+from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.limits import Limits
-from cudakit.core.allocator.mem_pool import GraphMemory, HeldPool
 from cudakit.core.allocator.oom import OomChain, OutOfMemory
-from cudakit.core.allocator.pool_routing import PoolRouting, id_of
+from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, id_of
 from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.recording import Recording
-from cudakit.core.allocator.shared_memory import SharedMemory
 from cudakit.core.allocator.sharing import Sharing
-from cudakit.core.allocator.state import AllocatorState, InvalidFree, InvalidPointer
+from cudakit.core.allocator.state import AllocatorState, InvalidFree, InvalidPointer, PartMethod
 from cudakit.core.allocator.upstream import (
     OUT_OF_MEMORY,
     CaptureGraph,
@@ -33,25 +31,6 @@ from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.settings import Recorded, Settings
 from cudakit.torch_rules.sizes import MOST_SMALL, TOO_MANY_BYTES, UNLIMITED, rounded
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R", covariant=True)
-
-
-class _Of(Generic[_P, _R]):
-    """A method that a part of the allocator implements: its class says what it does."""
-
-    def __init__(self, method: Callable[Concatenate[Any, _P], _R], part: str) -> None:
-        self._method = method
-        self._part = operator.attrgetter(f"{part}.{method.__name__}")
-
-    @overload
-    def __get__(self, allocator: None, kind: type) -> Callable[Concatenate[Any, _P], _R]: ...
-    @overload
-    def __get__(self, allocator: object, kind: type) -> Callable[_P, _R]: ...
-    def __get__(self, allocator: object, kind: type) -> Callable[..., _R]:
-        found: Callable[..., _R] = self._method if allocator is None else self._part(allocator)
-        return found
 
 
 class CachingAllocator:
@@ -238,26 +217,26 @@ class CachingAllocator:
 
     # History and snapshots.
 
-    record_history = _Of(Recording.record_history, "_recording")
-    set_metadata = _Of(Recording.set_metadata, "_recording")
-    annotate = _Of(Recording.annotate, "_recording")
-    annotated = _Of(Recording.annotated, "_recording")
-    include_pinned = _Of(Recording.include_pinned, "_recording")
-    snapshot = _Of(Recording.snapshot, "_recording")
-    save_snapshot = _Of(Recording.save_snapshot, "_recording")
+    record_history = PartMethod(Recording.record_history, "_recording")
+    set_metadata = PartMethod(Recording.set_metadata, "_recording")
+    annotate = PartMethod(Recording.annotate, "_recording")
+    annotated = PartMethod(Recording.annotated, "_recording")
+    include_pinned = PartMethod(Recording.include_pinned, "_recording")
+    snapshot = PartMethod(Recording.snapshot, "_recording")
+    save_snapshot = PartMethod(Recording.save_snapshot, "_recording")
 
     # Limits, and shortage of memory.
 
-    monitor = _Of(Limits.monitor, "_limits")
-    set_cache_limit = _Of(Limits.set_cache_limit, "_limits")
-    set_reserve_class = _Of(Limits.set_reserve_class, "_limits")
-    reserve_class = _Of(Limits.reserve_class, "_limits")
-    address_space = _Of(Limits.address_space, "_limits")
-    on_shortage = _Of(OomChain.on_shortage, "_oom")
-    on_out_of_memory = _Of(OomChain.on_out_of_memory, "_oom")
-    on_rejection = _Of(OomChain.on_rejection, "_oom")
-    save_on_out_of_memory = _Of(OomChain.save_on_out_of_memory, "_oom")
-    ask_processes = _Of(OomChain.ask_processes, "_oom")
+    monitor = PartMethod(Limits.monitor, "_limits")
+    set_cache_limit = PartMethod(Limits.set_cache_limit, "_limits")
+    set_reserve_class = PartMethod(Limits.set_reserve_class, "_limits")
+    reserve_class = PartMethod(Limits.reserve_class, "_limits")
+    address_space = PartMethod(Limits.address_space, "_limits")
+    on_shortage = PartMethod(OomChain.on_shortage, "_oom")
+    on_out_of_memory = PartMethod(OomChain.on_out_of_memory, "_oom")
+    on_rejection = PartMethod(OomChain.on_rejection, "_oom")
+    save_on_out_of_memory = PartMethod(OomChain.save_on_out_of_memory, "_oom")
+    ask_processes = PartMethod(OomChain.ask_processes, "_oom")
 
     # Private pools: with contexts that always end what they began, and one by one as in PyTorch's C++ API.
 
@@ -283,27 +262,27 @@ class CachingAllocator:
         with self._routing.capture(self, pool, stream, graph) as memory:
             yield memory
 
-    use_pool = _Of(PoolRouting.use_pool, "_routing")
-    graph_pool_handle = _Of(PoolRouting.graph_pool_handle, "_routing")
-    begin_allocate_to_pool = _Of(PoolRouting.begin_allocate_to_pool, "_routing")
-    end_allocate_to_pool = _Of(PoolRouting.end_allocate_to_pool, "_routing")
-    release_pool = _Of(PoolRouting.release_pool, "_routing")
-    begin_capture = _Of(PoolRouting.begin_capture, "_routing")
-    end_capture = _Of(PoolRouting.end_capture, "_routing")
-    create_pool = _Of(PoolRouting.create_pool, "_routing")
-    empty_pool = _Of(PoolRouting.empty_pool, "_routing")
-    abandon_pool = _Of(PoolRouting.abandon_pool, "_routing")
-    pool_uses = _Of(PoolRouting.pool_uses, "_routing")
-    private_pools = _Of(PoolRouting.private_pools, "_routing")
-    checkpoint = _Of(Checkpoints.checkpoint, "_checkpoints")
-    restore = _Of(Checkpoints.restore, "_checkpoints")
-    holds_exactly = _Of(Checkpoints.holds_exactly, "_checkpoints")
+    use_pool = PartMethod(PoolRouting.use_pool, "_routing")
+    graph_pool_handle = PartMethod(PoolRouting.graph_pool_handle, "_routing")
+    begin_allocate_to_pool = PartMethod(PoolRouting.begin_allocate_to_pool, "_routing")
+    end_allocate_to_pool = PartMethod(PoolRouting.end_allocate_to_pool, "_routing")
+    release_pool = PartMethod(PoolRouting.release_pool, "_routing")
+    begin_capture = PartMethod(PoolRouting.begin_capture, "_routing")
+    end_capture = PartMethod(PoolRouting.end_capture, "_routing")
+    create_pool = PartMethod(PoolRouting.create_pool, "_routing")
+    empty_pool = PartMethod(PoolRouting.empty_pool, "_routing")
+    abandon_pool = PartMethod(PoolRouting.abandon_pool, "_routing")
+    pool_uses = PartMethod(PoolRouting.pool_uses, "_routing")
+    private_pools = PartMethod(PoolRouting.private_pools, "_routing")
+    checkpoint = PartMethod(Checkpoints.checkpoint, "_checkpoints")
+    restore = PartMethod(Checkpoints.restore, "_checkpoints")
+    holds_exactly = PartMethod(Checkpoints.holds_exactly, "_checkpoints")
 
     # Other devices and processes.
 
-    share = _Of(Sharing.share, "_sharing")
-    ipc_handle = _Of(Sharing.ipc_handle, "_sharing")
-    enable_peer_access = _Of(Sharing.enable_peer_access, "_sharing")
+    share = PartMethod(Sharing.share, "_sharing")
+    ipc_handle = PartMethod(Sharing.ipc_handle, "_sharing")
+    enable_peer_access = PartMethod(Sharing.enable_peer_access, "_sharing")
 
     def open_shared(self, shared: SharedMemory) -> OpenedMemory:
         """Open memory that another process shares. Each segment is opened once, whoever asks for it.

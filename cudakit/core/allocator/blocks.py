@@ -1,31 +1,41 @@
-"""Blocks: the pieces that a segment is divided into, and the free ones of a pool, sorted.
+"""Blocks: the pieces that a segment is divided into, the free ones in order, and the pools they belong to.
 
-The attributes of Block and FreeBlocks are all that the rest of the allocator uses of them, so that a native
-type with the same attributes can take their place.
+A search takes the smallest block that is large enough, and of equal ones that at the lowest address; only on
+the stream of the request (PyTorch's BlockComparatorSize). The attributes of Block and FreeBlocks are all that
+the rest of the allocator uses of them, so that a native type with the same attributes can take their place.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from types import CodeType
+from typing import NamedTuple, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from types import CodeType
-
-    from cudakit.core.allocator.expandable_segment import ExpandableSegment
-    from cudakit.core.allocator.pool_stats import BlockCounters
-    from cudakit.core.allocator.pools import BlockPool
-    from cudakit.gpu.api import Ptr
+from cudakit.core.allocator.pool_stats import BlockCounters, PoolId, PoolStats, Stat
+from cudakit.gpu.api import Ptr
 
 # A call stack: pairs of a code object and the offset of an instruction in it, innermost first.
-RawStack: TypeAlias = "tuple[CodeType | int, ...]"
+RawStack: TypeAlias = tuple[CodeType | int, ...]
 # Size and address: no two entries of a list are equal in both, so blocks are never compared.
 Entry: TypeAlias = "tuple[int, int, Block]"
 
+DEFAULT_POOL: PoolId = (0, 0)
+
 # A longer list is divided in two: moving its items would cost more than finding the part.
 MOST_IN_PART = 1024
+
+
+class PagedRange(Protocol):
+    """The addresses of an expandable segment, as its blocks know them."""
+
+    ptr: int
+    page_bytes: int
+
+    def pages_within(self, block: Block) -> tuple[int, int]: ...
+    def pages_under(self, begin: int, end: int) -> tuple[int, int]: ...
 
 
 class Block:
@@ -58,7 +68,7 @@ class Block:
         ptr: int,
         size: int,
         free_blocks: FreeBlocks,
-        expandable_segment: ExpandableSegment | None = None,
+        expandable_segment: PagedRange | None = None,
     ) -> None:
         self.ptr: Ptr = ptr  # type: ignore[assignment]  # the call of Ptr would take half of this time
         self.size = size
@@ -92,15 +102,6 @@ class Block:
         """Whether the block is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
-    def absorb_next(self) -> None:
-        """Merge the next block, which must be in no list, into this one."""
-        absorbed = self.next
-        assert absorbed is not None  # noqa: S101
-        self.size += absorbed.size
-        self.next = after = absorbed.next
-        if after is not None:
-            after.prev = self
-
 
 class FreeBlocks:
     """The free blocks of one pool and stream, sorted by size and address, in parts of limited length.
@@ -108,12 +109,13 @@ class FreeBlocks:
     No part is empty unless it is the only one. ``only_part`` is that part, or None if there are several.
     """
 
-    __slots__ = ("counters", "only_part", "parts", "pool", "stream")
+    __slots__ = ("counters", "only_part", "parts", "pool", "stats", "stream")
 
-    def __init__(self, pool: BlockPool, stream: int, counters: BlockCounters) -> None:
+    def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool = pool
+        self.stats = pool.stats
+        self.counters = pool.stats.blocks
         self.stream = stream
-        self.counters = counters
         self.only_part: list[Entry] | None = []
         self.parts = [self.only_part]
 
@@ -125,9 +127,7 @@ class FreeBlocks:
             for entry in part:
                 yield entry[2]
 
-    def new_block(
-        self, ptr: int, size: int, expandable_segment: ExpandableSegment | None = None
-    ) -> Block:
+    def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
         return Block(ptr, size, self, expandable_segment)
 
@@ -199,64 +199,95 @@ def _last(part: list[Entry]) -> Entry:
     return part[-1]
 
 
-class Segment:
-    """Memory taken from the device in one piece. ``number`` counts the segments of the device from 1."""
+class SegmentSource(Protocol):
+    """Where the segments of one pool come from. Every failure is a CudaError; out of memory has code 2."""
 
-    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
-
-    is_expandable = False
-
-    def __init__(self, first: Block, stack: RawStack | None) -> None:
-        self.first = first
-        self.number = 0
-        self.ptr = first.ptr
-        self.size = first.size
-        self.stream = first.stream
-        self.pool = first.pool
-        first.segment_stack = stack
-
-    @property
-    def stack(self) -> RawStack | None:
-        """The stack of its allocation, if the first block still has it.
-
-        When a block is split the upper part takes the stack, as in PyTorch, which makes a new object of the
-        lower part (alloc_found_block, try_merge_blocks).
-        """
-        return self.first.segment_stack
-
-    def releasable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be released: all, if it is the whole segment."""
-        return 0 if block.is_split else block.size
-
-    def blocks(self) -> list[Block]:
-        """List the blocks by address."""
-        found = [self.first]
-        while (after := found[-1].next) is not None:
-            found.append(after)
-        return found
+    def malloc(self, size_bytes: int, stream: int) -> int: ...
+    def free(self, ptr: int) -> None: ...
 
 
-class Segments(dict[int, Segment]):
-    """The segments of a device by address, numbered from 1 in the order of their registration.
+class BlockTypes(NamedTuple):
+    """The types of one allocator that are either plain Python or native."""
 
-    No number is given twice (PyTorch's registration_counter, by which NCCL registers segments in the same
-    order everywhere; PyTorch numbers each Block object, so its numbers differ).
+    free_blocks: type[FreeBlocks]  # it makes the blocks
+    counters: type[BlockCounters]
+
+
+PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
+
+
+class BlockPool:
+    """The small or the large free blocks of one owner.
+
+    ``searches`` are counted while the garbage collection needs the age of blocks. ``reserved`` are the
+    statistics of a private pool's bytes, beside ``stats``.
     """
 
-    __slots__ = ("_last",)
+    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = 0
+    def __init__(
+        self,
+        owner: PoolId,
+        stats: PoolStats,
+        *,
+        small: bool,
+        free_blocks: type[FreeBlocks] = FreeBlocks,
+    ) -> None:
+        self._type = free_blocks
+        self.id = owner
+        self.small = small
+        self.no_split = False
+        self.stats = stats
+        self.reserved: tuple[Stat, ...] = ()
+        self.by_stream: dict[int, FreeBlocks] = {}
+        self.searches = 0
 
-    def __setitem__(self, ptr: int, segment: Segment) -> None:
-        self._last += 1
-        segment.number = self._last
-        super().__setitem__(ptr, segment)
+    def free_blocks(self, stream: int) -> FreeBlocks:
+        """Return the free blocks of a stream."""
+        found = self.by_stream.get(stream)
+        if found is None:
+            found = self.by_stream[stream] = self._type(self, stream)
+        return found
 
-    def at(self, ptr: int) -> Segment | None:
-        """Return the segment that an address lies in."""
-        for segment in self.values():
-            if segment.ptr <= ptr < segment.ptr + segment.size:
-                return segment
-        return None
+    def age(self, block: Block) -> int:
+        """Return the number of searches since a block became free."""
+        return self.searches - block.gc_count_base
+
+    def __iter__(self) -> Iterator[Block]:
+        """Iterate over the free blocks by stream, size and address."""
+        for stream in sorted(self.by_stream):
+            yield from self.by_stream[stream]
+
+
+class Pools:
+    """The small and the large pool of one owner: the default pool, or a private one.
+
+    ``source`` provides segments; None: the device does.
+    """
+
+    __slots__ = ("id", "large", "small", "source")
+
+    def __init__(
+        self, owner: PoolId, small: PoolStats, large: PoolStats, free_blocks: type[FreeBlocks]
+    ) -> None:
+        self.id = owner
+        self.small = BlockPool(owner, small, small=True, free_blocks=free_blocks)
+        self.large = BlockPool(owner, large, small=False, free_blocks=free_blocks)
+        self.source: SegmentSource | None = None
+
+    def __iter__(self) -> Iterator[BlockPool]:
+        """Iterate over both in the order in which cached memory is released."""
+        yield self.large
+        yield self.small
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that no free block served."""
+
+    size: int  # of the block
+    requested: int
+    segment_bytes: int
+    stream: int
+    pool: BlockPool
+    stack: RawStack | None

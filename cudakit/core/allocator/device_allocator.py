@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import GraphMemory, HeldPool
-from cudakit.core.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned_supply import GpuHostUpstream
 from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
@@ -70,7 +70,7 @@ class DeviceAllocator(CachingAllocator):
     def pinned(self) -> CachingHostAllocator:
         """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
         pool = CachingHostAllocator(
-            PinnedOfGpu(self._gpu), self.settings, holders=self._state.engine.private
+            GpuHostUpstream(self._gpu), self.settings, holders=self._state.engine.private
         )
         self.include_pinned(pool)
         for _ in range(self._state.captures.count):

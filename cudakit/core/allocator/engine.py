@@ -10,8 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 
-from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment, Segments
-from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, virtual_memory
+from cudakit.core.allocator.blocks import (
+    DEFAULT_POOL,
+    PLAIN_TYPES,
+    Block,
+    BlockPool,
+    BlockTypes,
+    Pools,
+    RawStack,
+    Request,
+    SegmentSource,
+)
+from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
 from cudakit.core.allocator.history import (
     ALLOC,
     FREE_COMPLETED,
@@ -21,16 +31,9 @@ from cudakit.core.allocator.history import (
     History,
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
-from cudakit.core.allocator.pools import (
-    DEFAULT_POOL,
-    PLAIN_TYPES,
-    BlockPool,
-    BlockTypes,
-    Pools,
-    Request,
-)
 from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Upstream
+from cudakit.core.allocator.segments import Segment, Segments
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
@@ -61,7 +64,7 @@ class Engine:
     )
 
     def __init__(
-        self, upstream: Upstream, settings: Settings, types: BlockTypes = PLAIN_TYPES
+        self, upstream: SegmentSource, settings: Settings, types: BlockTypes = PLAIN_TYPES
     ) -> None:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
@@ -88,9 +91,9 @@ class Engine:
                 ' torch_pool("async")',
             )
         if settings.expandable_segments:
-            memory = virtual_memory(self.upstream, settings.large_segment_size_bytes)
+            paged = checked_paged(self.upstream, settings.large_segment_size_bytes)
             self.expandable = self.expandable or ExpandableSegments(
-                memory, self.segments, self.stream_classes
+                paged, self.segments, self.stream_classes
             )
         self.settings = settings
         self.limit_bytes = limit_bytes
@@ -159,88 +162,99 @@ class Engine:
         self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
     ) -> None:
         """Allocate a block that is in no list: its first ``size`` bytes with ``split``, else all of it."""
-        free = block.free_blocks
-        stats = free.pool.stats
+        free, after = block.free_blocks, block.next
+        counters = free.counters
+        was_split = after is not None or block.prev is not None
         if split:
-            self._split(block, size, free)
+            rest_bytes = block.size - size
+            rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
+            # Of the last request, as PyTorch's inactive blocks show.
+            rest.requested = block.requested
+            rest.segment_stack = block.segment_stack
+            block.segment_stack = None
+            rest.prev = block
+            rest.next = after
+            if after is not None:
+                after.prev = rest
+            block.next = rest
+            block.size = size
+            free.add(rest)
+            if block.expandable_segment is None:
+                if was_split:
+                    counters.inactive_split_bytes -= size
+                else:
+                    counters.count_split(1, rest_bytes)
         else:
             size = block.size
-            if (
-                block.next is not None or block.prev is not None
-            ) and block.expandable_segment is None:
-                free.counters.count_split(-1, -size)
+            if was_split and block.expandable_segment is None:
+                counters.inactive_split -= 1
+                counters.inactive_split_bytes -= size
         block.allocated = True
         block.requested = requested
         block.stack = stack
-        stats.count_alloc(size, requested)
+        counters.count_alloc(size, requested)
+        if self.stats.has_pending:
+            free.stats.raise_active_peaks()
         if size >= self.max_split_bytes:
             self.stats.oversize_allocations.increase()
         if self.trace is not None:
             self.trace.record_block(ALLOC, block, stack)
 
-    def _split(self, block: Block, size: int, free: FreeBlocks) -> None:
-        """Cut a block down to a size, and add the rest to the free blocks."""
-        after = block.next
-        rest_bytes = block.size - size
-        rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
-        rest.requested = block.requested  # of the last request, as PyTorch's inactive blocks show
-        rest.segment_stack = block.segment_stack
-        block.segment_stack = None
-        rest.prev = block
-        rest.next = after
-        if after is not None:
-            after.prev = rest
-        block.next = rest
-        block.size = size
-        free.add(rest)
-        if block.expandable_segment is None:
-            is_whole = after is None and block.prev is None
-            free.counters.count_split(is_whole, rest_bytes if is_whole else -size)
-
-    def free(self, block: Block, stack: RawStack | None) -> None:
-        """Free an allocated block that no stream uses any more."""
-        self.begin_free(block, stack)
-        block.free_blocks.counters.count_free(block.size, block.requested)
-        self.free_block(block, stack)
-
-    def begin_free(self, block: Block, stack: RawStack | None) -> None:
-        """Do the part of a free that comes before other streams are waited for."""
+    def free(self, block: Block, stack: RawStack | None) -> Block | None:
+        """Free an allocated block; return the free block it is in, or None if other streams use it."""
         block.allocated = False
         if self.trace is not None:
             self.trace.record_block(FREE_REQUESTED, block, stack)
         if block.size >= self.max_split_bytes:
             self.stats.oversize_allocations.decrease()
+        free = block.free_blocks
+        if block.stream_uses:
+            free.stats.count_pending(block.size)
+            return None
+        free.counters.count_free(block.size, block.requested)
+        return self.free_block(block, stack)
 
-    def complete_free(self, block: Block, stack: RawStack | None) -> None:
-        """Free a pending block that other streams do not use any more."""
-        block.pool.stats.count_completed(block.size, block.requested)
-        self.free_block(block, stack)
+    def complete_free(self, block: Block, stack: RawStack | None) -> Block:
+        """Free a pending block that other streams do not use any more; return the free block it is in."""
+        block.free_blocks.stats.count_completed(block.size, block.requested)
+        return self.free_block(block, stack)
 
-    def free_block(self, block: Block, stack: RawStack | None) -> None:
-        """Add an unused block, merged with its free neighbours, to the free blocks. The caller counts it."""
+    def free_block(self, block: Block, stack: RawStack | None) -> Block:
+        """Add an unused block to the free blocks, merged with its free neighbours; return the result.
+
+        The caller counts it.
+        """
         if self.trace is not None:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free = block.free_blocks
         block.stack = None
-        count = size = 0  # the change of the free blocks in split segments
-        after, before = block.next, block.prev
+        merged = merged_bytes = 0  # free neighbours
+        before, after = block.prev, block.next
         if after is not None and after.free:
-            count, size = -1, -after.size
             free.remove(after)
-            block.absorb_next()
+            merged, merged_bytes = 1, after.size
+            block.size += after.size
+            block.next = after = after.next
+            if after is not None:
+                after.prev = block
         if before is not None and before.free:
-            count, size = count - 1, size - before.size
             free.remove(before)
+            merged, merged_bytes = merged + 1, merged_bytes + before.size
             before.requested = block.requested
-            before.absorb_next()
+            before.size += block.size
+            before.next = after
+            if after is not None:
+                after.prev = before
             block = before
+            before = block.prev
         free.add(block)
-        if block.expandable_segment is not None:
-            return
-        if block.prev is not None or block.next is not None:
-            free.counters.count_split(count + 1, size + block.size)
-        elif count:
-            free.counters.count_split(count, size)
+        if block.expandable_segment is None:
+            if before is not None or after is not None:
+                free.counters.count_split(1 - merged, block.size - merged_bytes)
+            elif merged:
+                free.counters.inactive_split -= merged
+                free.counters.inactive_split_bytes -= merged_bytes
+        return block
 
     # Segments.
 

@@ -7,17 +7,17 @@ try_allocate_expandable_block, map_block, release_blocks, unmap_block).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
-from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack, Segment
-from cudakit.core.allocator.expandable_segment import (
+from cudakit.core.allocator.blocks import Block, BlockPool, FreeBlocks, RawStack, Request
+from cudakit.core.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
+from cudakit.core.allocator.segments import (
     ExpandableSegment,
+    Segment,
     StreamSegments,
     expandable_size,
 )
-from cudakit.core.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
-from cudakit.core.allocator.pools import BlockPool, Request
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Paged, Upstream, VirtualMemory
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Paged
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.setting_rules import FULL_RESERVE, Reserve
 from cudakit.torch_rules.settings import Settings
@@ -30,7 +30,6 @@ _FULL = Reserve(value=FULL_RESERVE)
 class Owner(Protocol):
     """The parts of the engine that expandable segments use."""
 
-    upstream: Upstream
     settings: Settings
     trace: History | None
 
@@ -46,11 +45,12 @@ class ExpandableSegments:
 
     def __init__(
         self,
-        memory: VirtualMemory,
+        upstream: Paged,
         registry: dict[int, Segment],
         stream_classes: Mapping[int, str],
     ) -> None:
-        self._memory = memory
+        self._upstream = upstream
+        self._memory = upstream.pages
         self._registry = registry
         self._groups: dict[tuple[BlockPool, int], StreamSegments] = {}
         self._stream_classes = stream_classes
@@ -117,7 +117,7 @@ class ExpandableSegments:
 
     def _reserve(self, owner: Owner, request: Request) -> Block | None:
         """Reserve addresses; None if there are none, or the request is larger than a reservation."""
-        total = owner.upstream.memory_info().total_bytes
+        total = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
         size = self.reserve_bytes(owner.settings, pool, stream, total)
         if request.size > size:
@@ -134,8 +134,7 @@ class ExpandableSegments:
         return ExpandableSegment(ptr, size, page, group, self._registry).first
 
     def _map(self, owner: Owner, place: Block, needed: int, stack: RawStack | None) -> Block | None:
-        segment = place.expandable_segment
-        assert segment is not None  # noqa: S101
+        segment = cast("ExpandableSegment", place.expandable_segment)
         ptr, page = place.ptr, segment.page_bytes
         count = -(-needed // page)
         try:
@@ -153,8 +152,7 @@ class ExpandableSegments:
         return block
 
     def _unmap(self, owner: Owner, block: Block, stack: RawStack | None) -> None:
-        segment = block.expandable_segment
-        assert segment is not None  # noqa: S101
+        segment = cast("ExpandableSegment", block.expandable_segment)
         begin, end = segment.pages_within(block)
         if begin == end:
             return
@@ -169,8 +167,8 @@ class ExpandableSegments:
             owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, seen, pool)
 
 
-def virtual_memory(upstream: Upstream, large_page_bytes: int) -> VirtualMemory:
-    """Return the virtual memory of an upstream.
+def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
+    """Return an upstream that has virtual memory.
 
     Raises Unsupported if it has none, or none with such pages; CudaError if the driver refuses.
     """
@@ -179,15 +177,14 @@ def virtual_memory(upstream: Upstream, large_page_bytes: int) -> VirtualMemory:
             "expandable segments need virtual memory, which this upstream has not",
             hint="set expandable_segments:False, or take the memory of a Gpu",
         )
-    pages = upstream.pages
-    granularity = pages.granularity()
+    granularity = upstream.pages.granularity()
     for size in (SMALL_SEGMENT, large_page_bytes):
         if size % granularity:
             raise Unsupported(
                 f"expandable segments cannot have pages of {format_bytes(size)} on this device",
                 hint=f"large_segment_size_mb: a multiple of {format_bytes(granularity)}",
             )
-    return pages
+    return upstream
 
 
 def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:

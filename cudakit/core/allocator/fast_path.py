@@ -1,18 +1,18 @@
 """The usual case of ``alloc`` and ``free``, and the front cache.
 
 Usual is: default settings, no stacks, monitors, routes or pending frees, and a free block at hand. All else
-goes to the slow calls, which do the same in full. native.FastPath is the same in C, where it was compiled.
+goes to the slow calls, which do the same in full. A native type may take the place of FastPath: its
+attributes and calls are all that the allocator uses.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cudakit.core.allocator.blocks import Block
+from cudakit.core.allocator.blocks import DEFAULT_POOL, Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.guard import Guard
 from cudakit.core.allocator.history import History
-from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
@@ -74,7 +74,7 @@ class FrontCache:
             return None
         block = kept.pop()
         block.allocated = True
-        block.free_blocks.pool.stats.count_alloc(block.size, size_bytes)
+        block.free_blocks.counters.count_alloc(block.size, size_bytes)
         return block
 
     def keep(self, block: Block) -> bool:
@@ -167,7 +167,13 @@ class FastPath:
         try:
             block = self._front.take(size_bytes, stream) if self._front.active else None
             if block is None:
-                block = self._alloc_free_block(size_bytes, stream)
+                size = size_bytes + _ROUND_UP & _ROUND_MASK
+                small = size <= MOST_SMALL
+                free = (self._small if small else self._large).get(stream)
+                block = free.take(size, UNLIMITED) if free is not None else None
+                if block is not None:
+                    split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
+                    self._engine.alloc_found_block(block, size, size_bytes, None, split=split)
             if block is not None:
                 self._live[block.ptr] = block
         finally:
@@ -204,14 +210,3 @@ class FastPath:
             self._release()
             if guard.late:
                 guard.drain()
-
-    def _alloc_free_block(self, size_bytes: int, stream: int) -> Block | None:
-        """Allocate the best fit; None if there is none."""
-        size = size_bytes + _ROUND_UP & _ROUND_MASK
-        small = size <= MOST_SMALL
-        free = (self._small if small else self._large).get(stream)
-        block = free.take(size, UNLIMITED) if free is not None else None
-        if block is not None:
-            split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
-            self._engine.alloc_found_block(block, size, size_bytes, None, split=split)
-        return block

@@ -17,9 +17,8 @@ from time import perf_counter_ns, time_ns
 from types import CodeType, FrameType
 from typing import Literal, TypeAlias, cast
 
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, RawStack
 from cudakit.core.allocator.pool_stats import PoolId
-from cudakit.core.allocator.pools import DEFAULT_POOL
 from cudakit.errors import UsageError
 
 ALLOC = "alloc"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal, TypeAlias, get_args
 
-from cudakit.core.allocator.blocks import Segment
+from cudakit.core.allocator.blocks import DEFAULT_POOL
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.pools import DEFAULT_POOL
+from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.upstream import stream_number
 from cudakit.errors import CudaError, UsageError

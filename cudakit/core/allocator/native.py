@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudakit.core.allocator import _fast, blocks, pool_stats
+from cudakit.core.allocator.blocks import BlockPool, BlockTypes, PagedRange
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.pools import BlockTypes
+from cudakit.core.allocator.pool_stats import PoolStats
 
 if TYPE_CHECKING:
-    from cudakit.core.allocator.expandable_segment import ExpandableSegment
     from cudakit.core.allocator.fast_path import SlowCalls
     from cudakit.core.allocator.guard import Guard
     from cudakit.core.allocator.history import History
@@ -26,17 +26,18 @@ class Block(_fast.Block):
     stream = blocks.Block.stream
     pool = blocks.Block.pool
     is_split = blocks.Block.is_split
-    absorb_next = blocks.Block.absorb_next
 
 
 class FreeBlocks(_fast.FreeBlocks):
     """Sorted free blocks; see blocks.FreeBlocks."""
 
-    __slots__ = ()
+    __slots__ = ("stats",)
 
-    def new_block(
-        self, ptr: int, size: int, expandable_segment: ExpandableSegment | None = None
-    ) -> Block:
+    def __init__(self, pool: BlockPool, stream: int) -> None:
+        super().__init__(pool, stream, pool.stats.blocks)
+        self.stats: PoolStats = pool.stats
+
+    def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
         return Block(ptr, size, self, expandable_segment)
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from cudakit.core.allocator import snapshot
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
+from cudakit.core.allocator.fragmentation import report_of
 from cudakit.core.allocator.history import OOM
-from cudakit.core.allocator.oom_report import report_of
-from cudakit.core.allocator.pools import BlockPool, Request
+from cudakit.core.allocator.recording import checked_path, save
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
@@ -104,10 +103,10 @@ class OomChain:
         if path is None:
             self._saver = None
             return
-        place = snapshot.checked(path)
+        place = checked_path(path)
 
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
-            snapshot.save(self._take_snapshot(), place)
+            save(self._take_snapshot(), place)
 
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"  # for the note on the error
         self._saver = save_on_out_of_memory

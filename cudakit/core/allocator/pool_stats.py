@@ -230,11 +230,9 @@ class PoolStats(Peaks):
         """Bytes of blocks that are allocated or pending."""
         return self.blocks.allocated_bytes + self.pending_bytes
 
-    def count_alloc(self, size: int, requested: int) -> None:
-        """Count an allocated block."""
-        self.blocks.count_alloc(size, requested)
-        if self.pending or self.other.pending:
-            self._raise_peaks(*_ACTIVE)
+    def raise_active_peaks(self) -> None:
+        """Raise the peaks of active blocks to the current values, while blocks are pending."""
+        self._raise_peaks(*_ACTIVE)
 
     def count_pending(self, size: int) -> None:
         """Count a block that was freed while other streams use it."""
@@ -301,6 +299,11 @@ class DeviceStats:
         self.num_oom_rejections = 0  # requests refused before the driver was asked
         self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
         self.num_invalid_frees = 0
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether blocks were freed while other streams use them."""
+        return bool(self.small.pending or self.large.pending)
 
     def total(self, name: str) -> int:
         """Return the current value of a statistic in all pools."""

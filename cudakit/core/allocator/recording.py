@@ -1,16 +1,38 @@
-"""Recording: the history of an allocator, snapshots, and files of them."""
+"""Recording: the history of an allocator, snapshots in PyTorch's format, and files of them.
+
+A snapshot is what torch.cuda.memory._snapshot returns, of plain builtin values only. Source:
+torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py; the key internal_metadata is
+that of pull request 193432 of PyTorch.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
-from cudakit.core.allocator import snapshot
-from cudakit.core.allocator.history import Context, Level, Recorded, Stage, gather
+from cudakit.core.allocator.blocks import Block
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import (
+    OOM,
+    SNAPSHOT,
+    Annotation,
+    Context,
+    History,
+    Level,
+    Recorded,
+    Stacks,
+    Stage,
+    TraceEvent,
+    gather,
+)
+from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
+from cudakit.errors import UsageError
 from cudakit.torch_rules.settings import Recorded as RecordedSetting
 
 
@@ -98,7 +120,7 @@ class Recording:
         """Return what is held and the trace, in PyTorch's format: plain builtin values."""
         state = self._state
         with state.inside():
-            taken = snapshot.take(state.engine, state.history, state.device, self._own_settings())
+            taken = _snapshot(state.engine, state.history, state.device, self._own_settings())
         return taken | (self._pinned.snapshot() if self._pinned else {})
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -106,10 +128,154 @@ class Recording:
 
         Raises UsageError where it cannot be written; what was there then stays.
         """
-        place = snapshot.checked(path)
-        snapshot.save(self.snapshot(), place)
+        place = checked_path(path)
+        save(self.snapshot(), place)
 
     def _mark(self, name: str, stage: Stage) -> None:
         if self._state.history.enabled:
             with self._state.inside():
                 self._state.history.mark(name, stage)
+
+
+def _snapshot(
+    engine: Engine, history: History, device: int, settings: Mapping[str, RecordedSetting]
+) -> dict[str, Any]:
+    """Return all segments and the trace, to which an entry of the snapshot is appended afterwards.
+
+    ``settings`` are those that PyTorch does not have.
+    """
+    stacks = Stacks()
+    entries = [_entry(history, stacks, event) for event in history.events]
+    held = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
+    segments = [_segment(segment, stacks, device) for segment in held]
+    if engine.trace is not None:
+        engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
+    others: list[list[Any]] = [[] for _ in range(device)]
+    return {
+        "segments": segments,
+        "device_traces": [*others, entries],
+        "allocator_settings": engine.settings.as_recorded() | dict(settings),
+        "external_annotations": [
+            _annotation(history, each, device) for each in history.annotations
+        ],
+        "trace_alloc_overflowed": [*(False for _ in others), history.overflowed],
+    }
+
+
+def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+    """Return an event of a trace."""
+    action, address, size, stream, moment_ns, stack, pool, metadata = event
+    text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
+    entry = {
+        "action": action,
+        "device_free" if action == OOM else "addr": address,
+        "size": size,
+        "stream": stream,
+        "time_us": history.unix_us(moment_ns),
+        "compile_context": "N/A",
+        "user_metadata": text,
+        "pool_id": pool,
+    }
+    if tag:
+        entry["internal_metadata"] = tag
+    if stack:
+        entry["frames"] = stacks.frames(stack)
+    return entry
+
+
+def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:
+    """Return blocks of pinned memory and the trace.
+
+    PyTorch 2.14 shows a host segment by the bytes in use, and never splits one
+    (c10/core/CachingDeviceAllocator.h). Here each block of a split segment is shown as a segment.
+    """
+    stacks = Stacks()
+    return {
+        "host_segments": [
+            {
+                "address": block.ptr,
+                "size": block.size,
+                "requested_size": 0 if block.free else block.requested,
+                "allocated": int(block.allocated),
+                "active": int(not block.free),
+                "segment_pool_id": block.pool.id,
+                "frames": stacks.frames(block.stack),
+            }
+            for block in sorted(blocks, key=lambda block: block.ptr)
+        ],
+        "host_traces": [_entry(history, stacks, event) for event in history.events],
+    }
+
+
+def _annotation(history: History, annotation: Annotation, device: int) -> dict[str, Any]:
+    name, stage, moment_ns = annotation
+    return {
+        "name": name,
+        "stage": stage,
+        "device": device,
+        "time_us": history.unix_us(moment_ns),
+    }
+
+
+def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
+    blocks = segment.blocks()
+    active = [block for block in blocks if not block.free]
+    return {
+        "device": device,
+        "address": segment.ptr,
+        "total_size": segment.size,
+        "allocated_size": sum(block.size for block in active if block.allocated),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": segment.stream,
+        "segment_type": "small" if segment.pool.small else "large",
+        "segment_pool_id": segment.pool.id,
+        "is_expandable": segment.is_expandable,
+        "registration_counter": segment.number,
+        "frames": stacks.frames(segment.stack),
+        "blocks": [_block(block, stacks) for block in blocks],
+    }
+
+
+def _block(block: Block, stacks: Stacks) -> dict[str, Any]:
+    return {
+        "address": block.ptr,
+        "size": block.size,
+        "requested_size": block.requested,
+        "state": _state(block),
+        "frames": stacks.frames(block.stack),
+    }
+
+
+def _state(block: Block) -> str:
+    if block.free:
+        return "inactive"
+    return "active_allocated" if block.allocated else "active_pending_free"
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path. Raises UsageError if no file can be written there."""
+    place = Path(path).absolute()  # the program may change its directory
+    if place.is_dir():
+        raise UsageError(f"cannot write {place}: it is a directory", hint="give the name of a file")
+    if not place.parent.is_dir():
+        raise UsageError(
+            f"cannot write {place}: there is no directory {place.parent}", hint="make it first"
+        )
+    return place
+
+
+def save(snapshot: dict[str, Any], path: Path) -> None:
+    """Write a snapshot, or leave the existing file. Raises UsageError if it cannot be written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("wb") as file:
+                pickle.dump(snapshot, file, protocol=4)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="give another place, or make room there"
+        ) from error

@@ -7,8 +7,7 @@ ExpandableSegment::addPeer).
 from __future__ import annotations
 
 from cudakit.core.allocator.blocks import Block
-from cudakit.core.allocator.ipc import IpcRegistry, OpenedMemory
-from cudakit.core.allocator.shared_memory import Handle, SharedMemory
+from cudakit.core.allocator.ipc import Handle, IpcRegistry, OpenedMemory, SharedMemory
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
 from cudakit.core.allocator.upstream import Reachable, Shareable
 from cudakit.errors import Unsupported

@@ -8,15 +8,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
+from operator import attrgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, RawStack
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.fast_path import FastPath, FrontCache, SlowCalls
 from cudakit.core.allocator.guard import Guard
 from cudakit.core.allocator.history import Events, History
-from cudakit.core.allocator.pools import PLAIN_TYPES
 from cudakit.core.allocator.private_pools import PrivatePool
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import Upstream, stream_number
@@ -35,6 +45,9 @@ SlowPathReason: TypeAlias = Literal[
 LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
 
 _MOST_INVALID_FREES = 1000
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 
 class InvalidPointer(CudakitError):
@@ -127,8 +140,7 @@ class AllocatorState:
             self.pending.add_use(block, stream_number(stream))
         if block.stream_uses:
             self.set_slow("pending", on=True)
-            self.engine.begin_free(block, stack)
-            block.pool.stats.count_pending(block.size)
+            self.engine.free(block, stack)
             self.pending.add(block)
         elif not (self.front.active and self.front.keep(block)):
             self.engine.free(block, stack)
@@ -198,3 +210,19 @@ class AllocatorState:
             f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
             f" at {block.ptr:#x}"
         )
+
+
+class PartMethod(Generic[_P, _R]):
+    """A method that a part of the allocator implements: its class says what it does."""
+
+    def __init__(self, method: Callable[Concatenate[Any, _P], _R], part: str) -> None:
+        self._method = method
+        self._part = attrgetter(f"{part}.{method.__name__}")
+
+    @overload
+    def __get__(self, allocator: None, kind: type) -> Callable[Concatenate[Any, _P], _R]: ...
+    @overload
+    def __get__(self, allocator: object, kind: type) -> Callable[_P, _R]: ...
+    def __get__(self, allocator: object, kind: type) -> Callable[..., _R]:
+        found: Callable[..., _R] = self._method if allocator is None else self._part(allocator)
+        return found

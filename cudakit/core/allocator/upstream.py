@@ -99,6 +99,7 @@ class Paged(Protocol):
 
     @property
     def pages(self) -> VirtualMemory: ...
+    def memory_info(self) -> MemoryInfo: ...
 
 
 @runtime_checkable

@@ -11,13 +11,13 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.workload import Axis, Baseline, Prepared, Workload
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import NOT_ASKED
 from cudakit.units import Unavailable, format_bytes
 
 # The library of a workload of ours.
 OURSELVES = "cudakit"
 
 _LATENCY = Unavailable("it is a latency, which no datasheet bounds")
-_NOT_ASKED = Unavailable("nobody was there to ask")
 # The rest is for kernels and for the buffers of the timer.
 _SHARE_OF_FREE = 0.95
 
@@ -77,7 +77,7 @@ class Case:
 
 
 def check_fit(
-    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = _NOT_ASKED
+    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_ASKED
 ) -> None:
     """Check that the cases fit in the free memory of device and host, before anything is allocated.
 

@@ -12,8 +12,8 @@ from itertools import cycle
 from statistics import median
 from typing import Protocol, TypeAlias
 
-from cudakit.core.bench.blocking_kernel import MOST_QUEUED
 from cudakit.core.bench.prepare import Progress, WorkloadRun
+from cudakit.core.bench.timer import MOST_QUEUED
 from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 

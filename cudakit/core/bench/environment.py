@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import DeviceFacts, Field, Scalar, Telemetry
+from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts, Field, Scalar, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_NOT_ASKED = Unavailable("nobody was there to ask")
 _MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
 _SLOWED = {
     "slowed_by_power_cap_ns": "power cap",
@@ -57,7 +56,7 @@ class Environment:
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
     versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
-    other_processes: int | Unavailable = _NOT_ASKED  # on the GPU
+    other_processes: int | Unavailable = NOT_ASKED  # on the GPU
     host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
     variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
     command: tuple[str, ...] = ()  # what was called
@@ -81,7 +80,7 @@ class Environment:
     def energy_j(self) -> float | Unavailable:
         """Energy between ``before`` and ``after``."""
         if self.before is None or self.after is None:
-            return _NOT_ASKED
+            return NOT_ASKED
         first, last = self.before.energy_j, self.after.energy_j
         if isinstance(first, Unavailable):
             return first
@@ -142,7 +141,7 @@ def environment(
 def moment(telemetry: Telemetry) -> Moment:
     """Return the state of a device that measurements depend on."""
     fields = telemetry.fields
-    reasons = fields.get("clock_event_reasons", _NOT_ASKED)
+    reasons = fields.get("clock_event_reasons", NOT_ASKED)
     return Moment(
         time_ns=telemetry.time_ns,
         sm_clock_mhz=_number(fields, "clock_sm_mhz"),
@@ -166,19 +165,19 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def _number(
     fields: Mapping[str, Field], name: str, factor: float | None = None
 ) -> float | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if factor is None else value * factor
     return _why_not(value)
 
 
 def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     return value if isinstance(value, int) else _why_not(value)
 
 
 def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
-    value = fields.get(name, _NOT_ASKED)
+    value = fields.get(name, NOT_ASKED)
     return value if isinstance(value, Unavailable) else str(value)
 
 
@@ -191,8 +190,8 @@ def _why_not(value: Field) -> Unavailable:
 
 
 def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
-    generation = fields.get("pcie_generation_max", _NOT_ASKED)
-    width = fields.get("pcie_width_max", _NOT_ASKED)
+    generation = fields.get("pcie_generation_max", NOT_ASKED)
+    width = fields.get("pcie_width_max", NOT_ASKED)
     for value in (generation, width):
         if isinstance(value, Unavailable):
             return value

@@ -1,18 +1,56 @@
-"""Results read back from the files that ``--json`` wrote."""
+"""Files that users name: text, JSON, and results of ``cudakit bench`` read back."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.core.bench.saved import read_saved
 from cudakit.errors import InputError
 from cudakit.serialize import Mismatch, from_plain
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, format_bytes
 
+# No result is so large; a device that never ends, such as /dev/zero, is.
+_MOST_BYTES = 256 << 20
 _HINT = "write one with cudakit bench ... --json"
+
+
+def read_text(path: Path, *, hint: str) -> str:
+    """Read a file as UTF-8, with or without a byte order mark.
+
+    Raises InputError where it is missing, too large or no text; ``hint`` says how to make one.
+    """
+    content = _content(path)
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{path} is larger than {format_bytes(_MOST_BYTES)}", hint=hint)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file", hint=hint) from None
+
+
+def read_json(path: Path, *, hint: str) -> object:
+    """Read the JSON of a file.
+
+    Raises InputError, with the place of what is wrong; ``hint`` says how to make such a file.
+    """
+    text = read_text(path, hint=hint)
+    try:
+        plain: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        end = "it ends too soon" if error.pos >= len(text.rstrip()) else error.msg
+        raise InputError(
+            f"{path} is not JSON: {end} (line {error.lineno}, column {error.colno})", hint=hint
+        ) from None
+    except RecursionError:
+        raise InputError(f"{path} is not JSON of a result: too deep", hint=hint) from None
+    except ValueError:  # of int: sys.set_int_max_str_digits
+        raise InputError(
+            f"{path} is not JSON of a result: a number is too long", hint=hint
+        ) from None
+    return plain
 
 
 def load_result(path: Path) -> BenchResult:
@@ -20,7 +58,7 @@ def load_result(path: Path) -> BenchResult:
 
     Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
     """
-    plain = _measured(read_saved(path, hint=_HINT))
+    plain = _measured(read_json(path, hint=_HINT))
     if not isinstance(plain, dict):
         raise InputError(f"{path} holds no result of cudakit bench", hint=_HINT)
     if "error" in plain and "schema" not in plain:
@@ -73,3 +111,13 @@ def _problem(case: CaseResult) -> str:
     if not case.samples_s and not isinstance(case.median_s, Unavailable):
         return "samples_s is empty, and there is a median"
     return ""
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}", hint="check the name of the file"
+        ) from None

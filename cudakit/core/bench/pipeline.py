@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from cudakit.core.bench.case import Case, Implementation, check_fit
 from cudakit.core.bench.energy import count_energy
-from cudakit.core.bench.graph_costs import graph_costs
 from cudakit.core.bench.measurement import Measurement, merge_rounds
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.plan import plan_cases, plan_method, round_methods, without_settling
@@ -22,13 +22,26 @@ from cudakit.core.bench.prepare import Progress, WorkloadRun, prepare
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.sample import end_sampling, sample
 from cudakit.core.bench.spec import Spec
-from cudakit.core.bench.summarize import Summarizer, summarize_run
+from cudakit.core.bench.summarize import Machine, summarize_case, summarize_run
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.verify import verify
 from cudakit.core.bench.warm_up import warm_up
+from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import Refused, Workload
+from cudakit.core.bench.workloads.graph_costs import graph_costs
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
+
+_NOTHING_KEPT = "no sample could be kept: there is no figure"
+
+# None if no sample could be kept.
+Outcome: TypeAlias = Measurement | Refused | None
+
+
+class _Measured(NamedTuple):
+    case: Case
+    implementation: Implementation
+    outcome: Outcome
 
 
 def no_progress(stage: str, fraction: float) -> None:
@@ -55,29 +68,41 @@ def run(
     cases = plan_cases(spec, gpu) if cases is None else cases
     run_context = run_context or RunContext()
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
-    summary = Summarizer(gpu, run_context)
+    machine = Machine(gpu.simulated, gpu.facts(), run_context)
+    measured: list[_Measured] = []
     try:
         with closing(Timer(gpu)) as timer:
-            complete = _measure_cases(timer, spec, cases, summary, progress)
+            complete = _measure_cases(timer, spec, cases, run_context, progress, measured)
     except KeyboardInterrupt:
-        if not summary.results:
+        if all(one.outcome is None for one in measured):
             raise
         complete = False
-    if complete and summary.refusals and len(summary.refusals) == len(summary.results):
-        raise summary.refusals[0]
+    refusals = [one.outcome for one in measured if isinstance(one.outcome, Refused)]
+    results = [
+        summarize_case(machine, one.case, one.implementation, one.outcome)
+        for one in measured
+        if one.outcome is not None
+    ]
+    if complete and refusals and len(refusals) == len(results):
+        raise refusals[0]
     return BenchResult(
         simulated=gpu.simulated,
         bench=spec.bench,
         time_ns=begin_ns,
         complete=complete,
-        warnings=summary.warnings(),
-        results=tuple(summary.results),
-        graphs=graph_costs(summary.results),
+        warnings=tuple(result_warnings(results, _deviations(measured))),
+        results=tuple(results),
+        graphs=graph_costs(results),
     )
 
 
 def _measure_cases(
-    timer: Timer, spec: Spec, cases: Sequence[Case], summary: Summarizer, progress: Progress
+    timer: Timer,
+    spec: Spec,
+    cases: Sequence[Case],
+    run_context: RunContext,
+    progress: Progress,
+    measured: list[_Measured],
 ) -> bool:
     """Measure one case after the other, each in its share of the time left; return whether all were."""
     begin_s = timer.now_s()
@@ -85,23 +110,34 @@ def _measure_cases(
         elapsed_s, share_s = timer.now_s() - begin_s, None
         if spec.budget_s is not None:
             share_s = (spec.budget_s - elapsed_s) / (len(cases) - at)
-        method = plan_method(case.method, share_s, len(case.implementations), summary.variables)
+        count = len(case.implementations)
+        method = plan_method(case.method, share_s, count, run_context.variables)
         part = part_of(progress, at, len(cases))
-        measured = measure_case(timer, case, method, seed=spec.seed, progress=part)
-        summary.add(case, measured)
-        if any(isinstance(one, Measurement) and one.interrupted for one in measured.values()):
+        found = measure_case(timer, case, method, seed=spec.seed, progress=part)
+        measured += [_Measured(case, *one) for one in found.items()]
+        if any(isinstance(one, Measurement) and one.interrupted for one in found.values()):
             return False
     return True
 
 
+def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
+    """Collect the deviations from the method, each with the titles of its cases."""
+    titles: dict[str, list[str]] = {}
+    for one in measured:
+        if not isinstance(one.outcome, Refused):
+            for deviation in one.outcome.warnings if one.outcome else (_NOTHING_KEPT,):
+                titles.setdefault(deviation, []).append(one.case.title)
+    return titles
+
+
 def measure_case(
     timer: Timer, case: Case, method: Method, *, seed: int, progress: Progress
-) -> Mapping[Implementation, Measurement | Refused | None]:
+) -> Mapping[Implementation, Outcome]:
     """Measure the implementations of a case, interleaved; None for one of which no sample was kept.
 
     An implementation is refused before anything of it is allocated; the others then begin again without it.
     """
-    found: dict[Implementation, Measurement | Refused | None] = dict.fromkeys(case.implementations)
+    found: dict[Implementation, Outcome] = dict.fromkeys(case.implementations)
     while able := [one for one, refused in found.items() if refused is None]:
         interleaved = replace(method, interleaved=_distinct_names(able))
         try:

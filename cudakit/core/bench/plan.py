@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from cudakit.core.bench.blocking_kernel import disabling_variable
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.spec import Spec
+from cudakit.core.bench.timer import disabling_variable
 from cudakit.core.bench.warm_up import most_warmup_s
 from cudakit.core.bench.workloads.alloc import alloc_cases
 from cudakit.core.bench.workloads.copy import copy_cases

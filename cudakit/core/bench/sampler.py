@@ -6,11 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from cudakit.core.bench.blocking_kernel import MOST_QUEUED
 from cudakit.core.bench.l2_cache import MOST_SETS
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.timer import Timer, Work
+from cudakit.core.bench.timer import MOST_QUEUED, Timer, Work
 from cudakit.core.bench.workload import Prepared
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Graph, Graphs, Stream

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from statistics import median
 
 from cudakit.core.bench.case import OURSELVES, Case, Implementation
@@ -13,13 +13,11 @@ from cudakit.core.bench.measurement import Measurement, Samples
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.prepare import WorkloadRun
 from cudakit.core.bench.result import CaseResult
-from cudakit.core.bench.roofline import Limit, limit
+from cudakit.core.bench.roofline import Limit, Work, limit
 from cudakit.core.bench.stats import Summary, summarize
 from cudakit.core.bench.verify import reason_to_withhold
-from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, Refused, Verification
-from cudakit.gpu.api import DeviceInfo
-from cudakit.gpu.api.facts import Telemetry
+from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -27,7 +25,6 @@ _NO_VALUES = Unavailable("it computes no values")
 _NO_ENERGY = Unavailable("no energy was read")
 _UNKNOWN_LIMIT = Unavailable("no limit was asked for")
 _NOTHING_TO_VERIFY = Unavailable("there are no values to verify")
-_NOTHING_KEPT = "no sample could be kept: there is no figure"
 
 
 def summarize_run(run: WorkloadRun) -> Measurement:
@@ -60,6 +57,84 @@ def summarize_run(run: WorkloadRun) -> Measurement:
         energy_j=run.energy_j,
         elapsed_s=run.elapsed_s,
         warnings=tuple(_run_warnings(run)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device and host that results record."""
+
+    simulated: bool
+    facts: DeviceFacts  # what CUDA reports of the device
+    run_context: RunContext
+
+    def environment(
+        self, before: Telemetry | None = None, after: Telemetry | None = None
+    ) -> Environment:
+        """Return what a result records, with the telemetry before its first sample and after its last."""
+        return environment(
+            self.facts, self.run_context, simulated=self.simulated, before=before, after=after
+        )
+
+    def limit(self, work: Work | Unavailable, samples: Samples) -> Limit | Unavailable:
+        """Return the roofline limit of the work at the median clock of the samples."""
+        if isinstance(work, Unavailable):
+            return work
+        managed = self.run_context.nvml_device
+        clocks = samples.sm_clock_hz
+        clock = median(clocks) if clocks else Unavailable("the clock was not measured")
+        return limit(work, {**(managed.fields if managed else {}), **self.facts.fields}, clock)
+
+
+def summarize_case(
+    machine: Machine, case: Case, implementation: Implementation, outcome: Measurement | Refused
+) -> CaseResult:
+    """Return the result of one implementation of a case, measured or refused."""
+    if isinstance(outcome, Refused):
+        return _refused_result(machine, case, implementation, outcome)
+    found = outcome.verification
+    return case_result(
+        case.workload.name,
+        outcome.axes,
+        outcome.samples,
+        method=outcome.method,
+        environment=machine.environment(outcome.before, outcome.after),
+        limit=machine.limit(case.work, outcome.samples),
+        verification=_NO_VALUES if found is NOTHING_TO_VERIFY else found,
+        operations=outcome.operations,
+        operation=case.operation,
+        bytes_moved=outcome.bytes_moved,
+        energy_j=outcome.energy_j,
+        contender=implementation.library,
+        settings=_settings(case, implementation, outcome.settings),
+    )
+
+
+def _refused_result(
+    machine: Machine, case: Case, implementation: Implementation, refused: Refused
+) -> CaseResult:
+    """Return a result in which every figure states the refusal."""
+    why = Unavailable(refused.message)
+    empty = case_result(
+        case.workload.name,
+        implementation.axes,
+        Samples((), converged=False),
+        method=case.method,
+        environment=machine.environment(),
+        limit=why,
+        verification=why,
+        operation=case.operation,
+        contender=implementation.library,
+        settings=_settings(case, implementation, refused.settings),
+    )
+    return replace(
+        empty,
+        median_s=why,
+        ci95_s=why,
+        ratio_to_limit=why,
+        ratio_to_datasheet=why,
+        statistics=why,
+        energy_j=why,
     )
 
 
@@ -109,110 +184,6 @@ def case_result(
         settings=dict(settings or {}),
         rounds=kept.rounds,
     )
-
-
-class Summarizer:
-    """Collects the results and warnings of all cases on one device."""
-
-    def __init__(self, gpu: DeviceInfo, run_context: RunContext) -> None:
-        self.results: list[CaseResult] = []
-        self.refusals: list[Refused] = []
-        self.variables = run_context.variables
-        self._simulated, self._facts = gpu.simulated, gpu.facts()
-        self._run_context = run_context
-        managed = run_context.nvml_device
-        self._fields = {**(managed.fields if managed else {}), **self._facts.fields}
-        self._titles: dict[str, list[str]] = {}  # of the cases, by warning
-
-    def add(
-        self, case: Case, measured: Mapping[Implementation, Measurement | Refused | None]
-    ) -> None:
-        """Add the results of a case, one for each implementation that was measured or refused."""
-        for implementation, one in measured.items():
-            if isinstance(one, Measurement):
-                self.results.append(self._result(case, implementation, one))
-                self._warn(case, one.warnings)
-            elif one is None:
-                self._warn(case, [_NOTHING_KEPT])
-            else:
-                self.refusals.append(one)
-                self.results.append(self._refused(case, implementation, one))
-
-    def warnings(self) -> tuple[str, ...]:
-        """Return the reasons to doubt the figures, each once."""
-        return (*result_warnings(self.results), *self._run_warnings())
-
-    def _run_warnings(self) -> Iterator[str]:
-        for warning, titles in self._titles.items():
-            others = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
-            yield f"{warning} ({titles[0]}{others})"
-
-    def _warn(self, case: Case, warnings: Iterable[str]) -> None:
-        for warning in warnings:
-            self._titles.setdefault(warning, []).append(case.title)
-
-    def _result(
-        self, case: Case, implementation: Implementation, measured: Measurement
-    ) -> CaseResult:
-        found = measured.verification
-        return case_result(
-            case.workload.name,
-            measured.axes,
-            measured.samples,
-            method=measured.method,
-            environment=self._environment(measured.before, measured.after),
-            limit=self._limit(case, measured.samples),
-            verification=_NO_VALUES if found is NOTHING_TO_VERIFY else found,
-            operations=measured.operations,
-            operation=case.operation,
-            bytes_moved=measured.bytes_moved,
-            energy_j=measured.energy_j,
-            contender=implementation.library,
-            settings=_settings(case, implementation, measured.settings),
-        )
-
-    def _refused(self, case: Case, implementation: Implementation, refused: Refused) -> CaseResult:
-        """Return a result in which every figure states the refusal."""
-        why = Unavailable(refused.message)
-        empty = case_result(
-            case.workload.name,
-            implementation.axes,
-            Samples((), converged=False),
-            method=case.method,
-            environment=self._environment(),
-            limit=why,
-            verification=why,
-            operation=case.operation,
-            contender=implementation.library,
-            settings=_settings(case, implementation, refused.settings),
-        )
-        return replace(
-            empty,
-            median_s=why,
-            ci95_s=why,
-            ratio_to_limit=why,
-            ratio_to_datasheet=why,
-            statistics=why,
-            energy_j=why,
-        )
-
-    def _environment(
-        self, before: Telemetry | None = None, after: Telemetry | None = None
-    ) -> Environment:
-        return environment(
-            self._facts,
-            self._run_context,
-            simulated=self._simulated,
-            before=before,
-            after=after,
-        )
-
-    def _limit(self, case: Case, samples: Samples) -> Limit | Unavailable:
-        if isinstance(case.work, Unavailable):
-            return case.work
-        clocks = samples.sm_clock_hz
-        clock = median(clocks) if clocks else Unavailable("the clock was not measured")
-        return limit(case.work, self._fields, clock)
 
 
 def _samples(run: WorkloadRun) -> Samples:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import TypeAlias
 
-from cudakit.core.bench.blocking_kernel import LIMIT_S, BlockingKernel
+import numpy as np
+
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
+from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
+
+# Long compared with enqueueing as much as a queue holds, about 1000 launches of 10 us.
+_LIMIT_S = 2.0
+# A full queue makes the next launch wait: fewer calls than this are enqueued at once.
+MOST_QUEUED = 500
+_WORD_BYTES = 4
+# Variables that make every launch wait for its kernel, or kernels wait for a tool.
+_DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 
 # Enqueues work on a stream.
 Work: TypeAlias = Callable[[Stream], None]
@@ -23,7 +33,7 @@ class Timer:
     ``blocking_limit_s`` is the time limit of the blocking kernel's watchdog.
     """
 
-    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = LIMIT_S) -> None:
+    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _LIMIT_S) -> None:
         self.gpu = gpu
         fields = gpu.facts().fields
         multiprocessors = fields.get("multiprocessor_count")
@@ -32,7 +42,7 @@ class Timer:
         self.flush = Flush(gpu, self.l2_bytes)
         self.now_s = _host_clock(gpu)
         self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
-        self._blocking_kernel = BlockingKernel(gpu, limit_s=blocking_limit_s)
+        self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
         self._begin, self._end = gpu.event(), gpu.event()
 
     def time(self, work: Work, *, blocked: bool, before: Work | None = None) -> Reading:
@@ -84,6 +94,49 @@ class Timer:
         for event in (self._begin, self._end):
             self.gpu.destroy_event(event)
         self.gpu.destroy_stream(self.stream)
+
+
+def disabling_variable(variables: Mapping[str, str]) -> str:
+    """Return the environment variable that would make the blocking kernel time out, or ""."""
+    set_ = (name for name in _DISABLING if variables.get(name, "0") not in ("", "0"))
+    return next(set_, "")
+
+
+class _BlockingKernel:
+    """Blocks one stream at a time until work is enqueued, so that no launch gap is measured.
+
+    As in nvbench, a kernel spins on a flag in pinned memory. Its watchdog ends the kernel if the host cannot
+    set the flag, because one of its calls waits for the device.
+    """
+
+    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _LIMIT_S) -> None:
+        self._gpu = gpu
+        self._limit_ns = int(limit_s * 1e9)
+        self._kernel = Spin(gpu)
+        self._go = gpu.host_malloc(2 * _WORD_BYTES)
+        self._late = Ptr(self._go + _WORD_BYTES)
+        self._words = np.frombuffer(gpu.host_view(self._go, 2 * _WORD_BYTES), np.uint32)
+
+    @contextmanager
+    def blocking(self, stream: Stream) -> Iterator[None]:
+        """Block a stream while the body enqueues work on it, and release it in any case."""
+        self._words[:] = 0
+        self._kernel.until(self._go, self._late, self._limit_ns, stream)
+        try:
+            yield
+        finally:
+            self._words[0] = 1
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the watchdog ended the last kernel, which must have finished."""
+        return bool(self._words[1])
+
+    def close(self) -> None:
+        """Free the flag and unload the kernel."""
+        del self._words
+        self._gpu.host_free(self._go)
+        self._kernel.close()
 
 
 class _SmClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.result import CaseResult
@@ -21,12 +21,20 @@ _SLOWING = {
 _CONSTANT_FILLS = ("zeros", "ones")
 
 
-def result_warnings(cases: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield the reasons to doubt the figures of cases, each once, as whole sentences."""
+def result_warnings(
+    cases: Sequence[CaseResult], deviations: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield the reasons to doubt the figures of cases, each once, as whole sentences.
+
+    ``deviations`` from the method are given with the titles of their cases.
+    """
     yield from environment_warnings(environments(cases))
     for fill in dict.fromkeys(case.method.fill for case in cases):
         if fill in _CONSTANT_FILLS:
             yield f"{fill} draw less power than other data, so that figures are better than in use"
+    for deviation, titles in deviations.items():
+        others = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
+        yield f"{deviation} ({titles[0]}{others})"
 
 
 def environments(cases: Sequence[CaseResult]) -> list[Environment]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field, NvmlView
 from cudakit.units import Unavailable
 
-_NOBODY = Unavailable("nobody knows it")
+_UNKNOWN = Unavailable("nobody knows it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,4 @@ def _first(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first value that is one, else the first reason."""
     found = list(values)
     known = [value for value in found if isinstance(value, str)]
-    return next(iter(known or found), _NOBODY)
+    return next(iter(known or found), _UNKNOWN)

@@ -10,7 +10,7 @@ from cudakit.core.devices.fields import INSTANCE_GROUP, FieldInfo, registry
 from cudakit.core.devices.match import MatchedDevice, match
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
 from cudakit.core.devices.topology import pairs
-from cudakit.core.devices.visible import VARIABLE, visibility
+from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
 from cudakit.units import Unavailable

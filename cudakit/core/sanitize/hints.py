@@ -1,4 +1,4 @@
-"""What happened in a race, in one sentence, and how to fix it, in CUDA's and in each framework's terms."""
+"""Sentences about a race, and its fix in terms of CUDA and of the frameworks that took part."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cudakit.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """How one framework writes the fixes, with ``a`` the stream of the earlier side, ``b`` the other's."""
+    """The fixes in terms of one framework; ``a`` is the stream of the earlier side, ``b`` the other's."""
 
     name: str
     files: re.Pattern[str]  # of its frames
     kernels: re.Pattern[str]  # that it launches, by readable name
-    order: str  # b after a
-    keep: str  # memory while a uses it
-    wait: str  # on the host, for a
+    order: str  # orders b after a
+    keep: str  # keeps memory while a uses it
+    wait: str  # makes the host wait for a
 
 
 def _framework(
@@ -89,13 +89,13 @@ FRAMEWORKS: Final = (
 def remedies(
     kind: RaceKind, current: Side, previous: Side, more: Iterable[Frame] = ()
 ) -> tuple[str, ...]:
-    """Say the fix in the terms of the frameworks that the kernels, their stacks and ``more`` show."""
+    """Return the fix in terms of each framework found in the kernels, their stacks and ``more``."""
     frames = [*more, *current.stack, *previous.stack]
     kernels = [side.kernel for side in (current, previous) if side.kernel is not None]
     return tuple(
         f"{framework.name}: {words}{_where(words, current, previous)}"
         for framework in FRAMEWORKS
-        if _takes_part(framework, frames, kernels)
+        if _is_involved(framework, frames, kernels)
         for words in (_in_terms_of(framework, kind, current),)
     )
 
@@ -107,15 +107,15 @@ def _in_terms_of(framework: Framework, kind: RaceKind, current: Side) -> str:
     return framework.keep if reused else framework.order
 
 
-def _takes_part(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
+def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
     return any(framework.files.search(frame.filename) for frame in frames) or any(
         map(framework.kernels.match, kernels)
     )
 
 
 def _where(words: str, current: Side, previous: Side) -> str:
-    """Say which streams the letters of a fix stand for."""
-    # What is kept after it was freed is kept for who used it afterwards.
+    """Return which streams the letters of a fix stand for."""
+    # Memory that was used after its free must be kept for the later side.
     earlier = current if previous.operation == "free" else previous
     streams = {"a": stream_words(earlier), "b": stream_words(current)}
     if stream_words(previous) == stream_words(current):
@@ -129,7 +129,7 @@ def _has(words: str, letter: str) -> bool:
 
 
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
-    """Say what happened."""
+    """Return what happened, in one sentence."""
     later, earlier, size = _who(current), _who(previous), format_bytes(size_bytes)
     uses = "is given" if current.known >= Known.ASSUMED else "uses"
     match kind:
@@ -149,7 +149,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
 
 
 def fix(kind: RaceKind, current: Side, previous: Side) -> str:
-    """Say the smallest fix, in CUDA's terms."""
+    """Return the smallest fix, in terms of CUDA."""
     a, b = stream_words(previous), stream_words(current)
     earlier, later = operation_at(previous), operation_at(current)
     if current.graph and current.graph == previous.graph:
@@ -178,7 +178,7 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
 def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded: str, waited: str
 ) -> str:
-    """Say why the last synchronisation was too early; ``recorded`` and ``waited`` are places."""
+    """Return why the last synchronisation was too early; ``recorded`` and ``waited`` are call sites."""
     a, b = stream_words(previous), stream_words(current)
     before = f"before {operation_at(previous)} was enqueued"
     match kind:
@@ -191,12 +191,12 @@ def why_not_covered(
 
 
 def stream_words(side: Side) -> str:
-    """Name the stream without its properties."""
+    """Return the name of the stream without its properties."""
     return side.stream.partition(" (")[0]
 
 
 def operation_at(side: Side) -> str:
-    """Tell the operation by the place that enqueued it, or else by its name."""
+    """Return the operation with its call site, or else by its name."""
     where = place(side.stack)
     what = "kernel" if side.kernel is not None else side.operation
     return f"the {what} ({where})" if where else _operation(side)
@@ -214,7 +214,7 @@ def _operation(side: Side) -> str:
 
 
 def _does(kind: RaceKind, current: Side, previous: Side) -> str:
-    # What is only assumed is not asserted: a kernel may leave alone what it is given.
+    # An assumption is not stated as a fact: a kernel may not access memory that it is passed.
     if current.known >= Known.ASSUMED:
         return "is given"
     if kind is RaceKind.READ_AFTER_WRITE or not current.writes:

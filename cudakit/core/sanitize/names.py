@@ -1,4 +1,4 @@
-"""Names of kernels and streams, in full for programs and short for people, and of call sites."""
+"""Short names of kernels, streams and call sites, for reports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeAlias
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
-# Gives a mangled name its readable form, and any other name back.
+# Returns the readable form of a mangled name, and any other name unchanged.
 Demangle: TypeAlias = Callable[[str], str]
 
-HOST = 0  # the number of no stream
+HOST = 0  # the stream number of the host
 
 SHORT = 80
 
-# Ever less: levels of template arguments, types among the arguments of each, namespaces of the kernel.
+# In order of decreasing length: levels of template arguments, types per level, namespaces of the kernel.
 _DETAIL = (
     (9, 99, True),
     (2, 1, True),
@@ -52,7 +52,7 @@ def short_kernel(name: str, *, longest: int = SHORT) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Take the middle out of a text that is too long: kernels differ at both ends."""
+    """Cut the middle out of a text that is too long: kernel names differ at both ends."""
     if len(text) <= longest:
         return text
     head = (longest - 1) // 2
@@ -60,7 +60,7 @@ def cut(text: str, longest: int) -> str:
 
 
 def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
-    """Name a stream as CUDA's documentation does; ``thread`` is who enqueued there."""
+    """Return the name of a stream in CUDA's terms; ``thread`` enqueued there."""
     match flag:
         case _ if number == HOST:
             return "the host"
@@ -75,21 +75,21 @@ def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
 
 
 def _without_signature(text: str) -> str:
-    """Take the type of the result and the parameters away: ``void f<int>(int)`` is ``f<int>``."""
+    """Remove the result type and the parameters: ``void f<int>(int)`` becomes ``f<int>``."""
     if _AFTER_PARAMETERS.search(text):
         text = text[: _places(text, "(")[-1]]
     return text[max(_places(text, " "), default=-1) + 1 :]
 
 
 def _scopes(text: str) -> list[str]:
-    """Divide a qualified name; all but the last lose their template arguments."""
+    """Split a qualified name; all parts but the last lose their template arguments."""
     *around, last = _split(text, "::")
     named = (scope.partition("<")[0] for scope in around if not scope.startswith("("))
     return [*named, last]
 
 
 def _template(text: str, levels: int, most: int) -> str:
-    """Write a name with its template arguments, of the types among them so many as ``most``."""
+    """Return a name with its template arguments, at most ``most`` of them types."""
     name, opening, rest = text.partition("<")
     if not opening or ">" not in rest:
         return text
@@ -105,7 +105,7 @@ def _template(text: str, levels: int, most: int) -> str:
 
 
 def _argument(text: str, levels: int, most: int) -> str:
-    """Write a template argument without its namespaces."""
+    """Return a template argument without its namespaces."""
     if number := _NUMBER.fullmatch(text):
         return number[1]
     scopes = _split(_CAST.sub("", text), "::")
@@ -126,7 +126,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _places(text: str, wanted: str) -> list[int]:
-    """Find what stands outside of all brackets."""
+    """Return the positions of a text outside of all brackets."""
     depth, found = 0, []
     for place, character in enumerate(text):
         if depth == 0 and text.startswith(wanted, place):
@@ -159,17 +159,17 @@ _LIBRARY = re.compile(
 
 
 def site(frames: Sequence[Frame]) -> int:
-    """Find the frame to see first: the innermost of the program's own, else the innermost."""
+    """Return the index of the call site: the program's own innermost frame, else the innermost."""
     return next((at for at, frame in enumerate(frames) if is_own(frame)), 0)
 
 
 def is_own(frame: Frame) -> bool:
-    """Say whether a frame is the program's own: not of a library, of Python or of cudakit."""
+    """Return whether a frame is the program's own: not of a library, Python or cudakit."""
     return not _LIBRARY.search(frame.filename)
 
 
 def place(frames: Sequence[Frame]) -> str:
-    """Write where the frame to see first stands, ``train.py:15``; nothing where there is no frame."""
+    """Return the call site as ``train.py:15``, or an empty text without frames."""
     if not frames:
         return ""
     frame = frames[site(frames)]

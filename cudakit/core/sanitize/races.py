@@ -1,4 +1,4 @@
-"""What the engine finds: two operations that touch the same bytes, and nothing orders them."""
+"""Races: two unordered operations that access the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cudakit.trace.kinds import How, Kind, Known, Mode
 
 
 class RaceKind(StrEnum):
-    """What went wrong, by what each side does."""
+    """The kind of a race, by what each side does."""
 
     READ_AFTER_WRITE = "read-after-write"  # the later one reads what may not be written yet
     WRITE_AFTER_READ = "write-after-read"  # the later one overwrites what may still be read
@@ -21,7 +21,7 @@ class RaceKind(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure a race is: as sure as the side that is known less well."""
+    """The confidence in a race: that of the side that is known less well."""
 
     CERTAIN = "certain"  # both sides are exact
     LIKELY = (
@@ -39,7 +39,7 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One side of a race. Numbers are the trace's: ``name`` is a string, ``site`` the number of a stack."""
+    """One side of a race. Numbers are those of the trace; ``site`` is the number of a stack."""
 
     seq: int  # of the call; 0 where it is not known
     kind: Kind  # LAUNCH, COPY, FILL, ALLOC, FREE
@@ -58,7 +58,7 @@ class Operation:
 
 
 class SyncKind(StrEnum):
-    """By which call one stream came to be ordered after part of another."""
+    """The kind of call that ordered one stream after part of another."""
 
     EVENT = "event"  # recorded in the one, waited for by the other
     HOST = "host"  # the host waited, then enqueued
@@ -69,7 +69,7 @@ class SyncKind(StrEnum):
 class Sync:
     """The last synchronisation that ordered the stream of ``current`` after that of ``previous``.
 
-    It does not cover the access: what it waited for was enqueued before it.
+    It does not cover the access, which was enqueued after what it waited for.
     """
 
     kind: SyncKind
@@ -106,10 +106,10 @@ class Race:
 
 
 class Grade(IntEnum):
-    """How well it is known what a launch did: as well as the worst part of it."""
+    """How well the accesses of a launch are known: as well as the least known one."""
 
-    UNKNOWN = 0  # nothing was told
-    EXACT = 1  # all is known as it was seen
+    UNKNOWN = 0  # no access was recorded
+    EXACT = 1  # all accesses were recorded
     ASSUMED = 2
 
 
@@ -138,7 +138,7 @@ class Coverage:
     )
 
     def count(self, grade: int, launches: int = 1) -> None:
-        """Add launches that are known like that."""
+        """Add launches of a grade."""
         match grade:
             case Grade.UNKNOWN:
                 self.launches_unknown += launches

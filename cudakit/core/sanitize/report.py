@@ -36,22 +36,22 @@ _OPERATIONS = {
 
 
 class Stacks(Protocol):
-    """Gives the number of a stack its frames, innermost first."""
+    """Returns the frames of a stack by its number, innermost first."""
 
     def __call__(self, number: int, /) -> tuple[Frame, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """What the numbers of one process stand for."""
+class RaceDecoder:
+    """Decodes races of one process: numbers of the trace become names, stacks and sentences."""
 
     process: int
     stacks: Stacks
     streams: Mapping[int, StreamFlag]
     demangle: Demangle
 
-    def found(self, race: Race) -> FoundRace:
-        """Say in words and stacks what was found, once."""
+    def decode(self, race: Race) -> FoundRace:
+        """Return a race as it is reported, with a count of one."""
         current, previous = self.side(race.current), self.side(race.previous)
         memory = self._memory(race.allocation)
         size_bytes = race.hi - race.lo
@@ -74,7 +74,7 @@ class Reader:
         )
 
     def side(self, operation: Operation) -> Side:
-        """Make a side of an operation."""
+        """Return an operation as a side of a race."""
         stack = self.stacks(operation.site)
         kernel = self.demangle(operation.name) if operation.kind is Kind.LAUNCH else None
         return Side(
@@ -145,10 +145,10 @@ _SUREST_FIRST = tuple(Confidence)
 
 
 class Report:
-    """The races found so far, each with how often it was found.
+    """The races found so far, each with its count.
 
-    Two races are one when their kinds, their operations and the stacks that enqueued these are the same,
-    in whatever process. What is less sure than ``show`` is only counted.
+    Races with the same kind, operations and stacks are one race, in whatever process. Races of less
+    confidence than ``show`` are only counted.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Report:
         self._found_in: Counter[int] = Counter()  # by process
         self._hidden = 0
         self._frames: dict[tuple[int, int, int], _Frames] = {}  # by trace and number of the stack
-        self._stacks: dict[_Frames, _Frames] = {}  # each once
+        self._stacks: dict[_Frames, _Frames] = {}  # interned
 
     def add(
         self,
@@ -178,14 +178,14 @@ class Report:
         streams: Mapping[int, StreamFlag],
         chain: int = 0,
     ) -> int:
-        """Take what the engine found in a process; return how many are neither hidden nor suppressed.
+        """Add the races of a process; return the number of those neither hidden nor suppressed.
 
         ``stacks`` is the table of stacks of the trace, the ``chain``-th of the process, and ``streams``
         says what its streams are.
         """
         stack = partial(self._stack, (process, chain), stacks)
-        reader = Reader(process, stack, streams, self._demangle)
-        return sum(self._take(reader, race) for race in races)
+        decoder = RaceDecoder(process, stack, streams, self._demangle)
+        return sum(self._add(decoder, race) for race in races)
 
     def result(
         self,
@@ -197,7 +197,7 @@ class Report:
         stopped: bool = False,
         notes: Sequence[str] = (),
     ) -> SanitizeResult:
-        """Make the Result; ``coverage`` is by process, ``gaps`` of any number of them."""
+        """Return the Result; ``coverage`` is by process, ``gaps`` of any number of processes."""
         whole = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
@@ -214,35 +214,35 @@ class Report:
             notes=tuple(notes),
         )
 
-    def _take(self, reader: Reader, race: Race) -> bool:
+    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
         if race.confidence not in self._shown:
             self._hidden += 1
             return False
-        key = self._key(reader, race)
+        key = self._key(decoder, race)
         if key not in self._counts:
-            self._meet(key, reader.found(race))
+            self._add_new(key, decoder.decode(race))
         self._counts[key] += 1
         if key in self._suppressed:
             return False
-        self._found_in[reader.process] += 1
+        self._found_in[decoder.process] += 1
         if _SUREST_FIRST.index(race.confidence) < _doubt(self._found[key]):
-            self._found[key] = reader.found(race)
+            self._found[key] = decoder.decode(race)
         return True
 
-    def _meet(self, key: _Key, found: FoundRace) -> None:
+    def _add_new(self, key: _Key, found: FoundRace) -> None:
         for number, suppression in enumerate(self._suppressions):
             if suppression.covers(found.current, found.previous):
                 self._suppressed[key] = number
                 return
         self._found[key] = found
 
-    def _key(self, reader: Reader, race: Race) -> _Key:
+    def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
-        return (race.kind, *(part for side in sides for part in self._identity(reader, side)))
+        return (race.kind, *(part for side in sides for part in self._identity(decoder, side)))
 
-    def _identity(self, reader: Reader, operation: Operation) -> tuple[object, ...]:
-        # Interned stacks are the same object: to tell them apart costs no walk along their frames.
-        return operation.kind, operation.name, id(reader.stacks(operation.site))
+    def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
+        # Interned stacks are one object: comparing them by identity avoids walking their frames.
+        return operation.kind, operation.name, id(decoder.stacks(operation.site))
 
     def _stack(self, trace: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
         if not 0 <= number < len(stacks):
@@ -269,22 +269,22 @@ def _doubt(found: FoundRace) -> int:
     return _SUREST_FIRST.index(found.confidence)
 
 
-# Innermost frames of a stack: enough to find the place, few enough to be read.
+# The number of innermost frames shown: enough to find the call site.
 _FRAMES = 4
 
 
 def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
-    """Return the races that count: all but those that are only possible."""
+    """Return the findings: all races but those that are only possible."""
     return tuple(race for race in result.races if race.confidence.is_finding)
 
 
 def message(races: Sequence[FoundRace]) -> str:
-    """Write races one below the other, behind a line that counts them."""
+    """Return races as plain text, after a line that counts them."""
     return "\n\n".join((headline(races), *map(_race, races)))
 
 
 def headline(races: Sequence[FoundRace]) -> str:
-    """Count races in a few words."""
+    """Return the line that counts races."""
     return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
 
 
@@ -305,7 +305,7 @@ def _side(when: str, side: Side) -> list[str]:
 
 
 def _with_stack(line: str, holder: Side | Memory) -> list[str]:
-    """Write the program's own frames below a line, without those of what called the program."""
+    """Return a line followed by the program's own frames, without those of its callers."""
     own = tuple(takewhile(is_own, holder.stack[holder.site :])) or holder.stack[:1]
     places = (f"{frame.filename}:{frame.line} {frame.name}" for frame in own[:_FRAMES])
     return [f"  {line}", *(f"           {place}" for place in places)]

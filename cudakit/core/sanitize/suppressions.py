@@ -21,7 +21,7 @@ _COMMENT = re.compile(r"(?:^|\s)#.*")
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """What hides a race: a kernel of either side, or a frame that led to either side."""
+    """A pattern that hides races, by a kernel or a stack frame of either side."""
 
     pattern: str
     origin: str
@@ -30,7 +30,7 @@ class Suppression:
     function: str = "*"  # glob
 
     def covers(self, *sides: Side) -> bool:
-        """Say whether it hides a race between these sides."""
+        """Return whether the pattern hides a race between these sides."""
         return any(self._covers(side) for side in sides)
 
     def _covers(self, side: Side) -> bool:
@@ -44,11 +44,11 @@ class Suppression:
 
 
 def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
-    """Read suppressions from the command line: a pattern each, or ``@FILE``, which has one a line.
+    """Parse suppressions from the command line: one pattern each, or ``@FILE`` with one per line.
 
     ``kernel:GLOB`` means the whole readable name of a kernel, its short or its mangled one.
     ``site:FILE[:FUNCTION]`` means a frame of a stack; FILE may be the end of a path. In a file, what
-    follows a ``#`` is a comment. Raises UsageError for what is no pattern, or a file that cannot be read.
+    follows a ``#`` is a comment. Raises UsageError for an invalid pattern or an unreadable file.
     """
     return tuple(
         suppression
@@ -60,7 +60,7 @@ def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
 
 
 def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
-    """Read one pattern. Raises UsageError, which names the origin."""
+    """Parse one pattern. Raises UsageError, which names the origin."""
     kind, _, rest = pattern.partition(":")
     if kind == "kernel" and rest:
         return Suppression(pattern, origin, kernel=rest)

@@ -1,4 +1,4 @@
-"""What hands out memory of a device, as the plugs into other libraries take it."""
+"""The protocol of an allocator, for plugs into other libraries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cudakit.gpu.api import IpcHandle, MemoryInfo, Ptr
 
 
 class Allocator(Protocol):
-    """Memory in the order of streams, which are the driver's handles; 0 is the default stream.
+    """Stream-ordered memory. Streams are the driver's handles; 0 is the default stream.
 
-    A free on another stream than the allocation's is a use by it until then. No bytes are the address 0.
-    Where there is no memory, what ``alloc`` raises is both a CudaError and a MemoryError.
+    A free on another stream than that of the allocation counts as a use of the memory by that stream. An
+    allocation of 0 bytes is the address 0. Out of memory is both a CudaError and a MemoryError.
     """
 
     @property

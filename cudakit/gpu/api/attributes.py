@@ -1,8 +1,8 @@
-"""The attributes of a device that the CUDA driver knows by number, and what they say.
+"""The device attributes of the CUDA driver: number, name, unit and meaning.
 
-From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). The names are CUDA's own in lower case, end in
-their unit, and leave ``pci_bus_id`` to the whole address. A driver that does not know an attribute is
-asked in vain, and the field says so.
+From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). The names are CUDA's own in lower case with
+their unit; ``pci_bus_id`` stays the name of the whole address. Attributes that a driver does not know become
+Unavailable fields.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Attribute:
 
 
 def attributes() -> tuple[Attribute, ...]:
-    """List them in CUDA's order."""
+    """Return all attributes in CUDA's order."""
     rows = (line.split(" ", 3) for line in _TABLE.strip().splitlines())
     return tuple(
         Attribute(int(number), name, unit.replace("-", ""), description)

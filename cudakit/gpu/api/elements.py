@@ -1,4 +1,4 @@
-"""The types of elements of buffers, and how their values become bits."""
+"""Element types of buffers, and the conversion between values and bits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Format:
 
     mantissa_bits: int
     bias: int  # of the exponent
-    largest: float  # finite value; greater ones become it
+    largest: float  # finite value; greater ones are clamped to it
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A type of elements: ``code`` is what kernels call it, ``bits`` the numpy type that stores it."""
+    """An element type: ``code`` is its number in kernels, ``bits`` the numpy type that stores it."""
 
     name: str
     code: int
@@ -56,7 +56,7 @@ ELEMENTS = {
 
 
 def encode(values: npt.ArrayLike, element: Element) -> Bits:
-    """Return the nearest values of a type, ties to even, as the bits that a device stores.
+    """Return values rounded to a type, ties to even, as the bits that a device stores.
 
     Floating-point values pass through fp32 on their way to a narrower type, as they do in the kernels.
     """
@@ -70,7 +70,7 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
 
 
 def decode(bits: Bits, element: Element) -> Floats:
-    """Return the values that bits mean, as fp64, which holds every one of them exactly."""
+    """Return the values of bits as fp64, which represents each exactly."""
     if element.format is None:
         return bits.astype(np.float64)
     if element is BF16:
@@ -94,7 +94,7 @@ def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -
 
 
 def _table(form: Format, *, has_infinity: bool) -> Floats:
-    """Return the value of each byte of a format of 8 bits; what lies beyond the largest is no number."""
+    """Return the value of each byte of an 8-bit format; codes beyond the largest value are NaN."""
     code = np.arange(128)
     fraction = code & ((1 << form.mantissa_bits) - 1)
     exponent = code >> form.mantissa_bits

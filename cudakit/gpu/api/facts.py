@@ -16,6 +16,8 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
+NOT_ASKED = Unavailable("nobody was there to ask")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
@@ -49,13 +51,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How two devices are connected, as NVML says it (``nvidia-smi topo -m``, ``-p2p``)."""
+    """The connection of two devices according to NVML (``nvidia-smi topo -m``, ``-p2p``)."""
 
     first: int  # NVML index
     second: int
     path: str | Unavailable  # "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
     nvlinks: int | Unavailable
-    p2p_read: str | Unavailable  # "ok", or NVML's word for why not
+    p2p_read: str | Unavailable  # "ok", or NVML's reason
     p2p_write: str | Unavailable
     p2p_atomics: str | Unavailable
 
@@ -64,16 +66,18 @@ class Link:
 class CudaView:
     """The answer of the CUDA driver, queried in a child process so that this one can still fork."""
 
-    driver_version: tuple[int, int] | Unavailable  # of CUDA that the driver supports
-    devices: tuple[DeviceFacts, ...]  # in CUDA's order, what CUDA_VISIBLE_DEVICES leaves
-    hidden: tuple[DeviceFacts, ...]  # what it hides, in CUDA's order without it; index -1
-    peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals that can
-    peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals that can, at full speed
+    driver_version: tuple[int, int] | Unavailable  # of the CUDA that the driver supports
+    devices: tuple[DeviceFacts, ...]  # visible devices in CUDA's order
+    hidden: tuple[
+        DeviceFacts, ...
+    ]  # devices hidden by CUDA_VISIBLE_DEVICES, in CUDA's order without it; index -1
+    peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals with peer access
+    peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals with native peer atomics
     error: tuple[int, str, str] | None  # code, name and explanation of a failed cuInit
-    libcuda: str | Unavailable  # path of the library that answered
-    visible_devices: str | None  # the CUDA_VISIBLE_DEVICES that was in force
-    device_order: str | None  # likewise CUDA_DEVICE_ORDER
-    order: tuple[str, ...] = ()  # UUIDs of all devices, as CUDA numbers them without that variable
+    libcuda: str | Unavailable  # path of the library
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES when asked
+    device_order: str | None  # CUDA_DEVICE_ORDER when asked
+    order: tuple[str, ...] = ()  # UUIDs of all devices in CUDA's order without CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class NvmlView:
     driver_version: str | Unavailable
     nvml_version: str | Unavailable
     devices: tuple[DeviceFacts, ...]  # each GPU, followed by its MIG instances
-    links: tuple[Link, ...]  # a pair of GPUs once, the lower index first; empty where not asked for
+    links: tuple[Link, ...]  # each pair of GPUs once, the lower index first; empty unless requested
 
 
 class Machine(Protocol):

@@ -1,7 +1,7 @@
-"""A product of matrices, and the libraries that compute it: the seam to cuBLAS, torch and CuPy.
+"""GEMM: its description, and the protocol of the libraries that compute it (cuBLAS, torch, CuPy).
 
-Everything is column-major, as in cuBLAS ("Data Layout"): an r by c matrix with a leading dimension of d has
-the element of row i and column j at place i + j * d.
+Matrices are column-major, as in cuBLAS ("Data Layout"): in an r by c matrix with leading dimension d, the
+element of row i and column j has index i + j * d.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
-# n: stored as it is used; t: stored transposed. The first letter is of A, the second of B.
+# n: stored as used; t: stored transposed. The first letter is for A, the second for B.
 Layout: TypeAlias = Literal["nn", "nt", "tn", "tt"]
 Epilogue: TypeAlias = Literal["none", "bias", "relu", "gelu", "relu-bias", "gelu-bias"]
 Library: TypeAlias = Literal["cublaslt", "cublas", "torch", "cupy"]
@@ -35,15 +35,15 @@ LAYOUTS: tuple[Layout, ...] = ("nn", "nt", "tn", "tt")
 EPILOGUES: tuple[Epilogue, ...] = ("none", "bias", "relu", "gelu", "relu-bias", "gelu-bias")
 LIBRARIES: tuple[Library, ...] = ("cublaslt", "cublas", "torch", "cupy")
 
-# What NVIDIA recommends for Hopper (cuBLAS Library, "cublasSetWorkspace"), and torch takes there.
+# NVIDIA's recommendation for Hopper (cuBLAS Library, "cublasSetWorkspace"), which torch follows.
 WORKSPACE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """What a name as ``bf16`` means: the elements of A and B, what D may be, and what sums may be kept in.
+    """A data type by its name, such as ``bf16``: elements of A and B, possible types of D and accumulators.
 
-    The first of each is the usual one. The combinations are those of cuBLAS Library, "cublasLtMatmul".
+    The first of each is the default. The combinations are those of cuBLAS Library, "cublasLtMatmul".
     """
 
     a: Element
@@ -60,7 +60,7 @@ DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
         "fp16": DataType(FP16, FP16, (FP16, FP32), ("fp32", "fp16")),
         "bf16": DataType(BF16, BF16, (BF16, FP32), ("fp32",)),
         "fp8_e4m3": DataType(FP8_E4M3, FP8_E4M3, (BF16, FP16, FP32, FP8_E4M3), ("fp32",)),
-        # Of two factors only one may be e5m2.
+        # Only one of the two factors may be e5m2.
         "fp8_e5m2": DataType(FP8_E5M2, FP8_E4M3, (BF16, FP16, FP32, FP8_E5M2), ("fp32",)),
         "int8": DataType(INT8, INT8, (INT32,), ("int32",)),
     }
@@ -69,7 +69,7 @@ DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One operand, as it is stored: ``batch`` matrices one behind the other."""
+    """One operand as stored: ``batch`` consecutive matrices."""
 
     element: Element
     rows: int
@@ -84,17 +84,17 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """How many there are, those between columns included."""
+        """The number of elements, padding included."""
         return self.stride * self.batch
 
     @property
     def size_bytes(self) -> int:
-        """Bytes from the first element to behind the last, those between columns included."""
+        """The bytes of the operand, padding included."""
         return self.elements * self.element.size_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the matrices themselves."""
+        """The bytes of the matrices without padding."""
         return self.rows * self.columns * self.batch * self.element.size_bytes
 
 
@@ -133,42 +133,42 @@ class Gemm:
 
     @property
     def a(self) -> Matrix:
-        """A as it is stored."""
+        """A as stored."""
         shape = (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
         return self._matrix(DATA_TYPES[self.dtype].a, *shape)
 
     @property
     def b(self) -> Matrix:
-        """B as it is stored."""
+        """B as stored."""
         shape = (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
         return self._matrix(DATA_TYPES[self.dtype].b, *shape)
 
     @property
     def d(self) -> Matrix:
-        """D as it is stored."""
+        """D as stored."""
         outputs = DATA_TYPES[self.dtype].outputs
         element = next(element for element in outputs if element.name == self.output)
         return self._matrix(element, self.m, self.n)
 
     @property
     def has_bias(self) -> bool:
-        """Whether a vector is added to every column."""
+        """Whether the epilogue adds a bias."""
         return self.epilogue.endswith("bias")
 
     @property
     def bias(self) -> Element:
-        """What a bias is of: as D, or bf16 beside fp8 (cuBLAS Library, "cublasLtMatmul", tables)."""
+        """The type of a bias: that of D, or bf16 with fp8 (cuBLAS Library, "cublasLtMatmul", tables)."""
         narrow = self.d.element.size_bytes == 1 or self.dtype.startswith("fp8")
         return BF16 if narrow and self.output != FP16.name else self.d.element
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of the product itself."""
+        """The number of multiplications and additions, without the epilogue."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def bytes_moved(self) -> int:
-        """The least that is read and written: each operand once."""
+        """The least number of bytes read and written: each operand once."""
         bias = self.m * self.bias.size_bytes if self.has_bias else 0
         return self.a.used_bytes + self.b.used_bytes + self.d.used_bytes + bias
 
@@ -203,7 +203,7 @@ class Algorithm:
 
 
 class Operands(Protocol):
-    """Where the matrices are; ``bias`` is read where the epilogue has one."""
+    """The addresses of the matrices; ``bias`` is read only if the epilogue has one."""
 
     @property
     def a(self) -> Ptr: ...
@@ -216,59 +216,59 @@ class Operands(Protocol):
 
 
 class Multiplication(Protocol):
-    """A product that a library is ready to compute, as often as it is wanted."""
+    """A GEMM prepared by a library, to be computed any number of times."""
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        """Which was chosen, where the library says so."""
+        """The chosen algorithm, if the library reports it."""
         ...
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What was in force, in words, for the record of a result."""
+        """The settings in effect, as words recorded with a result."""
         ...
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Does not wait, and can be captured into a graph."""
+        """Enqueue one computation, which can be captured into a graph."""
         ...
 
     def close(self) -> None:
-        """Give back the workspace and what else was made. A second time does nothing."""
+        """Free the workspace and everything else. A second time has no effect."""
         ...
 
 
 def never() -> bool:
-    """Say that nothing is over."""
+    """Return False: never stop."""
     return False
 
 
 class Blas(Protocol):
-    """A library of one device. Raises Unsupported for a product that it cannot compute, with the reason."""
+    """A library on one device. Raises Unsupported, with the reason, for a GEMM that it cannot compute."""
 
     @property
     def library(self) -> Library: ...
 
     @property
     def version(self) -> str:
-        """Of the library: "13.1.0"."""
+        """The version of the library: "13.1.0"."""
         ...
 
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> Multiplication:
-        """Get ready; without an algorithm by the one that the library holds for best."""
+        """Prepare a GEMM, by default with the algorithm that the library prefers."""
         ...
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """List algorithms in the order in which the library recommends them."""
+        """Return at most ``most`` algorithms in the library's order of preference."""
         ...
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        """Yield every configuration that the library says it can run, in no order; there may be thousands.
+        """Yield every configuration that the library can run, in any order; there may be thousands.
 
-        ``is_over`` ends it, and is asked also while nothing is found, which can take seconds.
+        ``is_over`` stops the search; it is called also while nothing is found, which can take seconds.
         """
         ...
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.api.facts import NOT_ASKED, CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.units import Unavailable
 
 _NOT_GATHERED = Unavailable("was not looked at")
-_NOT_ASKED = Unavailable("nobody was there to ask")
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 the mount point of POSIX shared memory; nothing is written there
+MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Host:
     secure_boot: bool = False  # kernel modules must be signed
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
-    available_bytes: int | Unavailable = _NOT_ASKED  # memory available without swapping
+    available_bytes: int | Unavailable = NOT_ASKED  # memory available without swapping
     shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of SHARED_MEMORY
 
     def summary(self) -> dict[str, str]:
@@ -165,7 +165,7 @@ class RunContext:
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # in the order of nvml.devices
     nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
-    other_processes: int | Unavailable = _NOT_ASKED  # number of processes on that device
+    other_processes: int | Unavailable = NOT_ASKED  # number of processes on that device
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
 
     @property

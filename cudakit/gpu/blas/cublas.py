@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
-    TAKE_CUBLASLT,
+    WithoutAlgorithms,
     closed,
     refuse_for_cublas,
     refused_call,
@@ -28,10 +27,11 @@ _LARGEST_INT = 2**31 - 1
 _ALIGNMENT_BYTES = 256
 
 
-class Cublas:
+class Cublas(WithoutAlgorithms):
     """cuBLAS on one device; each GEMM sets the stream, workspace and math mode of the handle."""
 
     library: Library = "cublas"
+    title = "cuBLAS"
 
     def __init__(self, cuda: CudaDevice, vendor: Nvmath) -> None:
         self.cuda, self.vendor = cuda, vendor
@@ -90,21 +90,8 @@ class Cublas:
             raise closed(self.library)
         refuse_for_cublas(gemm)
         if algorithm is not None:
-            raise _chooses_itself()
+            raise self.no_choice()
         return CublasMultiplication(self, gemm, settings)
-
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: cuBLAS does not list its algorithms."""
-        raise _chooses_itself()
-
-    def algorithms(
-        self,
-        gemm: Gemm,  # noqa: ARG002
-        settings: GemmSettings,  # noqa: ARG002
-        is_over: Callable[[], bool] = never,  # noqa: ARG002
-    ) -> Iterator[Algorithm]:
-        """Raise Unsupported: cuBLAS does not list its algorithms."""
-        raise _chooses_itself()
 
     def close(self) -> None:
         """Destroy the handle. A second time, or after the device was closed, has no effect."""
@@ -212,7 +199,3 @@ def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:
     if settings.reduced_precision:
         return int(modes.DEFAULT_MATH)
     return int(modes.DEFAULT_MATH | modes.DISALLOW_REDUCED_PRECISION_REDUCTION)
-
-
-def _chooses_itself() -> Unsupported:
-    return Unsupported(f"cuBLAS {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

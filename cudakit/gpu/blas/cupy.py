@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +18,9 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
     Operands,
-    never,
 )
 from cudakit.gpu.blas.frameworks import Switch, View, run_with, views
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable
@@ -31,10 +30,11 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 )
 
 
-class CupyBlas:
+class CupyBlas(WithoutAlgorithms):
     """CuPy on one device."""
 
     library: Library = "cupy"
+    title = "CuPy"
 
     def __init__(self, cuda: CudaDevice, cupy: Any) -> None:
         self.cuda, self.cupy = cuda, cupy
@@ -68,22 +68,9 @@ class CupyBlas:
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
-            raise _chooses_itself()
+            raise self.no_choice()
         _check(gemm, settings)
         return CupyMultiplication(self, gemm)
-
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: CuPy does not list its algorithms."""
-        raise _chooses_itself()
-
-    def algorithms(
-        self,
-        gemm: Gemm,  # noqa: ARG002
-        settings: GemmSettings,  # noqa: ARG002
-        is_over: Callable[[], bool] = never,  # noqa: ARG002
-    ) -> Iterator[Algorithm]:
-        """Raise Unsupported: CuPy does not list its algorithms."""
-        raise _chooses_itself()
 
     def close(self) -> None:
         """Forget the streams. A second time has no effect."""
@@ -210,7 +197,3 @@ def _switches(gemm: Gemm) -> tuple[Switch, ...]:
             value=wanted,
         ),
     )
-
-
-def _chooses_itself() -> Unsupported:
-    return Unsupported(f"CuPy {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 from cudakit.errors import CudaError, CudakitError, Unsupported
-from cudakit.gpu.api.gemm import Gemm
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
 
@@ -38,6 +39,29 @@ class BlasStatus(IntEnum):
 UNSUPPORTED = frozenset(
     {BlasStatus.INVALID_VALUE, BlasStatus.ARCH_MISMATCH, BlasStatus.NOT_SUPPORTED}
 )
+
+
+class WithoutAlgorithms:
+    """A library that chooses an algorithm itself: it lists none, and takes none."""
+
+    title: str  # in messages
+
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
+        """Raise Unsupported: the library does not list its algorithms."""
+        raise self.no_choice()
+
+    def algorithms(
+        self,
+        gemm: Gemm,  # noqa: ARG002
+        settings: GemmSettings,  # noqa: ARG002
+        is_over: Callable[[], bool] = never,  # noqa: ARG002
+    ) -> Iterator[Algorithm]:
+        """Raise Unsupported: the library does not list its algorithms."""
+        raise self.no_choice()
+
+    def no_choice(self) -> Unsupported:
+        """Return the error for the choice of an algorithm."""
+        return Unsupported(f"{self.title} {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)
 
 
 def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
 from cudakit.gpu.blas.frameworks import Switch, attribute, run_with
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, TAKE_CUBLASLT, closed
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
 from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
@@ -21,10 +21,11 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")
 
 
-class TorchBlas:
+class TorchBlas(WithoutAlgorithms):
     """torch on one device."""
 
     library: Library = "torch"
+    title = "torch"
 
     def __init__(self, cuda: CudaDevice, torch: Any) -> None:
         self.cuda, self.torch = cuda, torch
@@ -51,21 +52,8 @@ class TorchBlas:
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
-            raise _chooses_itself()
+            raise self.no_choice()
         return TorchMultiplication(self, gemm, settings)
-
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: torch does not list its algorithms."""
-        raise _chooses_itself()
-
-    def algorithms(
-        self,
-        gemm: Gemm,  # noqa: ARG002
-        settings: GemmSettings,  # noqa: ARG002
-        is_over: Callable[[], bool] = never,  # noqa: ARG002
-    ) -> Iterator[Algorithm]:
-        """Raise Unsupported: torch does not list its algorithms."""
-        raise _chooses_itself()
 
     def close(self) -> None:
         """Forget the streams. A second time has no effect."""
@@ -163,7 +151,3 @@ def _deterministic(torch: Any) -> Switch:
     return Switch(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, value=True
     )
-
-
-def _chooses_itself() -> Unsupported:
-    return Unsupported(f"torch {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)

@@ -111,6 +111,7 @@ static inline const Frame *complete(const Frame *frame)
 
 static inline uint64_t offset_bytes(const Frame *frame, PyCodeObject *code)
 {
+    // NOLINTNEXTLINE(clang-analyzer-core.NullPointerArithm): a complete frame has a code object
     return (uint64_t)((const char *)instruction(frame) - (const char *)_PyCode_CODE(code));
 }
 
@@ -271,7 +272,7 @@ enum { STACK_LIMIT = 1024 };
 
 static PyObject *as_tuple(uint64_t code, uint64_t offset)
 {
-    struct ck_frame frame;
+    struct ck_frame frame = {.line = 0};
     resolve(code, offset, &frame);
     return Py_BuildValue("(ssi)", frame.function, frame.file, (int)frame.line);
 }

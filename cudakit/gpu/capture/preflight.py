@@ -1,4 +1,4 @@
-"""What `cudakit run --sanitize` needs, checked before the program starts."""
+"""Check that recording works, before the program starts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.capture.locate import Library, Places, recorder, sanitizer_library, walkers
-from cudakit.gpu.capture.structures import Layout, check_structures
+from cudakit.gpu.capture.installed import (
+    Library,
+    SearchPaths,
+    find_frame_readers,
+    find_recorder,
+    find_sanitizer_library,
+)
+from cudakit.gpu.capture.struct_layouts import Layout, check_structures
 
-# The first whose events and waits on them are reported (Sanitizer_CallbackIdEvents).
+# The first driver with callbacks for events and waits (Sanitizer_CallbackIdEvents).
 _OLDEST_DRIVER = 515
 _DRIVER = "proc/driver/nvidia/version"
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
 
 _OLDEST_PYTHON = (3, 11)
-_TRIAL = Path(__file__).with_name("trial.py")
+_TRIAL = Path(__file__).with_name("try_recorder.py")
 _TRIAL_SECONDS = 30
 
-# A process has one subscriber of the Sanitizer API, and its hooks and those of CUPTI exclude each other.
+# A process has one subscriber of the Sanitizer API, which excludes CUPTI.
 _INJECTION = "CUDA_INJECTION64_PATH"
 _LOADING = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
 _TOOLS = re.compile(r"sanitizer|nsys|nsight|ncu\b|ToolsInjection|TreeLauncher|cupti", re.IGNORECASE)
@@ -39,19 +45,17 @@ _RUNNING_UNDER = {
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Everything is there."""
+    """Recording works; the paths of what it uses."""
 
     library: Path  # libsanitizer-public.so
-    version: tuple[int, ...]  # of the library; empty where it is not known
+    version: tuple[int, ...]  # of the library; empty: unknown
     recorder: Path
-    frames: Mapping[str, Path]  # what reads Python's frames, by sys.implementation.cache_tag
-    packages: Sequence[
-        str
-    ] = ()  # where those of the program's interpreter are, if not cudakit's own
-    patches: Mapping[int, Path] = field(default_factory=dict)  # by compute capability, as 90
+    frames: Mapping[str, Path]  # readers of Python frames, by sys.implementation.cache_tag
+    packages: Sequence[str] = ()  # search path of the program's interpreter, if not cudakit's
+    patches: Mapping[int, Path] = field(default_factory=dict)  # by compute capability, such as 90
 
     def settings(self) -> dict[str, Any]:
-        """Return the paths that the environment of the program carries, ready for JSON."""
+        """Return the paths that are passed to the program in its environment, as JSON values."""
         return {
             "library": str(self.library),
             "recorder": str(self.recorder),
@@ -62,7 +66,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the program cannot be watched, and what to do about it."""
+    """Why the program cannot be recorded, and what to do about it."""
 
     message: str
     hint: str
@@ -71,26 +75,26 @@ class Refusal:
         return EnvironmentUnusable(self.message, hint=self.hint)
 
 
-def preflight(python: str | None, *, places: Places | None = None) -> Ready | Refusal:
-    """Say whether programs of an interpreter can be watched on this machine.
+def preflight(python: str | None, *, places: SearchPaths | None = None) -> Ready | Refusal:
+    """Check whether programs of an interpreter can be recorded on this machine.
 
-    ``python`` is the path of the interpreter, None for cudakit's own. ``places`` replaces where things
-    are looked for. Nothing of CUDA is loaded into this process: the recorder is tried in one of its own.
+    ``python`` is the path of the interpreter, None for cudakit's own. ``places`` replaces the search paths.
+    Does not load CUDA into this process: the recorder is tried in another one.
     """
     try:
-        return _ready(python or sys.executable, places or Places.here())
+        return _ready(python or sys.executable, places or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
         return Refusal(error.message, error.hint)
 
 
-def _ready(python: str, places: Places) -> Ready:
+def _ready(python: str, places: SearchPaths) -> Ready:
     _refuse_other_tools(places.environment)
     _refuse_old_driver(places.root)
     packages = [] if python == sys.executable else _packages(python, places.environment)
     places = replace(places, packages=(*places.packages, *packages))
-    native, library = recorder(places), sanitizer_library(places)
+    native, library = find_recorder(places), find_sanitizer_library(places)
     check_structures(_layouts(python, places.environment, native, library), library)
-    return Ready(library.path, library.version, native, walkers(places), packages)
+    return Ready(library.path, library.version, native, find_frame_readers(places), packages)
 
 
 def _refuse_other_tools(environment: Mapping[str, str]) -> None:
@@ -115,7 +119,7 @@ def _refuse_old_driver(root: Path) -> None:
     try:
         text = (root / _DRIVER).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return  # no driver, or none that shows itself: a program that never uses CUDA needs none
+        return  # no driver, or its version is hidden: a program without CUDA needs none
     found = _DRIVER_VERSION.search(text)
     if found and int(found[2]) < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
@@ -125,7 +129,7 @@ def _refuse_old_driver(root: Path) -> None:
 
 
 def _packages(python: str, environment: Mapping[str, str]) -> list[str]:
-    """Ask the program's interpreter where its packages are."""
+    """Return the search path of the program's interpreter."""
     answer = _answer([python, str(_TRIAL)], environment)
     version = ".".join(map(str, answer["version"]))
     if answer["name"] != "cpython" or tuple(answer["version"]) < _OLDEST_PYTHON:
@@ -139,7 +143,7 @@ def _packages(python: str, environment: Mapping[str, str]) -> list[str]:
 def _layouts(
     python: str, environment: Mapping[str, str], recorder: Path, library: Library
 ) -> Mapping[str, Layout]:
-    """Try the recorder; return the structures that it was compiled with."""
+    """Try the recorder; return the struct layouts that it was compiled with."""
     command = [python, "-I", "-S", str(_TRIAL), str(recorder), str(library.path)]
     answer = _answer(command, environment)
     if "error" in answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any, TypeVar
 
 from cudakit.gpu.architectures import Capability
@@ -70,49 +69,6 @@ class Context:
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
         check(cu.cuCtxPushCurrent(self.handle))
-
-
-class Handles:
-    """The driver's handles by the ids that stand for them. An id is never given twice."""
-
-    def __init__(self, kind: str, *, first: int = 1) -> None:
-        self._kind = kind
-        self._numbers = count(first)  # atomic, so that threads need no lock
-        self._handles: dict[int, Any] = {}
-
-    def add(self, handle: Any) -> int:
-        number = next(self._numbers)
-        self._handles[number] = handle
-        return number
-
-    def __getitem__(self, number: int) -> Any:
-        try:
-            return self._handles[number]
-        except KeyError:
-            raise self._unknown(number) from None
-
-    def remove(self, number: int) -> Any:
-        try:
-            return self._handles.pop(number)
-        except KeyError:
-            raise self._unknown(number) from None
-
-    def discard(self, unwanted: Callable[[Any], bool]) -> None:
-        """Remove the handles that a predicate is true of."""
-        for number in [number for number, handle in self._handles.items() if unwanted(handle)]:
-            self._handles.pop(number, None)
-
-    def clear(self) -> list[Any]:
-        """Remove and return all handles, the newest first."""
-        handles = [*reversed(self._handles.values())]
-        self._handles.clear()
-        return handles
-
-    def _unknown(self, number: int) -> Exception:
-        return cuda_error(
-            Status.INVALID_HANDLE,
-            seen=f"{self._kind} {number} is not of this device, or was destroyed",
-        )
 
 
 def _how_many(ordinal: int) -> str:

@@ -37,6 +37,7 @@ class Cuda(Device):
     and cuda.core can be used. Raises EnvironmentUnusable without a driver, CudaError if the driver refuses.
     """
 
+    context: Context
     memory: CudaMemory
     peers: CudaPeers
     virtual: CudaVirtualMemory
@@ -59,21 +60,6 @@ class Cuda(Device):
     @property
     def simulated(self) -> bool:
         return False
-
-    @property
-    def name(self) -> str:
-        """The name of this device in messages."""
-        return self.context.name
-
-    @property
-    def ordinal(self) -> int:
-        """CUDA's number of this device."""
-        return self.context.ordinal
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self.context.closed
 
     def facts(self) -> DeviceFacts:
         """Ask the driver for all that it knows of the device; fields as in ``gpu.api.attributes``."""

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
-from cudakit.gpu.cuda.context import Context, Handles
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status
+from cudakit.gpu.handles import Handles
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
@@ -29,8 +30,8 @@ class CudaGraphs:
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
-        self._graphs = Handles("graph")
-        self._executables = Handles("graph executable")
+        self._graphs: Handles[Any] = Handles("graph")
+        self._executables: Handles[Any] = Handles("graph executable")
 
     def capture_begin(self, stream: Stream) -> None:
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

@@ -13,10 +13,11 @@ import numpy as np
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.compile_cache import user_cache
-from cudakit.gpu.cuda.context import Context, Handles
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu, optional
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import Handles, check_arguments
 
 _WORD_BYTES = 8
 
@@ -37,8 +38,8 @@ class CudaKernels:
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
-        self._modules = Handles("module")
-        self._kernels = Handles("kernel")
+        self._modules: Handles[Any] = Handles("module")
+        self._kernels: Handles[_Loaded] = Handles("kernel")
 
     def compile(self, source: str) -> bytes:
         return compile_cuda(source, self._context.capability, cache=user_cache(os.environ))
@@ -73,7 +74,7 @@ class CudaKernels:
         shared_bytes: int = 0,
     ) -> None:
         loaded = self._kernels[kernel]
-        _check_sizes(loaded, args)
+        check_arguments(loaded.name, loaded.sizes, args)
         _check_shape(loaded.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_ASKING_BYTES:
             self._ask_for_shared(loaded, shared_bytes)
@@ -125,24 +126,6 @@ class CudaKernels:
         threads = self._context.call(cu.cuFuncGetAttribute, which, loaded.function)
         shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
         return f"{shape}; at most {threads} threads per block"
-
-
-def _check_sizes(loaded: _Loaded, args: Sequence[Argument]) -> None:
-    """Raise CUDA_ERROR_INVALID_VALUE if the sizes of arguments are not those of the kernel's parameters."""
-    given = tuple([_size(arg) for arg in args])
-    if loaded.sizes is not None and given != loaded.sizes:
-        raise cuda_error(
-            Status.INVALID_VALUE,
-            seen=f"{loaded.name} takes arguments of {loaded.sizes} bytes, given were {given}",
-        )
-
-
-def _size(arg: Argument) -> int:
-    if isinstance(arg, np.generic):
-        return arg.itemsize
-    if isinstance(arg, int):
-        return _WORD_BYTES
-    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
 
 
 def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:

@@ -13,6 +13,7 @@ from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import check_size, forget
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
@@ -201,22 +202,6 @@ class CudaMemory:
         ptr = Ptr(ctypes.addressof(memory))
         self._pageable[ptr] = memory
         return ptr
-
-
-def check_size(size_bytes: int) -> None:
-    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
-    if size_bytes <= 0:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
-
-
-def forget(sizes: dict[Ptr, int], ptr: Ptr, what: str) -> int:
-    """Remove and return the size of an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
-    try:
-        return sizes.pop(ptr)
-    except KeyError:
-        raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
-        ) from None
 
 
 def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:

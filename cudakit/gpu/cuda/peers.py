@@ -8,9 +8,9 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
-from cudakit.gpu.cuda.memory import check_size, forget
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import check_size, forget
 from cudakit.units import format_bytes
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import SupportsInt, cast
+from typing import Any, SupportsInt, cast
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
-from cudakit.gpu.cuda.context import Context, Handles
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import Result, check, cu
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import Handles
 
 _DEFAULT = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -22,8 +23,8 @@ class CudaStreams:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._borrowed: dict[int, Stream] = {}
-        self._streams = Handles("stream", first=PER_THREAD + 1)
-        self._events = Handles("event")
+        self._streams: Handles[Any] = Handles("stream", first=PER_THREAD + 1)
+        self._events: Handles[Any] = Handles("event")
         self._timed: set[Event] = set()
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:

@@ -11,10 +11,11 @@ from typing import Any
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Backing, HandleKind, Ptr
-from cudakit.gpu.cuda.context import Context, Handles
+from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.memory import CudaMemory
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import Handles
 
 _NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -33,7 +34,7 @@ class CudaVirtualMemory:
 
     def __init__(self, context: Context, memory: CudaMemory) -> None:
         self._context, self._memory = context, memory
-        self.backings = Handles("backing")
+        self.backings: Handles[Any] = Handles("backing")
         self._reserved: dict[Ptr, int] = {}
         self._mapped: dict[Ptr, int] = {}
 

@@ -10,10 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Gpu
 from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.buffers import Buffer, buffer_of, check_contents
-from cudakit.gpu.graphed.capture import DriverGraph
+from cudakit.gpu.graphed.capture import DriverGraph, GraphDevice
 from cudakit.gpu.graphed.streams import FrameworkStreams, SimulatedStreams
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def capture_function(
 
 def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
-        return DriverGraph(cast("Gpu", device), SimulatedStreams())
+        return DriverGraph(cast("GraphDevice", device), SimulatedStreams())
     gpu = _real(buffers, device, owned)
     streams = FrameworkStreams(gpu, buffers)
     if any(map(_is_tensor, buffers)):

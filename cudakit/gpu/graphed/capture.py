@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Gpu, Graph, GraphExec, Ptr, Stream
+from cudakit.gpu.api import Graph, GraphExec, Graphs, Memory, Ptr, Stream, Streams
 from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.external_streams import StreamHandle
 from cudakit.gpu.graphed.streams import StreamSource
@@ -47,10 +47,14 @@ EMPTY = "the function enqueued nothing on the stream that was captured"
 EMPTY_HINT = _STREAM
 
 
+class GraphDevice(Memory, Streams, Graphs, Protocol):
+    """A device that captures and launches graphs."""
+
+
 class DriverGraph:
     """The work of a function as a graph of one device."""
 
-    def __init__(self, gpu: Gpu, streams: StreamSource) -> None:
+    def __init__(self, gpu: GraphDevice, streams: StreamSource) -> None:
         self.gpu = gpu
         self.streams = streams
         # Blocking, so that work enqueued in the legacy stream is an error, and not silently left out.

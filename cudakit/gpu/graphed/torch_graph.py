@@ -11,8 +11,8 @@ import gc
 import sys
 from typing import Any, TypeVar
 
-from cudakit.gpu.api import Gpu, Stream
-from cudakit.gpu.graphed.capture import DriverGraph, Work, captured
+from cudakit.gpu.api import Stream
+from cudakit.gpu.graphed.capture import DriverGraph, GraphDevice, Work, captured
 from cudakit.gpu.graphed.streams import StreamSource
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ _DEFAULT = (0, 1)
 class TorchGraph(DriverGraph):
     """The work of a function of tensors, as a torch.cuda.CUDAGraph."""
 
-    def __init__(self, gpu: Gpu, streams: StreamSource, ordinal: int) -> None:
+    def __init__(self, gpu: GraphDevice, streams: StreamSource, ordinal: int) -> None:
         super().__init__(gpu, streams)
         self._torch: Any = sys.modules["torch"]
         self._ordinal = ordinal

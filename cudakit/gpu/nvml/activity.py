@@ -1,7 +1,7 @@
 """The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer.
 
-``utilization`` of older GPUs only says how often anything ran at all; these say how much of it worked.
-GPM shares counters with other monitors (DCGM), so it is asked when it is shown, and not before.
+The ``utilization`` of older GPUs is only the share of time in which any kernel ran; these are the shares
+of the hardware in use. GPM shares counters with other monitors (DCGM): it is read only while shown.
 """
 
 from __future__ import annotations

@@ -160,14 +160,32 @@ static bool find_all(void)
            (deallocate_in_python = imported("cudakit.gpu.plugs.buffers", "Calls", "deallocate"));
 }
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_buffers", .m_size = -1};
+static int prepare(PyObject *module)
+{
+    if (!find_all() || PyType_Ready(&calls_type) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Calls", (PyObject *)&calls_type);
+}
+
+static PyModuleDef_Slot SLOTS[] = {
+    {Py_mod_exec, prepare},
+#ifdef Py_mod_multiple_interpreters
+    /* The type and the objects found by find_all are global. */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* the globals do not change after import */
+#endif
+    {0},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_buffers",
+    .m_slots = SLOTS,
+};
 
 PyMODINIT_FUNC PyInit__buffers(void)
 {
-    if (!find_all() || PyType_Ready(&calls_type) < 0)
-        return NULL;
-    PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0)
-        Py_CLEAR(made);
-    return made;
+    return PyModuleDef_Init(&MODULE);
 }

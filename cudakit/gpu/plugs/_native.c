@@ -125,6 +125,7 @@ static int free_in_order(address ptr, handle stream)
 KINDS(X)
 #undef X
 
+/* No slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",

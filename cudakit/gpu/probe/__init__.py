@@ -1,4 +1,4 @@
-"""The CUDA driver, asked in a short child process.
+"""Query the CUDA driver in a short child process.
 
 A process that has initialised CUDA can no longer fork, and a driver can hang or crash: neither may happen
 here. If CUDA_VISIBLE_DEVICES hides devices, a second child without the variable names the hidden ones.

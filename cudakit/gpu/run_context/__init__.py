@@ -33,7 +33,7 @@ def gather(
     """Return what benchmark results record: host, driver version, environment, processes on the GPU.
 
     Gather before the device is opened: then its processes are those of others, and the child process
-    that asks the driver has ended.
+    that queries the driver has ended.
     """
     context = _observe(machine, variables, files)
     device = _nvml_device(context.nvml, context.cuda)

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cudakit.gpu.api.run_context import DeviceNode, Driver, KernelModule, PciGpu
-from cudakit.gpu.run_context.files import Files
+from cudakit.gpu.api.run_context import MPS_DIRECTORY, DeviceNode, Driver, KernelModule, PciGpu
+from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
@@ -19,15 +19,13 @@ _NVIDIA = "0x10de"  # PCI vendor
 # VGA and 3D controllers (PCI Code and ID Assignment, class 03).
 _DISPLAY = ("0x0300", "0x0302")
 _PCI_DEVICES = "/sys/bus/pci/devices"
-_NO_FILES = Unavailable("the files of this system are not looked at")
-_MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of MPS
 
 
 def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driver:
     """Read the facts of the driver; ``kernel`` is the release of the running kernel."""
     modules = (line.split(" ", 1)[0] for line in files.lines("/proc/modules"))
     dependencies = files.text(f"/lib/modules/{kernel}/modules.dep") or ""
-    pipes = variables.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_DIRECTORY)
+    pipes = variables.get("CUDA_MPS_PIPE_DIRECTORY", MPS_DIRECTORY)
     return Driver(
         module=_kernel_module(files),
         module_installed="/nvidia.ko" in dependencies,
@@ -101,7 +99,7 @@ def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
     """Return the messages in the kernel's log buffer."""
     place = files.place("/dev/kmsg")
     if place is None:
-        return _NO_FILES
+        return NO_FILES
     try:
         log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

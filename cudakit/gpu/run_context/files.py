@@ -71,6 +71,7 @@ class Files:
 
 
 SYSTEM = Files(Path("/"))
+NO_FILES = Unavailable("the files of this system are not looked at")
 
 
 def attempt(read: Callable[[], _T]) -> _T | Unavailable:

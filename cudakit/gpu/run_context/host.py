@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from cudakit.gpu.api.run_context import SHARED_MEMORY, Host, Limits
-from cudakit.gpu.run_context.files import Files
+from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
 # CAP_SYS_ADMIN (linux/capability.h).
 _SYS_ADMIN = 21
 # The last byte of this EFI variable is 1 where kernel modules must be signed.
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-_NO_FILES = Unavailable("the files of this system are not looked at")
 # Container runtimes by a mark in the control group of the first process.
 _RUNTIMES = {
     "docker": "docker",
@@ -79,7 +78,7 @@ def _shared_memory_bytes(files: Files) -> int | Unavailable:
     """Return the size of the file system for memory that processes share."""
     place = files.place(SHARED_MEMORY)
     if place is None:
-        return _NO_FILES
+        return NO_FILES
     try:
         found = os.statvfs(place)
     except OSError as error:

@@ -174,8 +174,8 @@ def toolkits(files: Files) -> Iterator[Toolkit]:
     """Return the toolkits whose version.json gives the version of CUDA."""
     for place in toolkit_directories(files):
         with suppress(ValueError, KeyError, TypeError):
-            told = json.loads(files.text(f"{place}/version.json") or "")
-            found = re.match(r"(\d+)\.(\d+)", told["cuda"]["version"])
+            content = json.loads(files.text(f"{place}/version.json") or "")
+            found = re.match(r"(\d+)\.(\d+)", content["cuda"]["version"])
             if found:
                 yield Toolkit(place, (int(found[1]), int(found[2])))
 

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, DeviceFacts
@@ -170,48 +170,6 @@ def driver_call(
                 context.recorder.flush()
 
     return call
-
-
-class Ids(Generic[_T]):
-    """Objects of one kind by their number. A number is never given twice."""
-
-    def __init__(self, kind: str, *, first: int = 1) -> None:
-        self._kind = kind
-        self._next = first
-        self._objects: dict[int, _T] = {}
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def add(self, make: Callable[[int], _T]) -> _T:
-        """Make an object with the next number, and return it."""
-        number, self._next = self._next, self._next + 1
-        made = self._objects[number] = make(number)
-        return made
-
-    def __getitem__(self, number: int) -> _T:
-        try:
-            return self._objects[number]
-        except KeyError:
-            raise self._unknown(number) from None
-
-    def remove(self, number: int) -> _T:
-        try:
-            return self._objects.pop(number)
-        except KeyError:
-            raise self._unknown(number) from None
-
-    def clear(self) -> list[_T]:
-        """Remove and return all objects."""
-        objects = [*self._objects.values()]
-        self._objects.clear()
-        return objects
-
-    def _unknown(self, number: int) -> CudaError:
-        return cuda_error(
-            Status.INVALID_HANDLE,
-            seen=f"{self._kind} {number} is not of this device, or was destroyed",
-        )
 
 
 def _cuda_view(model: str) -> CudaView:

@@ -34,6 +34,7 @@ class Sim(Device):
     the device ``beside`` it, or on a new one; ``handle_kinds`` are the ways in which it exports memory.
     """
 
+    context: Context
     memory: SimMemory
     peers: SimPeers
     virtual: SimVirtualMemory
@@ -70,21 +71,6 @@ class Sim(Device):
     @property
     def simulated(self) -> bool:
         return True
-
-    @property
-    def name(self) -> str:
-        """The name of this device in messages."""
-        return self.context.name
-
-    @property
-    def ordinal(self) -> int:
-        """The number of this device on its machine."""
-        return self.context.ordinal
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self.context.closed
 
     def facts(self) -> DeviceFacts:
         """Return what was recorded of the device."""

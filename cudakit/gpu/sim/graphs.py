@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.handles import Handles
+from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.lanes import Capture, Lane, Node, Nodes, difference
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import SimStreams
@@ -34,8 +35,8 @@ class SimGraphs:
     def __init__(self, context: Context, streams: SimStreams) -> None:
         self.context = context
         self._streams = streams
-        self._graphs: Ids[Capture] = Ids("graph")
-        self._executables: Ids[_Executable] = Ids("graph executable")
+        self._graphs: Handles[Capture] = Handles("graph")
+        self._executables: Handles[_Executable] = Handles("graph executable")
 
     @driver_call
     def capture_begin(self, stream: Stream) -> None:
@@ -46,7 +47,9 @@ class SimGraphs:
         lane = self._streams.lane(stream)
         if lane.capture:
             raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
-        capture = self._graphs.add(lambda number: Capture(number, self.context.thread, lane.number))
+        capture = self._graphs.make(
+            lambda number: Capture(number, self.context.thread, lane.number)
+        )
         lane.capture, lane.nodes = capture, ()
         self._streams.captures.append(capture)
         self.context.emit(facts.CaptureBegin(capture.graph, lane.number))
@@ -72,7 +75,7 @@ class SimGraphs:
     def instantiate(self, graph: Graph) -> GraphExec:
         nodes = tuple(self._graphs[graph].nodes)
         return GraphExec(
-            self._executables.add(lambda number: _Executable(number, graph, nodes)).number
+            self._executables.make(lambda number: _Executable(number, graph, nodes)).number
         )
 
     @driver_call

@@ -23,9 +23,10 @@ from cudakit.gpu.api import (
     Ptr,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import forget
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
-from cudakit.gpu.sim.space import Heap, Region, forget
+from cudakit.gpu.sim.space import Heap, Region
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.gpu.sim.virtual import Physical, SimVirtualMemory
 from cudakit.trace.events import Alloc, Free

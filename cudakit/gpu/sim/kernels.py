@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.handles import Handles, check_arguments
+from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.host_kernels import HostKernel, Launch, registered
 from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.schedule import Job, Outcome
@@ -68,8 +67,8 @@ class SimKernels:
         self._own_host_kernels = dict(host_kernels or {})
         self._limits = {name: context.limit(name, known) for name, known in _LIMITS.items()}
         self._clock_khz = context.limit("clock_rate_khz", 1_000_000)
-        self._modules: Ids[_Image] = Ids("module")
-        self._kernels: Ids[_Loaded] = Ids("kernel")
+        self._modules: Handles[_Image] = Handles("module")
+        self._kernels: Handles[_Loaded] = Handles("kernel")
 
     @driver_call
     def compile(self, source: str) -> bytes:
@@ -78,7 +77,7 @@ class SimKernels:
     @driver_call
     def load(self, image: bytes) -> Module:
         signatures = signatures_of(image)
-        return Module(self._modules.add(lambda number: _Image(number, signatures)).number)
+        return Module(self._modules.make(lambda number: _Image(number, signatures)).number)
 
     @driver_call
     def unload(self, module: Module) -> None:
@@ -93,7 +92,7 @@ class SimKernels:
                 seen=f'kernel {name}; declare it extern "C" so that its name is kept',
             )
         sizes = signatures[name]
-        loaded = self._kernels.add(lambda number: _Loaded(number, module, name, sizes))
+        loaded = self._kernels.make(lambda number: _Loaded(number, module, name, sizes))
         return Kernel(loaded.number)
 
     @driver_call
@@ -110,7 +109,7 @@ class SimKernels:
         loaded = self._kernels[kernel]
         self._modules[Module(loaded.module)]  # raises if the module was unloaded
         lane = self._streams.lane(stream)
-        _check_arguments(loaded, args)
+        check_arguments(loaded.name, loaded.sizes, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
         shape = _Shape(loaded.name, grid, block, shared_bytes)
         self._enqueue(lane, shape, self._host_kernel(loaded.name), args)
@@ -188,23 +187,6 @@ class SimKernels:
         ):
             shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
             raise cuda_error(Status.INVALID_VALUE, seen=shape)
-
-
-def _check_arguments(loaded: _Loaded, args: Sequence[Argument]) -> None:
-    given = tuple(_size(arg) for arg in args)
-    if loaded.sizes is not None and given != loaded.sizes:
-        raise cuda_error(
-            Status.INVALID_VALUE,
-            seen=f"{loaded.name} takes arguments of {loaded.sizes} bytes, given were {given}",
-        )
-
-
-def _size(arg: Argument) -> int:
-    if isinstance(arg, np.generic):
-        return arg.itemsize
-    if isinstance(arg, int):
-        return 8
-    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
 
 
 def _moved_bytes(access: facts.Access) -> int:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import check_size, forget
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome
-from cudakit.gpu.sim.space import Bytes, Heap, Region, check_size, forget
+from cudakit.gpu.sim.space import Bytes, Heap, Region
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.events import Access

@@ -7,9 +7,10 @@ from collections import Counter
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.facts import DeviceFacts, NvmlView
 from cudakit.gpu.driver_errors import Status, cuda_error
+from cudakit.gpu.handles import check_size, forget
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, check_size, forget, rounded
+from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, rounded
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace.events import Alloc, Free
 from cudakit.units import Unavailable, format_bytes

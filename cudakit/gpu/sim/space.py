@@ -240,19 +240,3 @@ class Heap:
 def rounded(size_bytes: int) -> int:
     """Return the bytes that an allocation takes up."""
     return round_up(size_bytes, _ALIGNMENT_BYTES)
-
-
-def check_size(size_bytes: int) -> None:
-    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
-    if size_bytes <= 0:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
-
-
-def forget(regions: dict[int, Region], ptr: int, what: str) -> Region:
-    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
-    try:
-        return regions.pop(ptr)
-    except KeyError:
-        raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
-        ) from None

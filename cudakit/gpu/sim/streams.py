@@ -9,7 +9,8 @@ from dataclasses import replace
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.handles import Handles
+from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.lanes import Capture, Lane, Lanes, Mark, Node, Nodes
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace import events as facts
@@ -25,8 +26,8 @@ class SimStreams:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._streams: Ids[Lane] = Ids("stream", first=PER_THREAD + 1)
-        self._events: Ids[Mark] = Ids("event")
+        self._streams: Handles[Lane] = Handles("stream", first=PER_THREAD + 1)
+        self._events: Handles[Mark] = Handles("event")
         self._of_threads: dict[int, Lane] = {}
         self.lanes = Lanes(Lane(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # that have not ended
@@ -74,7 +75,7 @@ class SimStreams:
 
     @driver_call
     def event(self, *, timing: bool = True) -> Event:
-        return Event(self._events.add(lambda number: Mark(number, timing)).number)
+        return Event(self._events.make(lambda number: Mark(number, timing)).number)
 
     @driver_call
     def destroy_event(self, event: Event) -> None:
@@ -210,7 +211,7 @@ class SimStreams:
             raise _spoiled(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
 
     def _new_lane(self, flag: StreamFlag, priority: int = 0) -> Lane:
-        lane = self._streams.add(lambda number: Lane(number, flag, priority))
+        lane = self._streams.make(lambda number: Lane(number, flag, priority))
         self.lanes.others.append(lane)
         self.context.emit(facts.StreamCreate(lane.number, flag, priority))
         return lane

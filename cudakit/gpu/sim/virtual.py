@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Backing, HandleKind, Ptr
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.context import Context, Ids, driver_call
+from cudakit.gpu.handles import Handles
+from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
 from cudakit.trace.events import Alloc, Free
@@ -52,7 +53,7 @@ class SimVirtualMemory:
 
     def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
         self.context = context
-        self.backings: Ids[tuple[int, Physical]] = Ids("backing")
+        self.backings: Handles[tuple[int, Physical]] = Handles("backing")
         self.mapped: dict[int, tuple[Region, Physical]] = {}
         self.access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
         self._heap, self._peers = heap, peers
@@ -147,7 +148,7 @@ class SimVirtualMemory:
 
     def backing_of(self, physical: Physical) -> Backing:
         """Return a new reference to physical memory."""
-        number, _ = self.backings.add(lambda number: (number, physical))
+        number, _ = self.backings.make(lambda number: (number, physical))
         physical.hold()
         return Backing(number)
 

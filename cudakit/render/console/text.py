@@ -12,6 +12,7 @@ from rich.text import Text
 from cudakit.document import Change, Value
 from cudakit.render import values
 from cudakit.render.console import theme
+from cudakit.render.escape import escape_sequence, shortened, visible
 from cudakit.units import Unavailable
 
 # Longer than any sentence of a report; a longer name would flood the terminal.
@@ -22,21 +23,9 @@ _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 def escaped(text: str, *, limit: int = LIMIT) -> str:
-    r"""Make text harmless: one line, nothing invisible, at most ``limit`` characters.
-
-    What Unicode does not count as printable (controls, ESC, newlines, bidirectional overrides,
-    zero-width and unassigned characters, lone surrogates) is written as ``\x1b``, ``\n``, ``\u202e``.
-    """
-    head = text[: limit + 1]
-    if not head.isprintable() or _VARIATION_SELECTOR.search(head):
-        head = "".join(map(_visible, head))
-    return head if len(head) <= limit else head[: limit - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() and not _VARIATION_SELECTOR.match(character):
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    """Return text as one line without invisible characters, of at most ``limit`` characters."""
+    head = visible(text[: limit + 1])
+    return shortened(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
 
 
 def wrapped(text: str, width: int, *, most: int | None = None) -> list[str]:

@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused_with_a_hint(
 
 
 def test_presets_are_named_in_the_help(cli: Cli) -> None:
-    from cudakit.core.bench.shapes import PRESETS
+    from cudakit.core.bench.workloads.gemm_shapes import PRESETS
 
     shown = cli("bench", "gemm", "--help").stdout
 

@@ -14,7 +14,8 @@ import click
 import pytest
 
 from cudakit.cli.bench.options import Outputs, outputs_options
-from cudakit.cli.bench.tune import TuneOptions, measure_or_tune, tune_options
+from cudakit.cli.bench.tune import TuneOptions, tune_options, use_tuned
+from cudakit.cli.bench.tune import tune as search
 from cudakit.cli.failure import ExitCode
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.errors import CudakitError, InputError, UsageError
@@ -39,16 +40,14 @@ def run(*arguments: str | Path, gemms: tuple[Gemm, ...] = (GAINS,), **changes: A
     measured: list[GemmSpec] = []
     spec = GemmSpec(gemms=gemms, mode="isolated", cache="hot", **changes)
 
-    def measure(asked: GemmSpec, gpu: str, outputs: Outputs) -> int:
-        assert (gpu, outputs.quiet) == ("sim", False)
-        measured.append(asked)
-        return ExitCode.OK
-
     @click.command()
     @tune_options
     @outputs_options
     def command(*, tuning: TuneOptions, outputs: Outputs) -> int:
-        return measure_or_tune(spec, "sim", outputs, tuning, measure)
+        if tuning.wanted:
+            return search(spec, "sim", outputs, tuning)
+        measured.append(use_tuned(spec, tuning.known, "sim") if tuning.known else spec)
+        return 0
 
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from cudakit.core.allocator.blocks import Block
+from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, BlockPool
 from cudakit.core.allocator.pool_stats import Peaks, PoolStats
-from cudakit.core.allocator.pools import DEFAULT_POOL, BlockPool
 
 
 def pool() -> BlockPool:

@@ -11,9 +11,8 @@ from core.allocator.device import MIB, Device
 from core.allocator.watching import changes, current
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.private_pools import PoolError
+from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
 from cudakit.errors import CudaError, UsageError
 from cudakit.torch_rules.settings import Settings
 

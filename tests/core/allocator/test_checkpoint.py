@@ -10,8 +10,7 @@ from core.allocator import law
 from core.allocator.device import MIB, Device
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
-from cudakit.core.allocator.private_pools import PoolError
+from cudakit.core.allocator.private_pools import MemPool, PoolError
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.torch_rules.settings import Settings
 

@@ -10,8 +10,8 @@ from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import blocks, changes, current, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.private_pools import MemPool
 
 ELSEWHERE = 0x6F00_0000_0000
 

@@ -14,7 +14,7 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.errors import InputError
 from cudakit.torch_rules.settings import Settings

@@ -13,8 +13,8 @@ from core.allocator.watching import actions
 from core.allocator.work import Work
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.lifetimes import Inconsistencies

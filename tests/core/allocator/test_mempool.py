@@ -13,9 +13,8 @@ from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import current
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.private_pools import PoolError
+from cudakit.core.allocator.private_pools import MemPool, PoolError
 from cudakit.torch_rules.settings import Settings
 
 ELSEWHERE = 0x6F00_0000_0000

@@ -12,7 +12,7 @@ from core.allocator.device import MIB, Device
 from core.allocator.virtual_device import VirtualDevice
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.private_pools import MemPool
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 

@@ -20,8 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.core.allocator.mem_pool import GraphMemory, MemPool
-from cudakit.core.allocator.private_pools import PoolError
+from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
 
 
 class PoolPair(Pair):

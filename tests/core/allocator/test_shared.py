@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.allocator.shared_memory import SharedMemory
+from cudakit.core.allocator.ipc import SharedMemory
 from cudakit.errors import InputError
 from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Fabric, ProcessId
 

@@ -13,7 +13,7 @@ from core.allocator.device import MIB, Device
 from core.allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError

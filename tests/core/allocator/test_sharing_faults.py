@@ -12,8 +12,7 @@ from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.ipc import OpenedMemory
-from cudakit.core.allocator.shared_memory import SharedMemory
+from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.sim import Sim

@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.core.bench.health import SuiteResult, conclude, figure
+from cudakit.core.bench.health import Band, SuiteResult, band, conclude, figure, figure_of, reached
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import CaseResult
 from cudakit.render import json
@@ -77,3 +78,99 @@ def test_the_json_holds_judgements_and_the_measurement() -> None:
     assert '"schema": "cudakit.suite/1"' in plain
     assert '"schema": "cudakit.bench/1"' in plain
     assert '"health": "warn"' in plain
+
+
+L4 = machine(gpu="NVIDIA L4")
+
+
+def case(name: str, **axes: str | int) -> CaseResult:
+    """Make a case that moves data."""
+    return replace(gemm(), name=name, axes=axes, operations=0.0, bytes_moved=2.0**30)
+
+
+def known(found: Band | Unavailable) -> Band:
+    assert isinstance(found, Band)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rate", "health"),
+    [(793e12, "pass"), (745e12, "pass"), (720e12, "warn"), (600e12, "fail"), (940e12, "warn")],
+)
+def test_a_rate_is_judged_by_its_share_of_what_was_measured(rate: float, health: str) -> None:
+    found = known(band(gemm()))
+
+    assert (found.expected, found.source) == (793e12, "measured")
+    assert found.judge(rate) == health
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (gemm(), "gemm bf16"),
+        (case("copy", direction="h2d", size_bytes=4096), "copy h2d"),
+        (case("copy", direction="peer", peer=1, access="direct"), "copy peer to 1"),
+        (case("memory", operation="triad"), "memory triad"),
+        (case("launch", call="launch-to-start"), "launch-to-start"),
+        (case("alloc", allocator="stream-ordered"), "alloc stream-ordered"),
+        (launch(), "launch"),
+    ],
+)
+def test_a_figure_has_the_name_of_its_axis(made: CaseResult, name: str) -> None:
+    assert figure_of(made) == name
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (case("copy", direction="h2d"), 55.5e9),
+        (case("copy", direction="d2h"), 55.4e9),
+        (case("copy", direction="d2d"), 4260e9),
+        (case("memory", operation="copy"), 4273e9),
+        (case("memory", operation="triad"), 4377e9),
+    ],
+)
+def test_an_h200_has_its_own_rates(made: CaseResult, expected: float) -> None:
+    assert known(band(made)).expected == expected
+
+
+def test_of_other_models_a_share_of_the_datasheet_is_expected_in_a_wider_band() -> None:
+    made = gemm(environment=L4)
+    found = known(band(made))
+    datasheet = 989.4e12
+
+    assert found.source == "derived"
+    assert found.expected == pytest.approx(0.75 * datasheet, rel=1e-3)
+    assert found.judge(0.8 * found.expected) == "pass"
+    assert found.judge(0.7 * found.expected) == "warn"
+    assert found.judge(0.4 * found.expected) == "fail"
+    assert found.judge(1.3 * found.expected) == "pass"
+
+
+def test_without_a_limit_nothing_is_expected_and_the_reason_is_said() -> None:
+    made = gemm(environment=L4, limit=Unavailable("the memory clock is not known"))
+
+    assert band(made) == Unavailable("no expectation is known: the memory clock is not known")
+    assert isinstance(band(case("copy", direction="pageable-h2d")), Unavailable)
+    assert isinstance(band(case("sort", direction="up")), Unavailable)
+
+
+def test_a_latency_has_a_bound_on_any_machine_and_less_is_better() -> None:
+    for environment in (machine(), L4):
+        found = known(band(launch(environment=environment)))
+
+        assert (found.unit, found.source) == ("s", "bound")
+        assert [found.judge(micro * 1e-6) for micro in (1, 20, 21, 60, 61)] == [
+            "pass",
+            "pass",
+            "warn",
+            "warn",
+            "fail",
+        ]
+    assert isinstance(band(replace(launch(), axes={"call": "stream-create-destroy"})), Unavailable)
+
+
+def test_a_figure_is_its_rate_or_else_its_time() -> None:
+    assert reached(gemm(rate=790e12)) == (pytest.approx(790e12, rel=1e-3), "FLOP/s")
+    assert reached(case("copy", direction="h2d"))[1] == "B/s"
+    assert reached(launch()) == (launch().median_s, "s")

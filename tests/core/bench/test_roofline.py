@@ -7,15 +7,16 @@ from core.bench.made import FIELDS, MANAGEMENT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.peak_rates import matrix_kind, rate_per_clock
 from cudakit.core.bench.roofline import (
     Limit,
     Work,
     limit,
     link_bandwidth,
+    matrix_kind,
     memory_bandwidth,
     peak_operations,
     peer_bandwidth,
+    rate_per_clock,
 )
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable

@@ -6,8 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from cudakit.core.bench.blocking_kernel import disabling_variable
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin

@@ -74,8 +74,8 @@ def test_both_ways_at_once_move_twice_as_much_in_the_same_time() -> None:
     ("direction", "mode"), [("d2d", "batch"), ("both", "batch"), ("both", "graph")]
 )
 def test_many_copies_go_over_many_buffers(direction: str, mode: str) -> None:
-    with closing(Sim()) as gpu:
-        case = measured(gpu, direction, mode=mode, cache="rotate", sizes_bytes=(16 << 20,))
+    with closing(Sim("jetson")) as gpu:
+        case = measured(gpu, direction, mode=mode, cache="rotate", sizes_bytes=(1 << 20,))
 
     assert case.verified
     assert case.method.buffer_sets > 3

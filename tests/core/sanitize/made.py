@@ -15,7 +15,7 @@ from cudakit.core.sanitize.races import (
     Sync,
     SyncKind,
 )
-from cudakit.core.sanitize.report import Reader, Report
+from cudakit.core.sanitize.report import RaceDecoder, Report
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult, Side
 from cudakit.document import Frame as DocumentFrame
 from cudakit.trace.kinds import How, Kind, Known, Mode, StreamFlag
@@ -155,8 +155,8 @@ def readable(name: str) -> str:
     return READABLE.get(name, name)
 
 
-def reader(process: int = 4242) -> Reader:
-    return Reader(process, frames, STREAMS, readable)
+def reader(process: int = 4242) -> RaceDecoder:
+    return RaceDecoder(process, frames, STREAMS, readable)
 
 
 def frames(number: int) -> tuple[DocumentFrame, ...]:
@@ -164,7 +164,7 @@ def frames(number: int) -> tuple[DocumentFrame, ...]:
 
 
 def found(made: Race | None = None) -> FoundRace:
-    return reader().found(made or race())
+    return reader().decode(made or race())
 
 
 def side(operation: Operation) -> Side:

@@ -63,7 +63,7 @@ def test_a_chain_of_events_orders_its_ends() -> None:
     assert s.W(11, "x") == []
 
 
-def test_what_comes_after_a_record_is_not_waited_for() -> None:
+def test_work_after_event_record_is_not_waited_for() -> None:
     s = scene()
     s.R(1, "x")
     s.record(1, 1)
@@ -97,14 +97,14 @@ def test_every_read_since_the_last_write_counts(last_read: bool, races: int) -> 
     assert len(s.W(11, "x")) == races
 
 
-def test_every_buffer_that_races_is_told_of() -> None:
+def test_each_racing_buffer_is_reported() -> None:
     s = scene()
     buffers = [f"b{letter}" for letter in "abcdefghij"]
     s.W(11, *buffers)
     assert len(s.W(1, *buffers)) == 10
 
 
-def test_waits_add_to_what_a_stream_knows() -> None:
+def test_waits_accumulate() -> None:
     s = scene()
     s.W(1, "a")
     s.W(2, "b")
@@ -173,7 +173,7 @@ def test_a_sync_of_one_stream_orders_that_one_before_all() -> None:
     assert len(s.R(4, "b")) == 1
 
 
-def test_a_sync_with_an_event_covers_what_was_before_its_record() -> None:
+def test_event_sync_covers_work_before_its_record() -> None:
     s = scene()
     s.W(1, "a")
     s.record(1, 1)

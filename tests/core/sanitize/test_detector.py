@@ -44,7 +44,7 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
     assert len(watch.feed(second, report)) == 1
 
 
-def test_stacks_of_one_number_in_two_traces_are_told_apart(tmp_path: Path) -> None:
+def test_stacks_of_one_number_in_two_traces_differ(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
     second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
@@ -80,7 +80,7 @@ def test_a_race_goes_to_the_report_of_the_moment(tmp_path: Path) -> None:
     assert [len(watch.result(report).races) for report in (before, after)] == [0, 1]
 
 
-def test_what_is_only_possible_is_no_finding(tmp_path: Path) -> None:
+def test_possible_race_is_no_finding(tmp_path: Path) -> None:
     launches = [
         fact
         for stream in (3, 4)
@@ -135,7 +135,7 @@ def of_calls(batch: Batch, *seqs: int) -> Batch:
     return replace(batch, records=records)
 
 
-def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: Path) -> None:
+def test_accesses_may_arrive_after_the_next_calls(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     assert (
         watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []
@@ -149,7 +149,7 @@ def test_what_a_launch_did_may_be_told_when_the_next_calls_are_there(tmp_path: P
     assert result.gaps == {}
 
 
-def test_what_is_never_told_is_looked_at_in_the_end_as_it_was_assumed(tmp_path: Path) -> None:
+def test_launch_never_read_is_analysed_by_its_assumed_accesses(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
     watch.feed(found, report)

@@ -46,7 +46,7 @@ def records_of(*events: Event) -> Records:
     return pack(events, len)
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_empty_trace_has_no_race() -> None:
     assert Engine().feed(np.zeros(0, RECORD), [""]) == []
 
 
@@ -88,7 +88,7 @@ def test_an_access_of_nothing_touches_nothing() -> None:
     assert s.W(2, "x") == []
 
 
-def test_what_is_no_business_of_the_engine_is_passed_over() -> None:
+def test_unrelated_records_are_ignored() -> None:
     s = Scene()
     records = records_of(Event(Mark("here"), seq=50), Event(Launch(1, "k"), seq=51))
     records["kind"][0] = 999  # of some later version
@@ -97,7 +97,7 @@ def test_what_is_no_business_of_the_engine_is_passed_over() -> None:
     assert s.engine.coverage.launches == 1
 
 
-def test_the_engine_counts_what_it_saw() -> None:
+def test_engine_counts_coverage() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY))
     s.given(1, "x", "y")
@@ -132,7 +132,7 @@ def test_a_launch_is_known_as_well_as_its_worst_access() -> None:
     assert seen.launches_unknown == 0
 
 
-def test_what_is_told_of_a_launch_may_be_in_two_batches() -> None:
+def test_accesses_of_launch_may_span_batches() -> None:
     s = Scene()
     s.call(Launch(1, "k"))
     for fact, counts in {
@@ -155,7 +155,7 @@ def test_the_memory_of_recording_is_counted_at_its_largest() -> None:
     assert s.engine.coverage.arenas_bytes == 50
 
 
-def test_what_a_launch_did_is_of_its_thread_whoever_tells_it() -> None:
+def test_accesses_belong_to_the_launching_thread() -> None:
     s = Scene(strict_threads=True)
     s.kernel(1, Access(X, X + 4, WRITE), thread=1)
     s.sync(1, thread=1)
@@ -177,14 +177,14 @@ def test_a_stream_is_made_once() -> None:
     assert s.W(1, "x", size=SIZE) == []
 
 
-def test_races_are_told_of_once() -> None:
+def test_race_is_returned_once() -> None:
     s = Scene()
     s.W(1, "x")
     assert len(s.W(2, "x")) == 1
     assert s.feed([]) == []
 
 
-def test_the_last_synchronisation_says_what_was_waited_for_and_when() -> None:
+def test_last_synchronisation_names_record_and_wait() -> None:
     s = Scene()
     s.record(1, 1)
     recorded = s.seq
@@ -228,7 +228,7 @@ def test_streams_that_never_synchronised_have_no_last_synchronisation() -> None:
     assert race.last_sync is None
 
 
-def test_a_race_says_who_did_what() -> None:
+def test_race_describes_both_operations() -> None:
     s = Scene()
     s.touch(1, ["x"], 2, 64, thread=5)
     (race,) = s.copy(2, "y", "x", thread=6)
@@ -254,7 +254,7 @@ def races(
 @given(steps())
 @example([("graph", 40, 56, 4), ("kernel", 0, 2, 3), ("graph", 0, 47, 27)])
 @example([("kernel", 0, 0, 2), ("graph", 16, 44, 6)])
-def test_the_engine_tells_of_just_the_races_that_brute_force_finds(steps: list[Step]) -> None:
+def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> None:
     events = trace(steps)
 
     assert told(races(events)) == pairs(events)
@@ -274,9 +274,7 @@ def test_joining_bytes_that_are_alike_loses_no_race_and_makes_none(steps: list[S
 
 @settings(max_examples=50, deadline=None)
 @given(steps(), st.lists(st.integers(1, 60), max_size=6))
-def test_it_makes_no_difference_how_a_trace_is_cut_into_batches(
-    steps: list[Step], cuts: list[int]
-) -> None:
+def test_batch_boundaries_make_no_difference(steps: list[Step], cuts: list[int]) -> None:
     events = trace(steps)
 
     assert races(events, cuts=cuts) == races(events)
@@ -284,7 +282,7 @@ def test_it_makes_no_difference_how_a_trace_is_cut_into_batches(
 
 @settings(max_examples=100, deadline=None)
 @given(steps())
-def test_what_is_forgotten_makes_no_difference(steps: list[Step]) -> None:
+def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
@@ -293,7 +291,7 @@ def test_what_is_forgotten_makes_no_difference(steps: list[Step]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.sampled_from([None, 1, 2]))
-def test_what_a_simulated_device_tells_is_judged_alike(program: Program, seed: int | None) -> None:
+def test_trace_of_simulated_device_gives_the_same_races(program: Program, seed: int | None) -> None:
     events = Run(program, seed=seed).trace
 
     assert told(races(events)) == pairs(events)

@@ -43,7 +43,7 @@ def test_nodes_that_no_edge_orders_race_inside_the_graph() -> None:
     assert (race.current.graph, race.current.kind, race.current.stream) == (1, Kind.COPY, 1)
 
 
-def test_a_node_that_races_with_another_is_not_told_of_with_those_before_it() -> None:
+def test_race_with_a_node_hides_races_with_its_ancestors() -> None:
     s = Scene()
     for node, mode in ((1, READ), (2, READ), (3, WRITE)):
         s.call(GraphNode(1, node, Work.COPY), access(node, "x", mode))
@@ -58,7 +58,7 @@ def test_edges_may_go_against_the_numbers_of_nodes() -> None:
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
 
 
-def test_a_launch_comes_after_what_is_in_its_stream_and_before_what_follows() -> None:
+def test_graph_launch_is_ordered_within_its_stream() -> None:
     s = Scene()
     build(s, *CHAIN)
     s.W(1, "x", "y")
@@ -66,7 +66,7 @@ def test_a_launch_comes_after_what_is_in_its_stream_and_before_what_follows() ->
     assert s.W(1, "x", "y") == []
 
 
-def test_a_launch_races_with_what_another_stream_does() -> None:
+def test_graph_launch_races_with_another_stream() -> None:
     s = Scene()
     build(s, *CHAIN)
     s.W(2, "x")
@@ -93,7 +93,7 @@ def test_an_executable_never_overlaps_itself_and_two_of_them_may() -> None:
     assert s.call(GraphLaunch(3, 1, executable=2)) != []
 
 
-def test_what_kernels_do_may_come_with_each_launch() -> None:
+def test_accesses_of_nodes_may_come_with_each_launch() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "first"))
     s.call(GraphNode(1, 2, Work.COPY), access(2, "x", READ))
@@ -108,7 +108,7 @@ def test_what_kernels_do_may_come_with_each_launch() -> None:
     assert s.call(GraphLaunch(1, 1, executable=1), *accesses) == []
 
 
-def test_what_a_node_is_told_to_have_done_takes_the_place_of_what_was_assumed() -> None:
+def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
     s = Scene()
     for node in (1, 2):
         assumed = access(node, "x", READ | WRITE, Known.ASSUMED)
@@ -123,7 +123,7 @@ def test_what_a_node_is_told_to_have_done_takes_the_place_of_what_was_assumed() 
     assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (1, 2, 1)
 
 
-def test_what_is_told_of_a_launch_before_is_not_taken_for_that_of_a_node() -> None:
+def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
     launch, graph_launch = Launch(2, "k", pending=True), GraphLaunch(1, 1, 1, pending=1)
@@ -136,7 +136,7 @@ def test_what_is_told_of_a_launch_before_is_not_taken_for_that_of_a_node() -> No
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (2, 0)
 
 
-def test_what_is_told_of_one_launch_holds_for_no_other() -> None:
+def test_accesses_of_one_graph_launch_hold_for_no_other() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
     s.copy(2, "x", "z")
@@ -145,21 +145,21 @@ def test_what_is_told_of_one_launch_holds_for_no_other() -> None:
     assert s.engine.coverage.launches_exact == s.engine.coverage.launches_assumed == 1
 
 
-def test_a_node_of_which_something_was_lost_is_not_exact_whatever_is_told_of_it() -> None:
+def test_node_with_lost_accesses_is_not_exact() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"))
     s.call(GraphLaunch(1, 1, 1, pending=1), access(1, "x", WRITE), Accessed(1, exact=False))
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
 
 
-def test_what_is_told_of_another_call_is_not_of_the_launch_before_it() -> None:
+def test_accesses_of_another_call_are_not_attributed_to_the_launch() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", WRITE, Known.ASSUMED))
     s.feed([Event(GraphLaunch(1, 1, 1), seq=50, context=1), Event(Accessed(1), seq=51, context=1)])
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
 
 
-def test_what_nodes_did_may_be_told_in_several_batches() -> None:
+def test_accesses_of_nodes_may_span_batches() -> None:
     s = Scene()
     for node in (1, 2):
         s.call(GraphNode(1, node, Work.LAUNCH, "k"))

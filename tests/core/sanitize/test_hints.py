@@ -105,7 +105,7 @@ seen = partial(kernel, known=Known.EXACT)
         ),
     ],
 )
-def test_a_sentence_says_who_does_what_to_which_bytes(
+def test_sentence_names_operations_streams_and_bytes(
     kind: RaceKind, current: Operation, previous: Operation, sentence: str
 ) -> None:
     assert hints.sentence(kind, side(current), side(previous), 1024) == sentence
@@ -212,7 +212,7 @@ def test_the_fix_is_the_smallest_one(
         ),
     ],
 )
-def test_the_last_wait_is_said_to_be_too_early(sync: Sync, sentence: str) -> None:
+def test_last_wait_is_reported_as_too_early(sync: Sync, sentence: str) -> None:
     last = found(race(last_sync=sync)).last_sync
 
     assert last is not None
@@ -230,7 +230,7 @@ def test_the_last_wait_is_said_to_be_too_early(sync: Sync, sentence: str) -> Non
         ),
     ],
 )
-def test_what_is_assumed_is_not_asserted(
+def test_assumed_access_is_not_stated_as_fact(
     current: Operation, previous: Operation, words: str
 ) -> None:
     said = hints.sentence(RaceKind.WRITE_AFTER_WRITE, side(current), side(previous), 1024)
@@ -287,7 +287,7 @@ def test_the_numbers_of_the_streams_here_are_those_of_the_table() -> None:
         ),
     ],
 )
-def test_torch_is_told_in_its_own_terms(
+def test_remedy_for_torch_uses_torch_terms(
     kind: RaceKind, current: Operation, previous: Operation, remedy: str
 ) -> None:
     assert remedies(kind, side(current), side(previous)) == (remedy,)

@@ -45,7 +45,7 @@ COPY = (
         ),
     ],
 )
-def test_a_kernel_is_called_by_what_tells_it_apart(name: str, short: str) -> None:
+def test_short_kernel_name_keeps_what_distinguishes_it(name: str, short: str) -> None:
     assert short_kernel(name) == short
 
 
@@ -59,14 +59,14 @@ def test_a_kernel_is_called_by_what_tells_it_apart(name: str, short: str) -> Non
         (11, "kerne…es<…>"),
     ],
 )
-def test_the_less_room_there_is_the_less_is_said(longest: int, short: str) -> None:
+def test_short_kernel_name_has_fewer_details_in_less_width(longest: int, short: str) -> None:
     name = "void library::with_a_name::kernel_of_many_types<int, float, double>(int)"
 
     assert short_kernel(name, longest=longest) == short
 
 
 @pytest.mark.parametrize("name", ["a<b", "f(int))", "a>b<c", "(<)>", "void f<(1>2)>(int)"])
-def test_a_name_whose_brackets_do_not_match_is_shown_as_it_is(name: str) -> None:
+def test_kernel_name_with_unbalanced_brackets_is_kept(name: str) -> None:
     assert short_kernel(name) == name
 
 
@@ -111,7 +111,7 @@ def test_the_innermost_frame_outside_libraries_is_seen_first(library: str) -> No
 
 
 @pytest.mark.parametrize("typed", ["<stdin>", "<string>", "<ipython-input-3>"])
-def test_what_a_person_typed_is_no_library(typed: str) -> None:
+def test_interactive_code_is_the_programs_own(typed: str) -> None:
     assert site((Frame("run", typed, 1), Frame("main", "/x.py", 2))) == 0
 
 

@@ -50,7 +50,7 @@ def test_to_free_memory_is_to_wait_for_the_context_and_to_get_some_is_not(how: H
     assert len(s.R(1, "z")) == 1
 
 
-def test_memory_cannot_be_used_before_it_is_there_in_the_order_of_its_stream() -> None:
+def test_use_before_stream_ordered_allocation_races() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     assert s.W(1, "x") == []
@@ -79,7 +79,7 @@ def test_memory_cannot_be_freed_before_others_are_done_with_it() -> None:
     assert (race.current.kind.name, race.previous.stream) == ("FREE", 2)
 
 
-def test_memory_cannot_be_used_after_it_is_freed_in_whatever_order() -> None:
+def test_use_after_stream_ordered_free_races_in_any_order() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.free("x", How.STREAM_ORDERED, 1)
@@ -90,7 +90,7 @@ def test_memory_cannot_be_used_after_it_is_freed_in_whatever_order() -> None:
     assert s.R(2, "x") == []
 
 
-def test_whoever_gets_memory_again_comes_after_its_free() -> None:
+def test_reallocation_is_ordered_after_free() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.W(1, "x", "y")
@@ -99,7 +99,7 @@ def test_whoever_gets_memory_again_comes_after_its_free() -> None:
     assert s.W(2, "x", "y") == []
 
 
-def test_every_stream_that_uses_freed_memory_is_told_of_by_the_free() -> None:
+def test_free_races_with_each_stream_that_uses_the_memory() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.free("x", How.STREAM_ORDERED, 1)
@@ -165,7 +165,7 @@ PINNED, PAGEABLE = HostMemory.PINNED, HostMemory.PAGEABLE
         (HOST_TO_HOST, PINNED, True, True, True),
     ],
 )
-def test_what_is_done_when_a_copy_returns(
+def test_completion_of_copy_depends_on_direction_and_host_memory(
     direction: Direction,
     host: HostMemory,
     asynchronous: bool,
@@ -193,7 +193,7 @@ def test_a_synchronous_copy_from_pageable_memory_waits_for_its_stream_first() ->
     assert len(s.W(2, "y")) == 1
 
 
-def test_the_host_must_not_read_what_a_copy_still_writes() -> None:
+def test_host_read_during_copy_to_host_races() -> None:
     s = Scene()
     s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
     (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
@@ -202,7 +202,7 @@ def test_the_host_must_not_read_what_a_copy_still_writes() -> None:
     assert race.lo == place("P")
 
 
-def test_the_host_must_not_write_what_a_copy_still_reads() -> None:
+def test_host_write_during_copy_from_host_races() -> None:
     s = Scene()
     s.copy(1, "x", "P", HOST_TO_DEVICE, PINNED)
     (race,) = s.copy(2, "P", "Q", HOST_TO_HOST, PINNED)

@@ -71,7 +71,7 @@ def test_the_legacy_stream_of_one_context_has_nothing_to_do_with_another_context
     assert s.W(2, "y", context=2) == []
 
 
-def test_the_legacy_stream_comes_after_what_a_destroyed_stream_left() -> None:
+def test_legacy_stream_is_ordered_after_destroyed_stream() -> None:
     s = Scene(LEGACY, BLOCKING)
     s.W(2, "x")
     s.destroy(2)
@@ -95,7 +95,7 @@ def test_a_wait_takes_the_record_of_its_own_time() -> None:
     assert s.W(2, "x") == []
 
 
-def test_a_wait_for_what_was_never_recorded_is_nothing() -> None:
+def test_wait_for_unrecorded_event_orders_nothing() -> None:
     s = Scene()
     s.W(1, "x")
     s.wait(2, 7)
@@ -112,7 +112,7 @@ def test_an_event_orders_streams_of_two_devices() -> None:
 
 
 @pytest.mark.parametrize("way", ["event_sync", "event_query"])
-def test_the_host_knows_what_an_event_stands_for_once_it_is_reached(way: str) -> None:
+def test_host_is_ordered_after_completed_event(way: str) -> None:
     s = Scene()
     s.W(1, "x")
     s.record(1, 1)
@@ -123,7 +123,7 @@ def test_the_host_knows_what_an_event_stands_for_once_it_is_reached(way: str) ->
 
 
 @pytest.mark.parametrize("way", ["sync", "query"])
-def test_the_host_knows_what_is_in_a_stream_once_it_is_empty(way: str) -> None:
+def test_host_is_ordered_after_empty_stream(way: str) -> None:
     s = Scene()
     s.W(1, "x")
     s.W(3, "y")
@@ -190,7 +190,7 @@ def test_streams_may_be_many() -> None:
     assert len(s.W(50, "x")) == 1
 
 
-def test_what_is_captured_does_not_run() -> None:
+def test_captured_work_does_not_run() -> None:
     s = Scene()
     s.call(CaptureBegin(1, stream=1))
     s.W(1, "x")
@@ -202,7 +202,7 @@ def test_what_is_captured_does_not_run() -> None:
     assert len(s.W(2, "x")) == 1
 
 
-def test_a_function_of_the_host_comes_after_its_stream_and_before_what_follows() -> None:
+def test_host_function_is_ordered_within_its_stream() -> None:
     s = Scene(strict_threads=True)
     s.W(1, "x", thread=1)
     s.call(HostCall(1, Phase.BEGIN), thread=2)
@@ -248,7 +248,7 @@ def test_threads_are_one_host_unless_they_are_to_be_strict() -> None:
         assert len(s.W(2, "x", thread=2)) == strict
 
 
-def test_a_thread_that_begins_knows_what_others_knew() -> None:
+def test_new_thread_is_ordered_after_earlier_threads() -> None:
     s = Scene(strict_threads=True)
     s.W(1, "x", thread=1)
     s.sync(1, thread=1)

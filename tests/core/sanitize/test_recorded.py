@@ -63,7 +63,7 @@ def are_silent(events: Sequence[Event]) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(steps())
-def test_what_is_recorded_is_as_ordered_as_it_is_in_plain_words(steps: list[Step]) -> None:
+def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
     events = trace(steps)
 
     expected = [(race.first.seq, race.second.seq) for race in races(events)]
@@ -97,7 +97,7 @@ def test_rows_share_bytes_where_they_meet_and_not_between() -> None:
     assert pairs(*column, Fill(2, 6, 11, rows=2, pitch_bytes=16)) == [(1, 2)]
 
 
-def test_what_is_captured_runs_when_its_graph_is_launched() -> None:
+def test_captured_work_runs_at_graph_launch() -> None:
     captured = (
         CaptureBegin(1, 1),
         Fill(1, 0, 8),
@@ -136,14 +136,14 @@ def test_memory_of_a_stream_is_handed_out_again_after_its_free() -> None:
     assert pairs(*first[:2], Fill(2, 0, 8)) == [(1, 3), (2, 3)]
 
 
-def test_a_word_in_memory_orders_what_is_before_its_write() -> None:
+def test_memory_word_orders_work_before_its_write() -> None:
     waits = (Memop(2, 900, Flag.WAIT), Fill(2, 0, 8))
 
     assert pairs(Fill(1, 0, 8), Memop(1, 900, Flag.WRITE), *waits) == []
     assert pairs(Memop(1, 900, Flag.WRITE), Fill(1, 0, 8), *waits) == [(2, 4)]
 
 
-def test_what_is_assumed_of_a_node_is_a_doubt_where_it_is_not_told() -> None:
+def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
     node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Known.ASSUMED, node=1))
     launch = GraphLaunch(1, 1, 1, pending=1)
     told, lost = (
@@ -159,7 +159,7 @@ def test_what_is_assumed_of_a_node_is_a_doubt_where_it_is_not_told() -> None:
     assert pairs(*node, Fill(2, 0, 8), *told) == [(2, 3)]
 
 
-def test_what_is_not_known_exactly_is_a_doubt() -> None:
+def test_inexact_access_is_a_doubt() -> None:
     assumed = (Launch(1, "k"), Access(0, 8, READ, Known.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
     others = (Gap("lost", 3), HostCall(1, Phase.BEGIN), Launch(7, "k"))

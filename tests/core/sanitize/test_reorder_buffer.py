@@ -122,9 +122,7 @@ def batches(data: st.DataObject, found: Records) -> list[Records]:
 
 
 @given(st.data(), traces())
-def test_what_is_told_late_is_handed_on_as_if_it_had_come_at_once(
-    data: st.DataObject, trace: Told
-) -> None:
+def test_late_accesses_are_returned_in_order_of_calls(data: st.DataObject, trace: Told) -> None:
     late = ReorderBuffer()
     found = [late.feed(batch) for batch in batches(data, trace.records)]
     found.append(late.flush())
@@ -159,7 +157,7 @@ def test_no_more_is_held_than_allowed_and_nothing_that_is_not_late_is_lost(
     assert late.never_read or found == trace.expected
 
 
-def test_nothing_is_touched_or_copied_where_nothing_is_pending() -> None:
+def test_records_without_pending_launches_are_returned_unchanged() -> None:
     late = ReorderBuffer()
     some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Known.ASSUMED), 1))
 
@@ -167,7 +165,7 @@ def test_nothing_is_touched_or_copied_where_nothing_is_pending() -> None:
     assert late.held == 0
 
 
-def test_all_that_follows_a_pending_launch_waits_for_it() -> None:
+def test_records_after_pending_launch_are_held() -> None:
     late = ReorderBuffer()
 
     before = late.feed(records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3)))
@@ -177,7 +175,7 @@ def test_all_that_follows_a_pending_launch_waits_for_it() -> None:
     assert [event.seq for event in told(after)] == [2, 2, 2, 3]
 
 
-def test_what_is_told_of_a_launch_that_was_given_up_comes_too_late() -> None:
+def test_accesses_of_given_up_launch_are_dropped() -> None:
     late = ReorderBuffer(most_held=2)
     assumed = Event(Access(0, 64, WRITE, Known.ASSUMED), 2)
     late.feed(records(Event(LAUNCH, 2), assumed))

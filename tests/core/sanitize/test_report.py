@@ -33,7 +33,7 @@ from cudakit.render import json as json_render
 POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN
 
 
-def test_the_same_places_are_one_race_whatever_the_bytes_the_stream_or_the_moment() -> None:
+def test_same_call_sites_are_one_race() -> None:
     again = race(
         current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=OTHER),
         previous=replace(work(seq=207), thread=5),
@@ -45,7 +45,7 @@ def test_the_same_places_are_one_race_whatever_the_bytes_the_stream_or_the_momen
     assert (one.current.seq, one.current.stream_number) == (112, DEFAULT)  # the first stays
 
 
-def test_another_kind_kernel_or_stack_is_another_race() -> None:
+def test_different_kind_kernel_or_stack_is_another_race() -> None:
     races = (
         race(),
         race(RaceKind.WRITE_AFTER_WRITE),
@@ -57,7 +57,7 @@ def test_another_kind_kernel_or_stack_is_another_race() -> None:
     assert [one.count for one in result_of(report_of(*races, *races)).races] == [2] * 5
 
 
-def test_one_race_in_two_processes_is_one_though_their_stacks_have_other_numbers() -> None:
+def test_same_race_in_two_processes_is_one_race() -> None:
     report = report_of(race())
     moved = ((), *reversed(STACKS[1:]))
     last = len(STACKS)
@@ -87,7 +87,7 @@ def test_the_surest_come_first_and_a_race_is_as_sure_as_its_surest_occurrence() 
     assert races[0].address == BASE
 
 
-def test_what_is_only_possible_is_counted_and_not_shown() -> None:
+def test_possible_races_are_counted_by_default() -> None:
     report = Report()
     possible = race(confidence=POSSIBLE)
 
@@ -97,7 +97,7 @@ def test_what_is_only_possible_is_counted_and_not_shown() -> None:
     assert result.coverage.suspected == 7
 
 
-def test_what_is_only_possible_is_shown_when_asked_for() -> None:
+def test_possible_races_are_shown_on_request() -> None:
     report = Report(show=POSSIBLE)
     possible = race(confidence=POSSIBLE)
 
@@ -105,7 +105,7 @@ def test_what_is_only_possible_is_shown_when_asked_for() -> None:
     assert len(result_of(report).races) == 1
 
 
-def test_only_what_is_certain_is_shown_when_asked_for() -> None:
+def test_only_certain_races_are_shown_on_request() -> None:
     result = result_of(report_of(race(), report=Report(show=CERTAIN)))
 
     assert (result.races, result.coverage.suspected) == ((), 1)
@@ -149,7 +149,7 @@ def test_numbers_become_names_stacks_and_bytes() -> None:
     assert one.last_sync.recorded_stack[one.last_sync.recorded_site].line == 30
 
 
-def test_what_nobody_saw_is_unknown() -> None:
+def test_launch_without_accesses_is_unknown() -> None:
     one = found(race(current=kernel("", site=0), allocation=None, last_sync=None))
 
     assert (one.memory, one.last_sync, one.offset_bytes) == (None, None, None)
@@ -182,7 +182,7 @@ def test_the_json_of_a_race(golden: Callable[[str, str], None]) -> None:
     golden("run-sanitize.json", json_render.render(result))
 
 
-def test_the_json_has_what_the_contract_names() -> None:
+def test_json_has_the_documented_fields() -> None:
     content = json.loads(json_render.render(result_of(report_of(race()))))
     (one,) = content["races"]
 

@@ -87,7 +87,7 @@ def test_rows_without_a_gap_are_one_range() -> None:
     assert (race.previous.lo, race.previous.hi) == (X, X + 64 * COUNT)
 
 
-def test_overlapping_ranges_race_in_what_they_share() -> None:
+def test_overlapping_ranges_race_in_shared_bytes() -> None:
     s = Scene()
     s.W(1, X, size=100)
     (race,) = s.R(2, X + 60, size=100)
@@ -127,7 +127,7 @@ def test_a_copy_over_a_pointer_that_a_kernel_has_is_a_likely_race(
     assert race.previous.lo == X + 8
 
 
-def test_a_pointer_before_the_bytes_is_only_possible_and_told_when_asked() -> None:
+def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
     for s, races in ((Scene(), 0), (Scene(report_possible=True), 1)):
         assert s.given(1, X - 8) == []
         found = s.copy(2, "x", "y")
@@ -172,7 +172,7 @@ def test_pointers_in_order_with_a_copy_are_no_race() -> None:
     assert s.engine.coverage.suspected == 0
 
 
-def test_a_kernel_with_many_pointers_into_a_copy_is_told_of_once() -> None:
+def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
     s = Scene()
     s.given(1, *range(X, X + SIZE, 8))
     assert len(s.copy(2, "x", "y")) == 1
@@ -200,7 +200,7 @@ def test_an_atomic_operation_races_with_a_write_and_with_a_read() -> None:
     assert len(s.A(2, "y")) == 1
 
 
-def test_what_follows_from_a_race_is_not_told_of() -> None:
+def test_race_implied_by_another_is_not_reported() -> None:
     s = Scene()
     s.W(1, "x")
     assert len(s.R(2, "x")) == 1
@@ -218,7 +218,7 @@ def test_a_race_does_not_hide_one_with_another_stream_or_of_other_bytes() -> Non
     assert len(s.R(2, "y")) == 1
 
 
-def test_a_pools_free_forgets_nothing_and_what_is_reused_is_named() -> None:
+def test_pool_free_keeps_accesses_and_reuse_is_named() -> None:
     s = Scene()
     s.alloc("x", size=1 << 20)
     s.alloc("x", layer=Layer.POOL)
@@ -283,7 +283,7 @@ def test_many_pieces_of_an_allocation_become_approximate() -> None:
     assert race.confidence is Confidence.LIKELY
 
 
-def test_what_is_allocated_nowhere_is_forgotten_where_it_is_too_much() -> None:
+def test_oldest_accesses_outside_allocations_are_removed() -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     for begin in (0, 12_000):
         pieces = range(begin, begin + 12_000, 2)
@@ -293,9 +293,7 @@ def test_what_is_allocated_nowhere_is_forgotten_where_it_is_too_much() -> None:
     assert not race.approximate
 
 
-def test_a_pointer_that_may_be_left_over_is_looked_at_only_when_possible_races_are_asked_for() -> (
-    None
-):
+def test_uncertain_pointer_is_checked_only_for_possible_races() -> None:
     s = Scene()
     s.given(1, "x", known=Known.UNCERTAIN)
     assert s.W(2, "x") == []

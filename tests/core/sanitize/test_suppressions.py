@@ -36,11 +36,11 @@ def test_a_pattern_covers_a_side_by_its_kernel_or_by_a_frame(pattern: str) -> No
     "pattern",
     ["kernel:add", "kernel:vectorized*", "site:rain.py", "site:train.py:ste", "site:other.py"],
 )
-def test_a_pattern_covers_no_more_than_it_says(pattern: str) -> None:
+def test_pattern_covers_only_matching_races(pattern: str) -> None:
     assert not parse(pattern).covers(KERNEL)
 
 
-def test_one_side_is_enough() -> None:
+def test_pattern_needs_to_match_one_side_only() -> None:
     assert parse("kernel:*elementwise*").covers(COPY, KERNEL)
     assert not parse("kernel:*").covers(COPY)
     assert (PREFETCH, STEP) == (1, 2)
@@ -49,7 +49,7 @@ def test_one_side_is_enough() -> None:
 @pytest.mark.parametrize(
     "pattern", ["", "loader.py", "kernel:", "kernel", "site:", "site::f", "site:a.py:", "race:x"]
 )
-def test_what_is_no_pattern_is_refused_in_one_line(pattern: str) -> None:
+def test_invalid_pattern_is_refused_in_one_line(pattern: str) -> None:
     with pytest.raises(UsageError) as caught:
         suppressions([pattern])
 

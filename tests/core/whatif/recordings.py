@@ -14,8 +14,8 @@ from core.allocator.virtual_device import VirtualDevice
 from hypothesis import strategies as st
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.mem_pool import MemPool
 from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.memory.load import pickled, schema
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings

@@ -71,7 +71,7 @@ def test_every_product_works_with_its_own_workspace_and_mode(device: Device) -> 
     assert {state["atomics"] for state in states} == {cublas.AtomicsMode.NOT_ALLOWED}
 
 
-def test_what_is_in_force_is_not_set_again(device: Device) -> None:
+def test_unchanged_cublas_state_is_not_set_again(device: Device) -> None:
     cublas = FakeCublas()
     product = Cublas(device, vendor(cublas=cublas)).multiplication(GEMM, USUAL)
     product.enqueue(Places(), LEGACY)
@@ -103,14 +103,12 @@ def test_a_workspace_that_was_given_back_is_set_again_though_it_looks_the_same(
     ],
     ids=["fp8", "epilogue", "int8", "fp16 sums"],
 )
-def test_what_it_does_not_compute_it_says_before_a_call(
-    device: Device, gemm: Gemm, reason: str
-) -> None:
+def test_unsupported_gemm_is_refused_before_call(device: Device, gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         Cublas(device, vendor()).multiplication(gemm, USUAL)
 
 
-def test_it_says_nothing_of_algorithms_and_takes_none(device: Device) -> None:
+def test_cublas_lists_and_takes_no_algorithms(device: Device) -> None:
     blas = Cublas(device, vendor())
     for ask in (
         lambda: blas.heuristics(GEMM, USUAL, 1),
@@ -122,7 +120,7 @@ def test_it_says_nothing_of_algorithms_and_takes_none(device: Device) -> None:
     assert isinstance(blas.multiplication(GEMM, USUAL).algorithm, Unavailable)
 
 
-def test_what_was_closed_refuses_to_work(device: Device) -> None:
+def test_closed_library_is_refused(device: Device) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
     product = blas.multiplication(GEMM, USUAL)

@@ -110,7 +110,7 @@ def test_closing_destroys_all_that_was_made(device: Device) -> None:
     assert lt.alive == {}
 
 
-def test_what_was_closed_refuses_to_work(device: Device) -> None:
+def test_closed_library_is_refused(device: Device) -> None:
     blas = _opened(device, FakeLt())
     product = blas.multiplication(GEMM, USUAL)
     blas.close()
@@ -161,7 +161,7 @@ def test_every_algorithm_that_is_yielded_is_taken_back_by_its_numbers(device: De
     assert "user" in product.settings["chosen_by"]
 
 
-def test_what_needs_more_workspace_than_allowed_is_not_offered(device: Device) -> None:
+def test_algorithms_beyond_workspace_limit_are_not_listed(device: Device) -> None:
     blas = _opened(device, FakeLt(lambda asked: 256 * asked["split_k"]))
     found = list(blas.algorithms(GEMM, GemmSettings(workspace_bytes=1024)))
     assert max(each.workspace_bytes for each in found) == 1024

@@ -27,7 +27,7 @@ USUAL = GemmSettings()
         (Gemm(dtype="tf32", m=8, n=8, k=8, batch=2, layout="nn"), "without tf32"),
     ],
 )
-def test_what_cupy_does_not_compute_in_place_it_says(gemm: Gemm, reason: str) -> None:
+def test_cupy_refuses_gemm_that_needs_copies(gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=f"CuPy .*{reason}"):
         _check(gemm, USUAL)
 

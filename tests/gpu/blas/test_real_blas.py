@@ -202,7 +202,7 @@ def test_settings_change_no_result_of_whole_numbers(
 
 
 @pytest.mark.parametrize("dtype", MUST_WORK)
-def test_what_every_library_has_none_refuses(
+def test_common_gemm_is_refused_by_no_library(
     gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str
 ) -> None:
     if dtype == "bf16" and blas.library == "cupy":
@@ -253,7 +253,7 @@ def test_a_product_is_captured_and_replayed(gpu: Gpu, blas: Blas, owned: ExitSta
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_what_the_heuristics_propose_is_built_anew_from_its_numbers(
+def test_heuristic_algorithm_is_rebuilt_from_numbers(
     gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
 ) -> None:
     bench = Bench(gpu, Gemm(dtype=dtype, m=512, n=512, k=512), owned)
@@ -281,7 +281,7 @@ def test_every_configuration_that_is_yielded_runs_and_is_right(
             bench.check(product)
 
 
-def test_what_the_heuristics_propose_is_among_all_there_is(lt: Blas) -> None:
+def test_heuristic_algorithms_are_among_all_algorithms(lt: Blas) -> None:
     gemm = Gemm(dtype="bf16", m=1024, n=1024, k=1024)
     everything = {_configuration(each) for each in lt.algorithms(gemm, USUAL)}
     proposed = lt.heuristics(gemm, USUAL, 8)

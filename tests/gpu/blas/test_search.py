@@ -32,7 +32,7 @@ EVERYTHING = Choices(
 )
 
 
-def test_what_the_library_accepts_is_found_each_once() -> None:
+def test_accepted_configurations_are_found_once() -> None:
     def accepts(asked: Algorithm) -> Algorithm | None:
         fits = asked.cluster in (0, 3) and asked.inner == 0 and asked.tile != asked.stages + 14
         return asked if fits and asked.custom + asked.swizzle < 2 else None
@@ -73,7 +73,7 @@ def test_parts_are_split_only_with_a_scheme_to_add_them() -> None:
     assert list(filter(None, configurations(choices, lambda asked: asked))) == [Algorithm(id=1)]
 
 
-def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> None:
+def test_search_tries_only_offered_values() -> None:
     asked: list[Algorithm] = []
 
     def accepts(algorithm: Algorithm) -> Algorithm | None:
@@ -86,7 +86,7 @@ def test_what_is_accepted_is_asked_for_only_with_values_that_were_offered() -> N
     assert all(bool(each.reduction) == (each.split_k > 1) for each in asked)
 
 
-def test_one_that_finds_nothing_keeps_nobody_waiting_and_can_be_ended() -> None:
+def test_round_robin_skips_empty_iterator_and_can_be_stopped() -> None:
     turns = iter(range(1000))
     vain = iter([None] * 10_000)
     found = round_robin([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
@@ -95,7 +95,7 @@ def test_one_that_finds_nothing_keeps_nobody_waiting_and_can_be_ended() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4))
-def test_in_turn_everything_comes_and_the_first_of_each_before_a_second(
+def test_round_robin_yields_first_of_each_before_second(
     numbers: list[list[int]],
 ) -> None:
     lists = [

@@ -139,7 +139,7 @@ def test_a_setting_is_put_back_where_the_work_fails() -> None:
         (Gemm(dtype="bf16", m=8, n=8, k=8, output="fp32", epilogue="bias"), "bf16 to fp32"),
     ],
 )
-def test_what_torch_has_no_call_for_it_says(gemm: Gemm, reason: str) -> None:
+def test_torch_refuses_unsupported_gemm(gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         choose_call(object(), gemm, USUAL, "cpu")
 

@@ -23,7 +23,7 @@ ALL = [
 @pytest.mark.parametrize(
     "gemm", ALL, ids=lambda gemm: f"{gemm.dtype}-{gemm.output}-{gemm.accumulate}"
 )
-def test_every_name_of_a_type_is_one_that_the_bindings_know(gemm: Gemm) -> None:
+def test_type_names_exist_in_bindings(gemm: Gemm) -> None:
     nvmath = pytest.importorskip("nvmath", reason="nvmath-python is not installed")
     cublas = pytest.importorskip("nvmath.bindings.cublas")
     types = numbered(type_names(gemm), cublas.ComputeType, nvmath.CudaDataType)

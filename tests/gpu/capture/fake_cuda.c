@@ -1,5 +1,5 @@
-/* A driver and a Sanitizer API that do nothing but tell: each function below makes the callbacks, in the
- * order in which the real ones were seen to come, of one call of CUDA. Built and used by test_recorder.py. */
+/* A fake driver and Sanitizer API. Each function below makes the callbacks of one CUDA call, in the order
+ * observed with the real ones. Built and used by test_recorder.py. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +9,13 @@
 
 static Sanitizer_CallbackFunc told;
 
-/* --- the Sanitizer API --------------------------------------------------------------------------- */
+/* --- Sanitizer API ---------------------------------------------------------------------------- */
 
 int sanitizerSubscribe(Sanitizer_SubscriberHandle *subscriber, Sanitizer_CallbackFunc callback, void *data)
 {
     (void)data;
     if (told)
-        return 8; /* there is at most one */
+        return 8; /* only one subscriber is allowed */
     told = callback;
     *subscriber = &told;
     return 0;
@@ -42,7 +42,7 @@ int sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHandle subscrib
 
 int sanitizerGetStreamHandle(CUcontext context, CUstream stream, Sanitizer_StreamHandle *handle)
 {
-    /* A stream's handle is itself; the legacy default stream's comes after its context. */
+    /* The handle of a stream is the stream itself; that of the legacy default stream follows its context. */
     *handle = stream ? stream : (char *)context + 1;
     return 0;
 }
@@ -69,14 +69,14 @@ static void tell_call(uint32_t cbid, int site, const void *parameters, int resul
     tell(DOMAIN_DRIVER_API, cbid, &data);
 }
 
-/* --- the queries of the driver ------------------------------------------------------------------- */
+/* --- driver queries --------------------------------------------------------------------------- */
 
 typedef struct {
     const char *name;
     size_t parameters, offsets[8], sizes[8];
 } kernel;
 
-int capability = 90; /* by the tests */
+int capability = 90; /* set by tests */
 
 int cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
@@ -220,7 +220,7 @@ int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgrap
     return 0;
 }
 
-/* --- what programs do ---------------------------------------------------------------------------- */
+/* --- calls of programs ------------------------------------------------------------------------ */
 
 void make_context(void *context, int device)
 {
@@ -287,13 +287,14 @@ void fill(void *context, void *stream, uint64_t address, uint64_t width, uint32_
     tell(DOMAIN_MEMSET, 1, &data);
 }
 
-static __thread const touch *touches; /* of the next kernels of this thread */
+static __thread const touch *touches; /* by the next kernels of this thread */
 static __thread uint32_t touch_count;
 static __thread int launch_result;
 static void *module;
 static uint64_t last_grid;
 
-/* What the next kernels touch; nodes of a graph touch one each. They fail where the result is not 0. */
+/* Set the accesses of the next kernels; nodes of a graph make one each. Launches fail if the result is not
+ * 0. */
 void will_touch(const touch *all, uint32_t count, int result)
 {
     touches = all;
@@ -328,7 +329,7 @@ static Sanitizer_LaunchData launch_data(void *context, void *stream, const kerne
 
 static uint32_t blocks;
 
-/* Of 1024 threads, as the calls that launch say. */
+/* Set the number of blocks, of 1024 threads each, that launches report. */
 void set_blocks(uint32_t count)
 {
     blocks = count;
@@ -382,7 +383,7 @@ void synchronize(uint32_t cbid, void *context, void *stream)
     tell(DOMAIN_SYNCHRONIZE, cbid, &data);
 }
 
-/* A wait of which the end is one thing, and that it is told another. */
+/* Synchronise with one stream, but report another. */
 void synchronize_but(void *context, void *stream, int tells)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
@@ -412,12 +413,12 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
     tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (int i = 0; i < kernels; i++)
         tell(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
-    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* copies of nodes come as copies, too */
+    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* memcpy nodes also make memcpy callbacks */
     tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
 }
 
-/* A graph of kernels, each of which touches what is its own. Those in one line all have the user data that was
- * set last. The first one's grid has this number, the others' come behind. */
+/* Launch a graph of kernels, each with its own access. Kernels of a linear graph all have the user data that
+ * was set last. The first one has the given grid id, the others the following ones. */
 void launch_kernels(void *context, void *stream, void *executable, void *all, uint64_t first_grid, int in_line)
 {
     enum { MOST = 8 };
@@ -458,7 +459,7 @@ void drop_context(void *context, int device)
     tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING, &data);
 }
 
-/* How long a callback takes: so many launches of a kernel with three pointers. */
+/* Measure callback time: launch a kernel with three pointers many times. */
 void launch_often(void *context, void *stream, kernel *function, void **parameters, int times)
 {
     for (int i = 0; i < times; i++)

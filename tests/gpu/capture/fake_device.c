@@ -1,5 +1,5 @@
-/* The part of the Sanitizer API that patches and has memory, and streams that may hold their work: so that
- * things happen in the order in which they would on a device. Kernels run the patch, as built for the host. */
+/* The part of the fake Sanitizer API that patches and allocates, and streams that can defer their work, so
+ * that events happen in the order of a real device. Kernels run the device patch, built for the host. */
 #define _GNU_SOURCE
 #include "fake_device.h"
 
@@ -23,8 +23,8 @@ typedef struct {
     fake_launch launch;
     touch *touches;
     uint32_t count;
-    void (*function)(void *); /* of the host, given what is in ``memory``; NULL: none */
-    void *memory;             /* NULL: a kernel; else what to set */
+    void (*function)(void *); /* host function, called with ``memory``; NULL: none */
+    void *memory;             /* NULL: a kernel; otherwise the memory to set */
     int value;
     size_t bytes;
 } work;
@@ -50,7 +50,7 @@ static size_t number_of(Sanitizer_StreamHandle handle)
 static void set(void *memory, int value, size_t bytes)
 {
     const size_t page = 4096, begin = (page - (uintptr_t)memory % page) % page;
-    if (!value && bytes > 16 * page) { /* memory of which most is never used */
+    if (!value && bytes > 16 * page) { /* mostly untouched memory */
         const size_t inner = (bytes - begin) / page * page;
         madvise((char *)memory + begin, inner, MADV_DONTNEED);
         memset(memory, 0, begin);
@@ -60,7 +60,7 @@ static void set(void *memory, int value, size_t bytes)
     }
 }
 
-/* Whole warps of which each lane goes on where the one before ends. Returns how many accesses those were. */
+/* Access memory in whole warps whose lanes are consecutive. Return the number of accesses. */
 static uint64_t touch_in_warps(const fake_launch *of, const touch *all)
 {
     uint64_t i = 0;
@@ -134,7 +134,7 @@ int cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data)
     return 0;
 }
 
-/* From now on a stream does nothing before it is waited for; or it goes on. */
+/* Defer the work of a stream until it is waited for; run it again at once. */
 void hold(void *stream)
 {
     pthread_mutex_lock(&device);
@@ -150,7 +150,7 @@ void device_forget(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device);
 }
 
-void go_on(void *stream) /* NULL: each of them */
+void go_on(void *stream) /* NULL: all streams */
 {
     device_drain(stream);
     pthread_mutex_lock(&device);
@@ -164,8 +164,8 @@ void go_on(void *stream) /* NULL: each of them */
 
 static CUmodule modules[MOST_MODULES];
 static size_t module_count;
-int patches_refused, memory_refused; /* by the tests */
-int times_unset;                     /* launches in a context with a patch whose user data was not set */
+int patches_refused, memory_refused; /* set by tests */
+int times_unset;                     /* number of launches in a patched context without user data */
 static bool has_patch;
 
 static bool is_patched(CUmodule module)

@@ -1,4 +1,4 @@
-/* A device whose memory is the host's, and whose kernels are lists of what they touch. */
+/* A device whose memory is host memory, and whose kernels are lists of accesses. */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
 
@@ -7,26 +7,26 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* ``count`` accesses, the first at ``address``; of flags 0, one load of a tensor by the map that is there. */
+/* ``count`` accesses from ``address`` on; flags 0: one tensor load through the map at ``address``. */
 typedef struct {
     uint64_t address, stride, count;
     uint32_t bytes, flags;
 } touch;
 
-/* What a Sanitizer_LaunchHandle is. */
+/* The target of a Sanitizer_LaunchHandle. */
 typedef struct {
     CUmodule module;
     uint64_t user_data, grid;
     bool is_set;
 } fake_launch;
 
-/* Put a kernel into a stream. One of a patched module that has no user data ends the process. */
+/* Enqueue a kernel. Aborts if the module is patched and the launch has no user data. */
 void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches, uint32_t count);
 
-/* Have a stream, NULL: each of them, do what it holds. */
+/* Run the deferred work of a stream; NULL: of all streams. */
 void device_drain(Sanitizer_StreamHandle stream);
 
-/* A stream is gone: what it holds is done nevertheless, and its handle may come again. */
+/* Destroy a stream: its deferred work runs, and its handle may be reused. */
 void device_forget(Sanitizer_StreamHandle stream);
 
 #endif

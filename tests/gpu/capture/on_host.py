@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -91,7 +93,8 @@ def build_patch(directory: Path) -> ctypes.CDLL:
     library = directory / "libpatch_on_host.so"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-         "-Wno-unknown-pragmas", f"-I{CAPTURE}", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
+         "-Wno-unknown-pragmas", *shlex.split(os.environ.get("CFLAGS", "")),
+         f"-I{CAPTURE}", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
          str(HERE / "patch_on_host.c"), *(str(CAPTURE / "recorder" / name) for name in SOURCES),
          "-lpthread", "-o", str(library)],
         check=True,

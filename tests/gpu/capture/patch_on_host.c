@@ -1,5 +1,5 @@
-/* The patch on the host: threads of their own, and warps of lanes that take turns. Built by on_host.py,
- * together with what reads an arena. */
+/* The device patch on the host: real threads, and warps of lanes that are coroutines. Built by on_host.py,
+ * together with the arena decoder. */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdbool.h>
@@ -78,14 +78,15 @@ CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
 
 /* --- warps ------------------------------------------------------------------------------------------ */
 
-/* A lane runs until it says something to its warp; when all do, those that say it at one place of the
- * program are answered together, as if they had run in step. Not so lanes that went round a loop more often than
- * others: nothing makes them meet again. A thread outside of a warp is alone. */
+/* A lane runs until it calls a warp function. When all lanes wait, those that wait at the same place of the
+ * program are resumed together, as if they had run in lockstep. Lanes with a different number of loop
+ * iterations are kept apart, because nothing reconverges them. A thread outside a warp is a warp of one
+ * lane. */
 static __thread struct {
     ucontext_t lane[LANES], warp;
-    const void *place[LANES]; /* where in the program it waits; NULL: it is at its end */
+    const void *place[LANES]; /* place of the program where the lane waits; NULL: finished */
     ck_u32 said[LANES], heard[LANES], rounds[LANES], together;
-    int now; /* the lane that runs, from 1 on; 0: no warp */
+    int now; /* the running lane, from 1; 0: no warp */
 } warp;
 
 static ck_u32 say(const void *place, ck_u32 value)
@@ -98,7 +99,7 @@ static ck_u32 say(const void *place, ck_u32 value)
     return warp.together;
 }
 
-/* What each round of the search for a page begins with. */
+/* Called at the start of each iteration of the search for a page. */
 CK_INLINE ck_entry load_entry_coherent(ck_u64 at)
 {
     if (warp.now)
@@ -182,7 +183,7 @@ CK_INLINE ck_u32 grid_id(void)
 
 #include "accesses.cu"
 
-/* --- for the tests ---------------------------------------------------------------------------------- */
+/* --- interface for the tests ------------------------------------------------------------------ */
 
 typedef struct {
     ck_u64 userdata, address;
@@ -202,7 +203,7 @@ static void *run(void *argument)
 
 #define THREADS 8
 
-/* Each of many threads touches all of the same memory, from another place on. */
+/* Let several threads access the same memory, each starting at a different address. */
 void touch_together(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes, ck_u32 flags)
 {
     pthread_t thread[THREADS];
@@ -243,7 +244,7 @@ static void resume(ck_u32 lanes)
         }
 }
 
-/* All lanes of a warp access what is theirs with one instruction. */
+/* Let all lanes of a warp make their accesses with one instruction. */
 void access_together(const together *all)
 {
     enum { STACK = 1 << 16 };
@@ -277,7 +278,7 @@ void access_together(const together *all)
     free(stacks);
 }
 
-/* Address space without memory, until it is touched: most of an arena never is. */
+/* Reserve address space: most of an arena is never touched. */
 void *new_arena(ck_u32 entries_log2, ck_u32 pages)
 {
     const size_t bytes = CK_ARENA_BYTES(entries_log2, pages);
@@ -345,7 +346,7 @@ static void keep(void *to, const access_range *range)
     into->used++;
 }
 
-/* Returns how many ranges there are; as many as there is room for are written. */
+/* Return the number of ranges; write as many as fit. */
 size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *room, size_t size)
 {
     kept into = {room, 0, size};

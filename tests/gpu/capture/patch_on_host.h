@@ -1,4 +1,4 @@
-/* What the patch on the host has for kernels that are made up. */
+/* Interface of the patch on the host for fake kernels. */
 #ifndef PATCH_ON_HOST_H
 #define PATCH_ON_HOST_H
 
@@ -6,8 +6,8 @@
 
 enum { LANES = 32 };
 
-/* What the lanes of a warp, a bit for each that is there, access with one instruction, or copy but for some
- * bytes at the end, which are filled with zeros. */
+/* Accesses of the lanes of a warp by one instruction, or copies that fill some bytes at the end with zeros.
+ * ``lanes`` has a bit for each active lane. */
 typedef struct {
     ck_u64 userdata, address[LANES];
     ck_u32 lanes, bytes, flags, copy, zeros[LANES];

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,7 +82,9 @@ def recorded_processes(
         text=True,
         check=False,
     )
-    assert ran.stderr == ""
+    # AddressSanitizer warns of makecontext, with which the patch on the host has warps.
+    stderr = [line for line in ran.stderr.splitlines() if "swapcontext" not in line]
+    assert not stderr, ran.stderr
     assert ran.returncode == status
     events: dict[int, list[Event]] = {}
     for batch in Spool(directory).batches():
@@ -98,7 +102,7 @@ def build_library(directory: Path) -> Path:
     library = directory / "libfake_cuda.so"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-         "-Wno-unknown-pragmas", "-Wl,-soname,libcuda.so.1",
+         "-Wno-unknown-pragmas", *shlex.split(os.environ.get("CFLAGS", "")), "-Wl,-soname,libcuda.so.1",
          f"-I{CAPTURE}", f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}",
          *(str(HERE / name) for name in ("fake_cuda.c", "fake_device.c", "patch_on_host.c")),
          *(str(CAPTURE / "recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],

@@ -73,7 +73,7 @@ def both() -> tuple[Stack, Stack]:
     return _frames.stack(1024), shown()
 
 
-def test_the_stack_is_the_one_that_the_interpreter_shows() -> None:
+def test_stack_equals_interpreter_stack() -> None:
     def outer() -> tuple[Stack, Stack]:
         def inner() -> tuple[Stack, Stack]:
             return both()
@@ -87,7 +87,7 @@ def test_the_stack_is_the_one_that_the_interpreter_shows() -> None:
     assert seen[0][1] == __file__
 
 
-def test_generators_and_comprehensions_are_frames_like_any_other() -> None:
+def test_generators_and_comprehensions_have_frames() -> None:
     def generator() -> Iterator[tuple[Stack, Stack]]:
         yield both()
         yield from (both() for _ in range(2))
@@ -98,7 +98,7 @@ def test_generators_and_comprehensions_are_frames_like_any_other() -> None:
         assert seen == expected
 
 
-def test_coroutines_are_seen_where_they_run() -> None:
+def test_coroutine_frames_are_where_they_run() -> None:
     async def inner() -> tuple[Stack, Stack]:
         await asyncio.sleep(0)
         return both()
@@ -113,7 +113,7 @@ def test_coroutines_are_seen_where_they_run() -> None:
     assert "outer" in seen[2][0]
 
 
-def test_what_c_calls_back_is_linked_to_what_called_into_c() -> None:
+def test_callback_from_c_is_linked_to_its_caller() -> None:
     stacks = []
 
     def compared(left: int, right: int) -> int:
@@ -138,7 +138,7 @@ class Made:
         return both()
 
 
-def test_a_frame_that_only_links_is_not_shown() -> None:
+def test_trampoline_frames_are_skipped() -> None:
     for _ in range(100):  # until the interpreter has specialized the calls
         made = Made()
         for seen, expected in (made.stacks, made.member):
@@ -150,7 +150,7 @@ NAMES = ["plain", "größe", "速度", "𐍈速é"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_and_files_may_be_in_any_script(name: str) -> None:
+def test_names_and_files_may_be_non_ascii(name: str) -> None:
     space: dict[str, Any] = {"both": both}
     exec(compile(f"def {name}():\n\n return both()\ncall = {name}", f"<{name} ½>", "exec"), space)  # noqa: S102
 
@@ -169,7 +169,7 @@ def run_in(source: str, file: str) -> tuple[list[int], Stack]:
 
 @pytest.mark.parametrize("letter", ["a", "é", "速", "𐍈"])
 @pytest.mark.parametrize("shift", range(4))
-def test_long_texts_are_cut_at_a_character(letter: str, shift: int) -> None:
+def test_long_texts_are_cut_at_character_boundary(letter: str, shift: int) -> None:
     whole = "x" * shift + letter * 600
 
     _, stack = run_in("result = walked()", whole)
@@ -177,7 +177,7 @@ def test_long_texts_are_cut_at_a_character(letter: str, shift: int) -> None:
     assert stack[0][1] == whole.encode()[:511].decode(errors="ignore")
 
 
-def test_what_utf_8_cannot_say_is_replaced() -> None:
+def test_surrogates_are_replaced() -> None:
     _, stack = run_in("result = walked()", "a\udcffb")
 
     assert stack[0][1] == "a\ufffdb"
@@ -211,7 +211,7 @@ def run(values):
 )
 
 
-def test_lines_are_those_of_the_interpreter_at_every_instruction() -> None:
+def test_line_of_every_instruction_equals_interpreter() -> None:
     space: dict[str, Any] = {}
     exec(compile(SOURCE, "<locations>", "exec"), space)  # noqa: S102
     large = [method.__code__ for method in vars(subprocess.Popen).values() if isfunction(method)]
@@ -228,15 +228,15 @@ def line_of(code: Any, offset: int) -> int:
     return frame.line
 
 
-def test_an_offset_beyond_the_code_has_no_line() -> None:
+def test_offset_beyond_code_has_no_line() -> None:
     assert line_of(shown.__code__, 2**40) == 0
 
 
-def test_no_code_cannot_be_resolved() -> None:
+def test_null_code_cannot_be_resolved() -> None:
     assert WALKER.resolve(0, 0, Frame()) == -1
 
 
-def test_a_deep_recursion_is_cut_at_its_outer_end() -> None:
+def test_deep_recursion_is_cut_at_outer_end() -> None:
     def descend(depth: int) -> Stack:
         stack: Stack = descend(depth - 1) if depth else _frames.stack(limit=500)
         return stack
@@ -248,11 +248,11 @@ def test_a_deep_recursion_is_cut_at_its_outer_end() -> None:
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1, 3])
-def test_a_stack_has_no_more_frames_than_asked_for(limit: int) -> None:
+def test_stack_respects_limit(limit: int) -> None:
     assert len(_frames.stack(limit)) == max(limit, 0)
 
 
-def test_the_same_place_has_the_same_key_and_each_place_its_own() -> None:
+def test_keys_identify_code_and_instruction() -> None:
     def places() -> list[int]:
         return [walked()[0][0], walked()[0][0]]
 
@@ -269,7 +269,7 @@ def test_the_same_place_has_the_same_key_and_each_place_its_own() -> None:
         pytest.param(lambda n: ("\n" * n + "result = walked()", "<string>"), id="line"),
     ],
 )
-def test_code_made_where_other_code_was_has_keys_of_its_own(
+def test_code_at_reused_address_has_new_keys(
     program: Callable[[int], tuple[str, str]],
 ) -> None:
     place_of = {}
@@ -291,7 +291,7 @@ def descended(name: str, depth: int, failures: list[Stack]) -> None:
     return None
 
 
-def test_threads_see_their_own_frames_while_others_run() -> None:
+def test_threads_see_their_own_frames() -> None:
     failures: list[Stack] = []
     done = threading.Event()
 
@@ -318,7 +318,7 @@ def test_threads_see_their_own_frames_while_others_run() -> None:
     assert failures == []
 
 
-def test_a_thread_that_python_does_not_know_has_no_frames() -> None:
+def test_foreign_thread_has_no_frames() -> None:
     library = ctypes.CDLL(None)
     thread, result = ctypes.c_ulong(), ctypes.c_void_p()
 

@@ -165,7 +165,7 @@ def assemble(
 
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("name", CODE)
-def test_what_nobody_reports_is_found(
+def test_unreported_instructions_are_found(
     library: ctypes.CDLL, ptxas: str, tmp_path: Path, capability: int, name: str
 ) -> None:
     since, body, what = CODE[name]
@@ -186,7 +186,7 @@ def test_what_nobody_reports_is_found(
         assert unseen(library, cubin) is not None
 
 
-def test_what_a_function_has_any_kernel_may_call(
+def test_unreported_instructions_of_function_count_for_all_kernels(
     library: ctypes.CDLL, ptxas: str, tmp_path: Path
 ) -> None:
     function = """.visible .func (.param .f32 r) fetch(.param .u64 t) {
@@ -260,7 +260,7 @@ def an_image() -> Image:
     return image
 
 
-def test_each_kernel_is_told_its_own_and_each_kind_once(library: ctypes.CDLL) -> None:
+def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
     assert unseen(library, an_image().file()) == [
         ("one", TEXTURES),
         ("three", TEXTURES),
@@ -270,7 +270,7 @@ def test_each_kernel_is_told_its_own_and_each_kind_once(library: ctypes.CDLL) ->
     ]
 
 
-def test_functions_that_are_no_kernels_are_anybodys(library: ctypes.CDLL) -> None:
+def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
     image = an_image()
     image.code("helper", 0x9A5, kernel=False)
     found = unseen(library, image.file()) or []
@@ -278,7 +278,7 @@ def test_functions_that_are_no_kernels_are_anybodys(library: ctypes.CDLL) -> Non
     assert ("two", TEXTURES) not in found
 
 
-def test_functions_of_the_driver_are_not_seen(library: ctypes.CDLL) -> None:
+def test_driver_functions_are_reported_as_unseen(library: ctypes.CDLL) -> None:
     image = Image()
     image.code("one", 0x94D)
     image.symbol("vprintf", 0, 0)
@@ -289,17 +289,17 @@ def test_functions_of_the_driver_are_not_seen(library: ctypes.CDLL) -> None:
     assert unseen(library, image.file()) == [("one", SYSTEM)]
 
 
-def test_without_symbols_each_may_call_the_others(library: ctypes.CDLL) -> None:
+def test_without_symbols_functions_count_for_all(library: ctypes.CDLL) -> None:
     found = unseen(library, an_image().file(symbols=False)) or []
     assert {name for name, what in found if what == SURFACES} == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 100, -1])
-def test_what_is_cut_off_is_not_readable(library: ctypes.CDLL, size: int) -> None:
+def test_truncated_cubin_is_unreadable(library: ctypes.CDLL, size: int) -> None:
     assert unseen(library, an_image().file()[:size]) is None
 
 
-def test_code_that_is_compressed_or_has_another_name_is_not_readable(library: ctypes.CDLL) -> None:
+def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
     image = an_image()
     image.code("four", 0x94D, flags=EXECUTABLE | COMPRESSED)
     assert unseen(library, image.file()) is None
@@ -309,9 +309,7 @@ def test_code_that_is_compressed_or_has_another_name_is_not_readable(library: ct
 
 
 @given(seed=st.integers(0, 1 << 30), changes=st.integers(1, 8))
-def test_a_damaged_file_is_refused_or_read_within_its_bounds(
-    library: ctypes.CDLL, seed: int, changes: int
-) -> None:
+def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, changes: int) -> None:
     chance = random.Random(seed)
     cubin = bytearray(an_image().file())
     for _ in range(changes):

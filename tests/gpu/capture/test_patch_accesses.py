@@ -132,7 +132,7 @@ ACCESSES = st.lists(
 
 
 @given(accesses=ACCESSES, log2=st.integers(8, 10), share=st.floats(0.05, 1))
-def test_every_byte_is_written_down_or_its_launch_is_said_to_be_incomplete(
+def test_every_byte_is_recorded_or_launch_is_lost(
     library: ctypes.CDLL,
     accesses: list[tuple[int, int, int, int, int, int]],
     log2: int,
@@ -218,7 +218,7 @@ WARPS = st.lists(
 
 
 @given(warps=WARPS)
-def test_every_byte_that_lanes_access_together_is_written_down(
+def test_every_byte_of_a_warp_is_recorded(
     library: ctypes.CDLL, warps: list[tuple[str, int, int, int, int, int, int]]
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
@@ -238,7 +238,7 @@ def test_every_byte_that_lanes_access_together_is_written_down(
     zeros=st.lists(st.just(0) | st.integers(0, 16), min_size=32, max_size=32),
     lanes=st.just((1 << 32) - 1) | st.integers(1, (1 << 32) - 1),
 )
-def test_copies_of_a_warp_read_what_each_of_its_lanes_does_not_fill_with_zeros(
+def test_warp_copy_reads_all_but_zero_filled_bytes(
     library: ctypes.CDLL, kind: str, start: int, size: int, zeros: list[int], lanes: int
 ) -> None:
     addresses = pattern(kind, ADDRESSES[0], start, size, start)
@@ -263,7 +263,7 @@ def test_copies_of_a_warp_read_what_each_of_its_lanes_does_not_fill_with_zeros(
 
 
 @pytest.mark.parametrize(("size", "words"), [(4, 1), (8, 2), (16, 4), (1, 1), (2, 2)])
-def test_a_warp_that_streams_sets_each_word_once_and_its_bit_in_the_summary(
+def test_streaming_warp_sets_each_word_and_summary_bit_once(
     library: ctypes.CDLL, size: int, words: int
 ) -> None:
     with arena(library) as made:
@@ -274,14 +274,14 @@ def test_a_warp_that_streams_sets_each_word_once_and_its_bit_in_the_summary(
         assert made.summary(0) == (1 << words) - 1
 
 
-def test_a_run_that_does_not_begin_with_a_word_is_in_no_summary(library: ctypes.CDLL) -> None:
+def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         warp_access(made, 0, pattern("row", PAGE, 1, 8, 0), ALL_LANES, 8, 2)
         assert made.summary(0) == 0
         assert made.bytes() == {(0, WRITE): set(range(PAGE + 8, PAGE + 0x108))}
 
 
-def test_each_run_of_a_warp_is_in_the_summary_with_its_whole_words(library: ctypes.CDLL) -> None:
+def test_whole_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
     """Two rows of 160 bytes, and of a third one 64: what a tile of a matrix looks like."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
     with arena(library) as made:
@@ -293,7 +293,7 @@ def test_each_run_of_a_warp_is_in_the_summary_with_its_whole_words(library: ctyp
         assert made.bytes() == {(0, READ): {at + i for at, size in rows for i in range(size)}}
 
 
-def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:
+def test_repeated_access_makes_no_atomics(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         made.access(3, 0x10000, 16, 1)
         before = library.atomics_so_far()
@@ -303,7 +303,7 @@ def test_what_is_set_is_not_set_again(library: ctypes.CDLL) -> None:
         assert library.atomics_so_far() == before
 
 
-def test_a_kernel_without_room_asks_for_each_page_once(library: ctypes.CDLL) -> None:
+def test_full_arena_claims_each_page_once(library: ctypes.CDLL) -> None:
     with arena(library, 8, 1) as made:
         for _ in range(2):
             before = library.atomics_so_far()
@@ -316,7 +316,7 @@ def test_a_kernel_without_room_asks_for_each_page_once(library: ctypes.CDLL) -> 
         assert made.lost == 2
 
 
-def test_the_summary_of_what_was_streamed_has_all_bits(library: ctypes.CDLL) -> None:
+def test_summary_of_streamed_page_is_full(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         for address in range(PAGE, 3 * PAGE, 512):
             warp_access(made, 0, pattern("row", address, 0, 16, 0), ALL_LANES, 16, 2)
@@ -325,7 +325,7 @@ def test_the_summary_of_what_was_streamed_has_all_bits(library: ctypes.CDLL) -> 
         assert [made.bitmap(page) for page in range(2)] == [b"\xff" * BITMAP_BYTES] * 2
 
 
-def test_what_was_set_bit_by_bit_is_in_no_summary(library: ctypes.CDLL) -> None:
+def test_words_set_bit_by_bit_are_not_in_summary(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         for address in range(PAGE, 2 * PAGE, 4):
             made.access(0, address, 4, 2)
@@ -333,7 +333,7 @@ def test_what_was_set_bit_by_bit_is_in_no_summary(library: ctypes.CDLL) -> None:
         assert made.summary(0) == 0
 
 
-def test_pages_of_every_chunk_have_a_bitmap_and_a_summary_of_their_own(
+def test_pages_of_all_chunks_have_own_bitmap_and_summary(
     library: ctypes.CDLL,
 ) -> None:
     count = 2 * CHUNK_PAGES + 3
@@ -352,7 +352,7 @@ def test_pages_of_every_chunk_have_a_bitmap_and_a_summary_of_their_own(
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_threads_that_come_at_once_take_each_page_once(library: ctypes.CDLL, size: int) -> None:
+def test_concurrent_threads_claim_each_page_once(library: ctypes.CDLL, size: int) -> None:
     begin, span = PAGE, 5 * PAGE // 2
     for _ in range(5):
         with arena(library) as made:
@@ -363,7 +363,7 @@ def test_threads_that_come_at_once_take_each_page_once(library: ctypes.CDLL, siz
             assert made.header()[2] == (3 if size == 8 else 10)
 
 
-def test_prefetches_and_launches_without_user_data_are_nothing(library: ctypes.CDLL) -> None:
+def test_prefetches_and_launches_without_user_data_are_ignored(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         made.access(0, 0x10000, 4, PREFETCH)
         library.ck_memory_access(
@@ -372,7 +372,7 @@ def test_prefetches_and_launches_without_user_data_are_nothing(library: ctypes.C
         assert made.header()[2:] == (0, 0, 0, 0)
 
 
-def test_kernels_that_share_user_data_are_told_apart_by_their_grid(library: ctypes.CDLL) -> None:
+def test_shared_user_data_is_distinguished_by_grid(library: ctypes.CDLL) -> None:
     pc, at = ctypes.c_uint64(7), 0x10000
     with arena(library) as made:
         shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
@@ -391,7 +391,7 @@ def test_kernels_that_share_user_data_are_told_apart_by_their_grid(library: ctyp
         assert made.bytes() == expected
 
 
-def test_asynchronous_copies_read_what_is_not_filled_with_zeros(library: ctypes.CDLL) -> None:
+def test_async_copy_reads_all_but_zero_filled_bytes(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         pc = ctypes.c_uint64(7)
         library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0x10000), 64, 16, 0)
@@ -400,7 +400,7 @@ def test_asynchronous_copies_read_what_is_not_filled_with_zeros(library: ctypes.
         assert made.bytes() == {(0, READ): set(range(0x10000, 0x10013))}
 
 
-def test_bulk_copies_touch_every_block_that_their_mask_lets_through(library: ctypes.CDLL) -> None:
+def test_bulk_copies_access_masked_bytes(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         pc = ctypes.c_uint64(7)
         source = 0x1FFF0
@@ -427,7 +427,7 @@ def address_of(content: ctypes.Array[ctypes.c_uint64]) -> ctypes.c_uint64:
     return ctypes.c_uint64(ctypes.addressof(content))
 
 
-def test_a_box_of_a_tensor_map_is_written_down_once(library: ctypes.CDLL) -> None:
+def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)(*range(100, 108))
     again = (ctypes.c_uint64 * 8)(*content)
     with arena(library) as made:
@@ -458,7 +458,7 @@ def test_a_box_of_a_tensor_map_is_written_down_once(library: ctypes.CDLL) -> Non
         assert list(boxes[5].word) == [9, 0, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0]
 
 
-def test_boxes_of_kernels_that_share_user_data_are_those_of_their_launches(
+def test_boxes_with_shared_user_data_belong_to_their_launches(
     library: ctypes.CDLL,
 ) -> None:
     content = (ctypes.c_uint64 * 8)()
@@ -470,7 +470,7 @@ def test_boxes_of_kernels_that_share_user_data_are_those_of_their_launches(
         assert [box.launch for box in made.boxes()] == [131071, 3]
 
 
-def test_there_is_room_for_as_many_boxes_as_are_said(library: ctypes.CDLL) -> None:
+def test_arena_holds_maximum_number_of_boxes(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)()
     with arena(library) as made:
         for x in range(MAX_BOXES):
@@ -486,7 +486,7 @@ def test_there_is_room_for_as_many_boxes_as_are_said(library: ctypes.CDLL) -> No
         assert library.atomics_so_far() == before
 
 
-def test_a_map_for_which_there_is_no_room_is_missed_by_its_boxes(library: ctypes.CDLL) -> None:
+def test_boxes_lack_a_map_that_did_not_fit(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)()
     with arena(library) as made:
         for number in range(MAX_MAPS + 1):

@@ -193,7 +193,7 @@ def decode(library: ctypes.CDLL, encoded: bytes) -> Decoded | None:
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["encoded"])))
-def test_a_recorded_map_is_read_as_it_was_made(library: ctypes.CDLL, number: int) -> None:
+def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -> None:
     each = RECORDED["encoded"][number]
     tensor, content = recorded(each), bytes.fromhex(each["map"])
     found = decode(library, content)
@@ -214,7 +214,7 @@ def test_a_recorded_map_is_read_as_it_was_made(library: ctypes.CDLL, number: int
     )
 
 
-def test_the_boxes_of_a_product_are_its_matrices(library: ctypes.CDLL) -> None:
+def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
     """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A once, and of B, and says so three times."""
     boxes, expected = [], []
     for place, (rows, each) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
@@ -255,7 +255,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     tensor=tensors(),
     uses=st.lists(st.tuples(st.tuples(AT, AT, AT, AT, AT), st.integers(0, 2), st.booleans())),
 )
-def test_a_box_is_its_elements_within_the_tensor(
+def test_box_covers_its_elements_inside_the_tensor(
     library: ctypes.CDLL,
     tensor: Tensor,
     uses: list[tuple[tuple[int, ...], int, bool]],
@@ -290,7 +290,7 @@ NOT_UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("encoded", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD.keys())
-def test_a_launch_is_lost_whose_map_is_not_understood(library: ctypes.CDLL, encoded: bytes) -> None:
+def test_unknown_map_loses_its_launch(library: ctypes.CDLL, encoded: bytes) -> None:
     maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
     rank = (encoded[8] >> 4 & 7) + 1
     boxes = [load(3, 0, (0,) * min(rank, 5)), load(4, 1, (0, 0))]
@@ -312,14 +312,14 @@ IMPLAUSIBLE = {
 
 
 @pytest.mark.parametrize("box", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE.keys())
-def test_a_launch_is_lost_whose_box_is_not_understood(library: ctypes.CDLL, box: Box) -> None:
+def test_unknown_box_loses_its_launch(library: ctypes.CDLL, box: Box) -> None:
     maps = [tensor_map(PLAIN.encoded(), 1)]
     found, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
     assert lost == {3}
     assert found.keys() == {(4, ATOMIC), (5, READ)}
 
 
-def test_boxes_side_by_side_are_joined_where_their_rows_are(library: ctypes.CDLL) -> None:
+def test_adjacent_boxes_are_joined(library: ctypes.CDLL) -> None:
     """A gap of four elements; one that begins where another ends, and has more rows; one within another."""
     for places in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
         rows = joined(piece for at in places for piece in PLAIN.rows(at))
@@ -329,7 +329,7 @@ def test_boxes_side_by_side_are_joined_where_their_rows_are(library: ctypes.CDLL
 
 
 @pytest.mark.parametrize("full", [0, 1])
-def test_pages_of_the_device_and_of_boxes_are_one(library: ctypes.CDLL, full: int) -> None:
+def test_pages_of_device_and_boxes_are_merged(library: ctypes.CDLL, full: int) -> None:
     """The bitmap of a page that is full is not copied to the host, so what it says is nothing."""
     tensor = Tensor(7, 0x7F12_3400_0000, (16384,), (), (256,), (1,))
     key = 1 << 63 | 9 << 46 | WRITE << 44 | tensor.address >> PAGE_SHIFTS[0]
@@ -348,5 +348,5 @@ def test_pages_of_the_device_and_of_boxes_are_one(library: ctypes.CDLL, full: in
         assert one.pieces() == {(9, WRITE): touched}
 
 
-def test_without_boxes_nothing_happens(library: ctypes.CDLL) -> None:
+def test_no_boxes_change_nothing(library: ctypes.CDLL) -> None:
     assert expand(library, [], []) == ({}, set())

@@ -104,7 +104,7 @@ def one_page_each(contents: list[Content]) -> list[Content]:
 
 @settings(max_examples=50)
 @given(contents=CONTENTS)
-def test_ranges_are_the_bytes_of_the_bits_in_order(
+def test_ranges_are_bytes_of_set_bits_in_order(
     library: ctypes.CDLL, contents: list[Content]
 ) -> None:
     contents = one_page_each(contents)
@@ -120,7 +120,7 @@ def test_ranges_are_the_bytes_of_the_bits_in_order(
     assert order == sorted(order)
 
 
-def test_neighbours_are_joined_across_pages_and_levels(library: ctypes.CDLL) -> None:
+def test_adjacent_pieces_are_joined_across_pages_and_levels(library: ctypes.CDLL) -> None:
     contents = [
         (5, WRITE, 0, 4, "full", 0),
         (5, WRITE, 1, 8, "full", 0),
@@ -130,13 +130,13 @@ def test_neighbours_are_joined_across_pages_and_levels(library: ctypes.CDLL) -> 
     assert (one.lo, one.bytes, one.count) == (BASE, 2 * WINDOW + WINDOW // 4, 1)
 
 
-def test_a_column_is_one_range_across_pages(library: ctypes.CDLL) -> None:
+def test_column_is_one_range_across_pages(library: ctypes.CDLL) -> None:
     contents = [(5, WRITE, 0, 4 * i, "strided", 0) for i in range(2)]
     (one,) = read_ranges(library, *pages_of(contents), 2)
     assert (one.lo, one.bytes, one.stride, one.count) == (BASE, 4, 8, 2 * WINDOW // 8)
 
 
-def test_two_pieces_are_no_row_and_the_second_may_begin_one(library: ctypes.CDLL) -> None:
+def test_two_pieces_are_no_range_and_second_may_begin_one(library: ctypes.CDLL) -> None:
     bits = sum(1 << granule for granule in (0, 100, 110, 120, 130, 500, 900))
     pages = (Page * 1)(Page(key(0, READ, 1, BASE), 0))
     ranges = read_ranges(library, pages, bits.to_bytes(BITMAP_BYTES, "little"), 1)
@@ -148,14 +148,14 @@ def test_two_pieces_are_no_row_and_the_second_may_begin_one(library: ctypes.CDLL
     ]
 
 
-def test_pieces_of_one_range_never_touch(library: ctypes.CDLL) -> None:
+def test_pieces_of_range_do_not_touch(library: ctypes.CDLL) -> None:
     contents: list[Content] = [(0, READ, 1, i, "noise", i) for i in range(4)]
     ranges = read_ranges(library, *pages_of(contents), 4)
     pieces = sorted(piece for each in ranges for piece in each.pieces())
     assert all(end < begin for (_, end), (begin, _) in pairwise(pieces))
 
 
-def test_a_page_that_was_never_named_is_passed_over(library: ctypes.CDLL) -> None:
+def test_page_without_key_is_skipped(library: ctypes.CDLL) -> None:
     pages = (Page * 1)()
     empty: list[Range] = read_ranges(library, pages, b"\xff" * BITMAP_BYTES, 1)
     assert empty == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.gpu.capture.locate import Places
+from cudakit.gpu.capture.installed import SearchPaths
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 
 HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
@@ -25,7 +25,7 @@ DRIVER = "NVRM version: NVIDIA UNIX {kind}  {version}  Release Build  (x)\nGCC v
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Places:
+def machine(tmp_path: Path) -> SearchPaths:
     """A machine on which everything is there."""
     packages = tmp_path / "site-packages"
     install(packages, "13.5.25")
@@ -33,7 +33,7 @@ def machine(tmp_path: Path) -> Places:
     (tmp_path / "native" / "_frames.cpython-312-x86_64-linux-gnu.so").write_bytes(b"")
     record(tmp_path)
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return Places(kept, [str(packages)], tmp_path, tmp_path / "native")
+    return SearchPaths(kept, [str(packages)], tmp_path, tmp_path / "native")
 
 
 def install(packages: Path, version: str) -> None:
@@ -49,17 +49,17 @@ def record(root: Path, *, check: str = "assert os.path.isfile(library)", offset:
     (root / "native" / "_recorder.py").write_text(text)
 
 
-def refused(machine: Places, python: str | None = None) -> Refusal:
+def refused(machine: SearchPaths, python: str | None = None) -> Refusal:
     outcome = preflight(python, places=machine)
     assert isinstance(outcome, Refusal)
     return outcome
 
 
-def under(machine: Places, **environment: str) -> Places:
+def under(machine: SearchPaths, **environment: str) -> SearchPaths:
     return replace(machine, environment={**machine.environment, **environment})
 
 
-def test_a_machine_that_has_everything_is_ready(machine: Places) -> None:
+def test_complete_machine_is_ready(machine: SearchPaths) -> None:
     outcome = preflight(None, places=machine)
 
     assert isinstance(outcome, Ready)
@@ -72,9 +72,7 @@ def test_a_machine_that_has_everything_is_ready(machine: Places) -> None:
     }
 
 
-def test_the_packages_of_the_programs_interpreter_are_looked_at_too(
-    machine: Places, tmp_path: Path
-) -> None:
+def test_packages_of_program_interpreter_are_searched(machine: SearchPaths, tmp_path: Path) -> None:
     program = tmp_path / "program"
     install(program / "lib", "13.6.1")
     python = program / "python"
@@ -88,7 +86,7 @@ def test_the_packages_of_the_programs_interpreter_are_looked_at_too(
     assert f"{program}/lib" in outcome.packages
 
 
-def test_a_refusal_is_an_error_with_its_remedy(machine: Places) -> None:
+def test_refusal_is_error_with_hint(machine: SearchPaths) -> None:
     error = refused(replace(machine, packages=[])).error()
 
     assert error.exit_code == 3
@@ -96,15 +94,13 @@ def test_a_refusal_is_an_error_with_its_remedy(machine: Places) -> None:
     assert error.hint == "pip install 'cudakit[sanitize]'"
 
 
-def test_without_a_recorder_the_program_is_refused(machine: Places, tmp_path: Path) -> None:
+def test_missing_recorder_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
     (tmp_path / "native" / "_recorder.py").unlink()
 
     assert "install a C compiler" in refused(machine).hint
 
 
-def test_a_recorder_that_does_not_work_is_refused_with_what_it_says(
-    machine: Places, tmp_path: Path
-) -> None:
+def test_failing_recorder_is_refused_with_its_error(machine: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="raise RuntimeError('too many subscribers')")
 
     refusal = refused(machine)
@@ -113,9 +109,7 @@ def test_a_recorder_that_does_not_work_is_refused_with_what_it_says(
     assert refusal.message.endswith("): too many subscribers")
 
 
-def test_a_recorder_that_crashes_takes_only_its_own_process_with_it(
-    machine: Places, tmp_path: Path
-) -> None:
+def test_crashing_recorder_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.kill(os.getpid(), 9)")
 
     refusal = refused(machine)
@@ -124,15 +118,13 @@ def test_a_recorder_that_crashes_takes_only_its_own_process_with_it(
     assert refusal.hint.startswith(f"see what this says: {sys.executable} -I -S ")
 
 
-def test_what_the_library_prints_is_not_taken_for_the_answer(
-    machine: Places, tmp_path: Path
-) -> None:
+def test_output_of_library_is_ignored(machine: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.write(1, b'{}')")
 
     assert isinstance(preflight(None, places=machine), Ready)
 
 
-def test_structures_that_moved_are_refused(machine: Places, tmp_path: Path) -> None:
+def test_moved_struct_field_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, offset=16)
 
     assert "Sanitizer_LaunchData.stream is at byte 8" in refused(machine).message
@@ -149,8 +141,8 @@ def test_structures_that_moved_are_refused(machine: Places, tmp_path: Path) -> N
         ("NV_SANITIZER_INJECTION_PORT_BASE", "49152"),
     ],
 )
-def test_another_tool_in_the_process_is_refused_by_its_variable(
-    machine: Places, variable: str, value: str
+def test_other_tool_is_refused_by_its_variable(
+    machine: SearchPaths, variable: str, value: str
 ) -> None:
     refusal = refused(under(machine, **{variable: value}))
 
@@ -167,9 +159,7 @@ def test_another_tool_in_the_process_is_refused_by_its_variable(
         ("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0"),
     ],
 )
-def test_what_only_looks_like_another_tool_is_no_hindrance(
-    machine: Places, variable: str, value: str
-) -> None:
+def test_unrelated_variables_are_accepted(machine: SearchPaths, variable: str, value: str) -> None:
     assert isinstance(preflight(None, places=under(machine, **{variable: value})), Ready)
 
 
@@ -180,8 +170,8 @@ def driver(root: Path, kind: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
-def test_a_driver_that_is_too_old_is_refused_with_its_version(
-    machine: Places, tmp_path: Path, kind: str
+def test_old_driver_is_refused_with_its_version(
+    machine: SearchPaths, tmp_path: Path, kind: str
 ) -> None:
     driver(tmp_path, kind, "510.108.03")
 
@@ -192,13 +182,13 @@ def test_a_driver_that_is_too_old_is_refused_with_its_version(
 
 
 @pytest.mark.parametrize("version", ["515.43.04", "580.159.03", "1000.1"])
-def test_a_newer_driver_will_do(machine: Places, tmp_path: Path, version: str) -> None:
+def test_newer_driver_is_accepted(machine: SearchPaths, tmp_path: Path, version: str) -> None:
     driver(tmp_path, "Open Kernel Module for x86_64", version)
 
     assert isinstance(preflight(None, places=machine), Ready)
 
 
-def test_an_interpreter_that_is_not_there_is_refused(machine: Places, tmp_path: Path) -> None:
+def test_missing_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
     python = str(tmp_path / "python")
 
     refusal = refused(machine, python)
@@ -208,8 +198,8 @@ def test_an_interpreter_that_is_not_there_is_refused(machine: Places, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "version"), [("cpython", [3, 10, 4]), ("pypy", [3, 11, 2])])
-def test_an_interpreter_that_cannot_load_the_recorder_is_refused(
-    machine: Places, tmp_path: Path, name: str, version: list[int]
+def test_interpreter_that_cannot_load_recorder_is_refused(
+    machine: SearchPaths, tmp_path: Path, name: str, version: list[int]
 ) -> None:
     python = tmp_path / "python"
     answer = json.dumps({"name": name, "version": version, "packages": []})
@@ -222,7 +212,7 @@ def test_an_interpreter_that_cannot_load_the_recorder_is_refused(
     assert refusal.hint == "name another interpreter with --python"
 
 
-def test_an_answer_that_is_none_is_refused(machine: Places, tmp_path: Path) -> None:
+def test_invalid_answer_of_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'not a Python' >&2\nexit 3\n")
     python.chmod(0o755)

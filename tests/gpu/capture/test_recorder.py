@@ -51,7 +51,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("library")
-def test_records_lie_as_the_trace_says() -> None:
+def test_record_layout_equals_trace_layout() -> None:
     recorder = importlib.import_module("cudakit.gpu.capture._recorder")
     kinds = {
         "memory": Kind.ALLOC, "launch": Kind.LAUNCH, "access": Kind.ACCESS, "copy": Kind.COPY,
@@ -67,9 +67,7 @@ def test_records_lie_as_the_trace_says() -> None:
         assert fields[field][1] == offset, name
 
 
-def test_streams_are_numbered_and_say_how_they_relate_to_the_default_stream(
-    library: Path, tmp_path: Path
-) -> None:
+def test_streams_have_ids_and_blocking_flags(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.make_stream(CONTEXT, OTHER, 0)
 cuda.use_thread_stream(CONTEXT, P(0x4000))
@@ -90,9 +88,7 @@ cuda.make_stream(CONTEXT, OTHER, 1)
     assert {event.device for event in events if isinstance(event.fact, StreamDestroy)} == {3}
 
 
-def test_pointers_among_the_arguments_of_a_kernel_are_accesses(
-    library: Path, tmp_path: Path
-) -> None:
+def test_pointer_arguments_are_accesses(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 memory(ALLOC, 0x20000, 0x1000)
@@ -114,9 +110,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
     assert len(calls) == 1
 
 
-def test_a_pointer_in_a_large_table_is_uncertain_for_it_may_be_left_over(
-    library: Path, tmp_path: Path
-) -> None:
+def test_pointer_in_large_parameter_is_uncertain(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 kernel = Kernel(b"foreach", 2, (0, 3000), (3000, 8))
@@ -133,7 +127,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
     ]
 
 
-def test_packed_arguments_are_read_as_well(library: Path, tmp_path: Path) -> None:
+def test_packed_arguments_are_read(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 kernel = Kernel(b"k", 2, (0, 8), (4, 8))
@@ -146,7 +140,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), None, extra)
     assert [each.lo for each in facts(events, Access)] == [0x10020]
 
 
-def test_a_pointer_into_freed_memory_is_none(library: Path, tmp_path: Path) -> None:
+def test_pointer_to_freed_memory_is_ignored(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 memory(FREE, 0x10000, 0x1000)
@@ -158,9 +152,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
     assert list(facts(events, Free)) == [Free(0x10000, 0x1000, How.SYNC)]
 
 
-def test_a_kernel_known_by_a_handle_is_asked_again_after_a_module_was_unloaded(
-    library: Path, tmp_path: Path
-) -> None:
+def test_kernel_handle_is_queried_again_after_module_unload(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 kernel = Kernel(b"none", 0)
@@ -174,7 +166,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
     assert len(list(facts(events, Access))) == 1
 
 
-def test_memory_says_how_it_was_allocated_and_freed(library: Path, tmp_path: Path) -> None:
+def test_memory_records_kind_of_allocation_and_free(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x100)
 memory(ALLOC, 0x20000, 0x100, flags=2)
@@ -202,7 +194,7 @@ memory(FREE, 0x30000, 0x100, context=None)
     ]
 
 
-def test_a_copy_of_a_box_is_a_copy_for_each_slice(library: Path, tmp_path: Path) -> None:
+def test_3d_copy_is_one_record_per_slice(library: Path, tmp_path: Path) -> None:
     program = """
 memory(HOST_ALLOC, 0x40000, 0x10000)
 box = (U * 6)(16, 2, 3, 32, 64, 5)  # bytes, rows, slices, pitches, rows from slice to slice
@@ -220,12 +212,12 @@ cuda.copy_rows(CONTEXT, STREAM, U(0x10000), U(0x40000), box, 2)
     ]
 
 
-def test_a_fill_counts_bytes(library: Path, tmp_path: Path) -> None:
+def test_fill_size_is_in_bytes(library: Path, tmp_path: Path) -> None:
     events = recorded(tmp_path, library, "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)")
     assert list(facts(events, Fill)) == [Fill(3, 0x10000, 40)]
 
 
-def test_order_is_recorded_where_calls_succeed(library: Path, tmp_path: Path) -> None:
+def test_synchronisation_is_recorded_if_calls_succeed(library: Path, tmp_path: Path) -> None:
     program = """
 E = P(0x7000)
 cuda.event(CREATED, E, CONTEXT, None)
@@ -251,9 +243,7 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
     ]
 
 
-def test_a_function_of_the_host_is_told_when_the_stream_has_come_to_it(
-    library: Path, tmp_path: Path
-) -> None:
+def test_host_function_is_recorded_when_stream_reaches_it(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.call_host(None)
 cuda.hold(STREAM)
@@ -293,9 +283,7 @@ EXECUTABLE = P(0x9000)
 """
 
 
-def test_a_graph_is_written_down_with_its_edges_and_each_launch_names_it(
-    library: Path, tmp_path: Path
-) -> None:
+def test_graph_is_recorded_with_edges_and_launches(library: Path, tmp_path: Path) -> None:
     program = """
 one = graph([fill_node(0x10000, 16), fill_node(0x10010, 16)], [(0, 1)])
 cuda.instantiate(ctypes.byref(one), EXECUTABLE)
@@ -317,7 +305,7 @@ cuda.launch_graph(CONTEXT, LEGACY, EXECUTABLE, 0)
     assert list(facts(events, Gap)) == []
 
 
-def test_a_graph_within_a_graph_stands_between_two_nodes(library: Path, tmp_path: Path) -> None:
+def test_child_graph_is_between_two_nodes(library: Path, tmp_path: Path) -> None:
     program = """
 inner = graph([fill_node(0x10000, 16), fill_node(0x20000, 16)], [])
 outer_node = Node(4)
@@ -331,9 +319,7 @@ cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
     assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
 
 
-def test_a_graph_that_launches_other_nodes_than_it_was_made_with_is_a_gap(
-    library: Path, tmp_path: Path
-) -> None:
+def test_graph_launch_with_other_nodes_is_gap(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.instantiate(ctypes.byref(graph([fill_node(0x10000, 16)], [])), EXECUTABLE)
 cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 1)
@@ -346,13 +332,13 @@ cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
     ]
 
 
-def test_what_was_recorded_survives_the_death_of_the_process(library: Path, tmp_path: Path) -> None:
+def test_records_survive_process_death(library: Path, tmp_path: Path) -> None:
     program = "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)\nos.kill(os.getpid(), 9)"
     events = recorded(tmp_path, library, program, status=-9)
     assert len(list(facts(events, Fill))) == 1
 
 
-def test_a_child_that_was_forked_off_has_a_trace_of_its_own(library: Path, tmp_path: Path) -> None:
+def test_forked_child_has_own_trace(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 if not (child := os.fork()):
@@ -368,9 +354,7 @@ cuda.fill(CONTEXT, STREAM, U(0x30000), U(30), 1)
     assert fills == [[0x10000, 0x30000], [0x20000]]
 
 
-def test_a_program_that_becomes_another_one_keeps_both_traces(
-    library: Path, tmp_path: Path
-) -> None:
+def test_exec_keeps_both_traces(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 if "again" not in os.environ:
@@ -383,7 +367,7 @@ if "again" not in os.environ:
     assert len({batch.process for batch in batches}) == 1
 
 
-def test_a_long_recording_goes_on_from_file_to_file(library: Path, tmp_path: Path) -> None:
+def test_long_recording_continues_in_next_file(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x1000)
 kernel = Kernel(b"k", 3, (0, 8, 16), (8, 8, 8))
@@ -395,9 +379,7 @@ cuda.launch_often(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000, 0x101
     assert [event.seq for event in events] == sorted(event.seq for event in events)
 
 
-def test_a_spool_that_cannot_grow_loses_records_and_counts_them(
-    library: Path, tmp_path: Path
-) -> None:
+def test_full_disk_loses_and_counts_records(library: Path, tmp_path: Path) -> None:
     program = """
 recorder.stop()
 recorder.start(spool + "/missing", library)
@@ -409,7 +391,7 @@ assert (counts["lost"], counts["errno"]) == (1, 2), counts
 
 
 @pytest.mark.usefixtures("library")
-def test_what_stands_in_the_way_is_said() -> None:
+def test_start_error_names_the_reason() -> None:
     recorder = importlib.import_module("cudakit.gpu.capture._recorder")
     with pytest.raises(RuntimeError, match="cannot open shared object file"):
         recorder.check("/no/such/library.so")

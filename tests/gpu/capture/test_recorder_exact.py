@@ -35,9 +35,7 @@ def position(events: list[Event], kind: type) -> int:
 # --- kernels ----------------------------------------------------------------------------------------
 
 
-def test_what_a_launch_did_comes_to_the_byte_when_the_host_has_waited(
-    library: Path, tmp_path: Path
-) -> None:
+def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 cuda.hold(STREAM)
@@ -70,9 +68,7 @@ def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     return begins, [ends[events[i].seq] for i in begins]
 
 
-def test_what_was_waited_for_soon_after_the_last_time_is_read_behind_the_next_launches(
-    library: Path, tmp_path: Path
-) -> None:
+def test_soon_repeated_wait_is_read_behind_next_launches(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 for _ in range(2):
@@ -89,9 +85,7 @@ for _ in range(400):
     assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
 
 
-def test_what_may_fill_an_arena_is_read_as_soon_as_it_was_waited_for(
-    library: Path, tmp_path: Path
-) -> None:
+def test_large_arena_is_read_at_each_wait(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.set_blocks(30_000)
 for _ in range(4):
@@ -102,9 +96,7 @@ for _ in range(4):
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
-def test_what_was_streamed_and_what_was_not_are_told_apart_among_many_pages(
-    library: Path, tmp_path: Path
-) -> None:
+def test_streamed_and_sparse_pages_are_distinguished(library: Path, tmp_path: Path) -> None:
     """So many pages that the host asks first which of them are full, one of them but for a word."""
     program = """
 stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stride=16, count=4088)
@@ -119,7 +111,7 @@ wait()
     assert one.known == {Known.EXACT}
 
 
-def test_without_a_wait_it_comes_at_the_end(library: Path, tmp_path: Path) -> None:
+def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
     assert [each.did for each in told(events)] == [
         [(0x100000, 0x100004, Mode.WRITE, 0)],
@@ -128,9 +120,7 @@ def test_without_a_wait_it_comes_at_the_end(library: Path, tmp_path: Path) -> No
     assert gaps(events) == {}
 
 
-def test_what_is_still_in_a_stream_at_the_end_is_not_taken_to_be_all(
-    library: Path, tmp_path: Path
-) -> None:
+def test_unfinished_launch_at_end_is_not_exact(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.hold(STREAM)
 launch(write(0x100000))
@@ -141,7 +131,7 @@ launch(write(0x200000), stream=LEGACY)
     assert gaps(events) == {NO_ROOM: 2}
 
 
-def test_a_stream_that_nobody_waits_for_is_read_by_its_mark(library: Path, tmp_path: Path) -> None:
+def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 cuda.make_stream(CONTEXT, OTHER, 1)
@@ -164,7 +154,7 @@ cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
     assert [each.did[0][0] for each in told(events)] == [0x100000, 0x100004]
 
 
-def test_what_other_threads_put_into_a_stream_is_not_done_when_this_one_has_waited(
+def test_wait_of_one_thread_does_not_complete_launches_of_others(
     library: Path, tmp_path: Path
 ) -> None:
     program = """
@@ -185,7 +175,7 @@ cuda.go_on(STREAM)
     assert [each.ends for each in told(events)] == [[(0, True)]] * 2
 
 
-def test_launches_of_many_threads_are_told_apart(library: Path, tmp_path: Path) -> None:
+def test_launches_of_many_threads_are_distinguished(library: Path, tmp_path: Path) -> None:
     program = """
 import threading
 def work(n):
@@ -211,7 +201,7 @@ for each in threads: each.join()
         assert hi - lo == 32
 
 
-def test_many_launches_without_a_wait(library: Path, tmp_path: Path) -> None:
+def test_many_launches_without_wait_are_exact(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(3000):
     launch(write(0x100000 + i * 4))
@@ -222,9 +212,7 @@ for i in range(3000):
     ]
 
 
-def test_where_there_is_no_room_the_launch_is_not_exact_and_a_gap_says_so(
-    library: Path, tmp_path: Path
-) -> None:
+def test_launch_without_space_is_gap(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
 launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
@@ -236,7 +224,7 @@ launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
     assert gaps(events) == {NO_ROOM: 1}
 
 
-def test_without_device_memory_accesses_are_assumed(library: Path, tmp_path: Path) -> None:
+def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:
     program = """
 ctypes.c_int.in_dll(cuda, "memory_refused").value = 1
 launch(write(0x100000))
@@ -250,9 +238,7 @@ launch(write(0x100000))
     }
 
 
-def test_a_launch_that_fails_did_nothing_and_keeps_nobody_waiting(
-    library: Path, tmp_path: Path
-) -> None:
+def test_failed_launch_has_no_accesses_and_blocks_nothing(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 launch(write(0x100004))
@@ -272,7 +258,7 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 
 
 @pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'memory_refused').value = 1"])
-def test_every_launch_in_a_context_with_a_patch_has_user_data(
+def test_every_launch_in_patched_context_has_user_data(
     library: Path, tmp_path: Path, change: str
 ) -> None:
     program = f"""
@@ -287,7 +273,7 @@ assert not ctypes.c_int.in_dll(cuda, "times_unset").value
     run(tmp_path, library, program)
 
 
-def test_a_module_that_cannot_be_patched_or_read_is_assumed(library: Path, tmp_path: Path) -> None:
+def test_unpatchable_module_is_assumed(library: Path, tmp_path: Path) -> None:
     program = """
 ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
 load_module(P(0x5001))
@@ -304,9 +290,7 @@ launch(write(0x100000))
     assert gaps(events) == {why: 2}
 
 
-def test_a_kernel_with_accesses_that_nobody_reports_is_assumed(
-    library: Path, tmp_path: Path
-) -> None:
+def test_kernel_with_unreported_accesses_is_assumed(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000), kernel=textures)
 cuda.unload_module()
@@ -319,7 +303,7 @@ launch(write(0x100000), kernel=textures)  # one of the same name, in a module wi
     assert gaps(events) == {"a launch from arguments alone: reads of textures": 1}
 
 
-def test_a_context_without_a_patch_for_its_device_is_assumed(library: Path, tmp_path: Path) -> None:
+def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None:
     begin = 'ctypes.c_int.in_dll(cuda, "capability").value = 80\n'
     program = begin + BEGIN + "launch(write(0x100000))"
     events = recorded(tmp_path, library, program, patches=PATCHES)
@@ -330,9 +314,7 @@ def test_a_context_without_a_patch_for_its_device_is_assumed(library: Path, tmp_
     }
 
 
-def test_a_stream_and_a_context_are_destroyed_with_work_in_them(
-    library: Path, tmp_path: Path
-) -> None:
+def test_stream_and_context_may_be_destroyed_with_work(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 cuda.hold(STREAM)
@@ -363,7 +345,7 @@ launch(write(0x100008))
     assert gaps(events) == {}
 
 
-def test_many_contexts_may_come_and_go(library: Path, tmp_path: Path) -> None:
+def test_many_contexts_are_created_and_destroyed(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(40):
     context, stream = P(0x100000 + i * 16), P(0x200000 + i * 16)
@@ -377,7 +359,7 @@ for i in range(40):
     assert [one.did[0][0] for one in told(events)] == [0x100000 + i * 4 for i in range(40)]
 
 
-def test_a_stream_of_the_recorders_own_is_nobodys(library: Path, tmp_path: Path) -> None:
+def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
 cuda.drop_own_stream(CONTEXT)
@@ -388,9 +370,7 @@ cuda.drop_own_stream(CONTEXT)
     assert told(events)[0].ends == [(0, True)]
 
 
-def test_a_child_that_was_forked_off_is_silent_about_its_parents_launches(
-    library: Path, tmp_path: Path
-) -> None:
+def test_forked_child_does_not_record_launches_of_parent(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.hold(STREAM)
 launch(write(0x100000))

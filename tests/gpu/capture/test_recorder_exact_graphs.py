@@ -50,7 +50,7 @@ def launch_graph(of, *each, first_grid=1000, in_line=1, executable=EXECUTABLE, r
 
 
 @pytest.mark.parametrize("in_line", [0, 1])
-def test_nodes_of_a_graph_are_told_apart_in_every_launch(
+def test_graph_nodes_are_distinguished_in_every_launch(
     library: Path, tmp_path: Path, in_line: int
 ) -> None:
     program = f"""
@@ -71,7 +71,7 @@ wait()
     assert gaps(events) == {}
 
 
-def test_two_graphs_whose_launches_take_turns(library: Path, tmp_path: Path) -> None:
+def test_alternating_graph_launches_are_distinguished(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.hold(STREAM)
 one, other = graph(plain, plain), graph(plain, executable=OTHER_EXECUTABLE)
@@ -87,9 +87,7 @@ wait()
     ] * 3
 
 
-def test_grids_that_are_not_where_those_of_the_graph_were_spoil_what_they_could_have_hit(
-    library: Path, tmp_path: Path
-) -> None:
+def test_unexpected_grid_ids_spoil_the_arena(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1000)
@@ -104,7 +102,7 @@ launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)
     assert third.ends == [(1, True), (2, True)]
 
 
-def test_nodes_that_do_not_come_stand_as_assumed_and_those_that_nobody_expected_do_no_harm(
+def test_missing_nodes_are_assumed_and_unexpected_nodes_ignored(
     library: Path, tmp_path: Path
 ) -> None:
     program = """
@@ -124,7 +122,7 @@ launch_graph(one, write(0x100020), first_grid=2000)
     assert gaps(events) == {"the launch of a graph with other nodes than it was made with": 2}
 
 
-def test_a_graph_that_cannot_be_launched_is_over(library: Path, tmp_path: Path) -> None:
+def test_failed_graph_launch_is_finished(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), result=700)
@@ -138,9 +136,7 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
     assert "Fill" in {type(event.fact).__name__ for event in events}, "no node's, but a fill"
 
 
-def test_a_node_that_nobody_can_report_stands_as_assumed_and_the_others_are_exact(
-    library: Path, tmp_path: Path
-) -> None:
+def test_unreported_node_is_assumed_and_others_exact(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(textures, plain)
 launch_graph(two, write(0x100000), write(0x100008))
@@ -152,7 +148,7 @@ launch_graph(two, write(0x100000), write(0x100008))
     assert gaps(events) == {"a kernel of a graph from arguments alone: reads of textures": 1}
 
 
-def test_many_launches_of_graphs_without_a_wait_have_places(library: Path, tmp_path: Path) -> None:
+def test_many_graph_launches_without_wait_have_indices(library: Path, tmp_path: Path) -> None:
     program = """
 graphs = [graph(plain, executable=P(0x9100 + i)) for i in range(40)]
 for round in range(15):  # the first launch of each takes many indices: more than there are, in all
@@ -192,7 +188,7 @@ def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
     return run(directory, library, f"a_map = {a_map()!r}\n{TENSORS}{program}")
 
 
-def test_a_map_that_is_not_loaded_by_is_stored_by(library: Path, tmp_path: Path) -> None:
+def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
     (one,) = told(events := run_tensors(tmp_path, library, program))
     address = a_map()["address"]
@@ -214,7 +210,7 @@ def test_a_map_that_is_not_loaded_by_is_stored_by(library: Path, tmp_path: Path)
         "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0, 1])",
     ],
 )
-def test_stores_by_nothing_that_is_known_are_not_exact(
+def test_stores_through_unknown_map_are_not_exact(
     library: Path, tmp_path: Path, program: str
 ) -> None:
     (one,) = told(events := run_tensors(tmp_path, library, program))
@@ -223,9 +219,7 @@ def test_stores_by_nothing_that_is_known_are_not_exact(
     assert gaps(events) == {"a launch that stores by a tensor map which is not known": 1}
 
 
-def test_stores_without_a_map_among_the_parameters_are_assumed(
-    library: Path, tmp_path: Path
-) -> None:
+def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path) -> None:
     # zeros; a tensor that is nowhere; one that goes on behind what is allocated
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
     (one,) = told(events := run_tensors(tmp_path, library, program))

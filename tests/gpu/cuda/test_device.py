@@ -13,9 +13,9 @@ import pytest
 import cudakit
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.cuda.context import Handles
 from cudakit.gpu.cuda.device import Cuda
 from cudakit.gpu.cuda.driver import check, cu
+from cudakit.gpu.handles import Handles
 
 
 def child(script: str) -> str:

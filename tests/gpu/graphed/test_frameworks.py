@@ -62,7 +62,7 @@ def test_a_function_of_the_driver_api_is_replayed_and_updated() -> None:
         assert content(address) == {2}
 
 
-def test_what_goes_to_the_legacy_stream_is_refused_by_name() -> None:
+def test_work_in_legacy_stream_is_refused() -> None:
     def fill(address: int) -> None:
         check(cu.cuMemsetD32Async(address, 1, WORDS, 1))
 

@@ -47,7 +47,7 @@ def adding(bench: Workbench, value: Ptr, amount: int, **options: int) -> Graphed
     return cudakit.graph(add, value, device=bench.gpu, **options)
 
 
-def test_what_a_function_enqueued_is_done_by_each_replay(bench: Workbench) -> None:
+def test_replay_repeats_enqueued_work(bench: Workbench) -> None:
     value = bench.ints(0)
     with adding(bench, value, 1, warmup=0) as graphed:
         assert bench.read(value) == [0]
@@ -152,7 +152,7 @@ def test_contents_that_do_not_fit_are_refused_before_anything_is_copied(
         (np.zeros(3), r"numpy\.ndarray, in memory of the host"),
     ],
 )
-def test_what_is_no_buffer_is_refused(bench: Workbench, given: object, said: str) -> None:
+def test_non_buffer_is_refused(bench: Workbench, given: object, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         cudakit.graph(lambda *_: None, bench.ints(0), given, device=bench.gpu)
     assert "functools.partial" in caught.value.hint
@@ -203,7 +203,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "spoil", "hint"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_captured_is_named_and_leaves_nothing_behind(
+def test_uncapturable_work_is_named_and_leaves_nothing_behind(
     bench: Workbench, name: str, spoil: object, hint: str
 ) -> None:
     gpu, value = bench.gpu, bench.ints(0)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from contract.products import Places
 
-from cudakit.core.bench.peak_rates import matrix_kind
-from cudakit.core.bench.roofline import Limit, Work, limit
+from cudakit.core.bench.roofline import Limit, Work, limit, matrix_kind
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings

@@ -35,7 +35,7 @@ def test_a_wide_terminal_shows_two_columns_read_downwards() -> None:
     ]
 
 
-def test_what_is_not_available_says_why() -> None:
+def test_an_unavailable_fact_has_its_reason() -> None:
     facts = Facts((("free", Unavailable("no device")), ("power", Unavailable(""))))
     assert drawn(facts) == ["free   n/a (no device)", "power  n/a"]
 

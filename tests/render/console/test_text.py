@@ -29,7 +29,7 @@ WORDS = st.lists(st.text("ab漢🙂", min_size=1, max_size=12), max_size=12).map
         ("unassigned \U000e0fff", r"unassigned \U000e0fff"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(written: str, shown: str) -> None:
+def test_invisible_characters_are_escaped(written: str, shown: str) -> None:
     assert escaped(written) == shown
 
 
@@ -46,7 +46,7 @@ def test_text_of_just_the_limit_is_whole() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(1, 50))
-def test_whatever_goes_in_what_comes_out_is_printable_and_short(text: str, limit: int) -> None:
+def test_escaped_text_is_printable_and_short(text: str, limit: int) -> None:
     safe = escaped(text, limit=limit)
     assert safe.isprintable()
     assert len(safe) <= limit

@@ -110,7 +110,7 @@ def test_the_older_name_of_the_observer_is_known(place: Path) -> None:
 @pytest.mark.parametrize(
     "code", ["pass", "import torch", "import importlib.util as u; print(u.find_spec('torch').name)"]
 )
-def test_nothing_is_saved_where_cuda_is_not_used(place: Path, code: str) -> None:
+def test_a_program_without_cuda_has_no_snapshot(place: Path, code: str) -> None:
     _, notices = run(place, code)
 
     assert saved(place) == {}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from cudakit.core.bench.present.baselines import baseline_sections
 from cudakit.core.bench.present.cases import cases_table
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.core.bench.present.comparison import present_comparison as present_comparison
 from cudakit.core.bench.present.curves import sweeps
-from cudakit.core.bench.present.distribution import distribution
 from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.graphs import graph_section
-from cudakit.core.bench.present.health import present_health as present_health
 from cudakit.core.bench.present.notes import notes
-from cudakit.core.bench.present.pictures import besides, roofline
+from cudakit.core.bench.present.roofline import roofline_section
+from cudakit.core.bench.present.spread import sample_spread
 from cudakit.core.bench.result import BenchResult
 from cudakit.document import Document, Node, Section
 
@@ -39,5 +38,10 @@ def _exports(result: BenchResult) -> list[Node]:
 
 def _detail(result: BenchResult) -> list[Node]:
     cases = result.results
-    samples = Section("Distribution of the samples", (distribution(cases),))
-    return [*sweeps(cases, result.graphs), *roofline(cases), *besides(cases), samples]
+    samples = Section("Distribution of the samples", (sample_spread(cases),))
+    return [
+        *sweeps(cases, result.graphs),
+        *roofline_section(cases),
+        *baseline_sections(cases),
+        samples,
+    ]

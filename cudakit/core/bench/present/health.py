@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from cudakit.core.bench.health import Band, Figure, SuiteResult
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.core.bench.present.distribution import distribution
 from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.present.spread import sample_spread
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.document import (
@@ -64,7 +64,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
             device_columns(result.results[0].environment),
         ]
     if result.results and detail:
-        nodes.append(Section("Distribution of the samples", (distribution(result.results),)))
+        nodes.append(Section("Distribution of the samples", (sample_spread(result.results),)))
     return Document(title(result), tuple(nodes))
 
 

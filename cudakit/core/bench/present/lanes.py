@@ -1,4 +1,4 @@
-"""Lanes: a row for each case, its name on the left, and on the right what is drawn of it on a common axis."""
+"""Lanes: a row for each case, its name on the left, its drawing over a common axis on the right."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Caption, Drawing, Shape, percent, shape
 
-# Units of a strip, which is as wide as the page allows.
+# Drawing units across a strip, which fills the width of the page.
 WIDTH = 2400
-# What a picture can hold.
+# More cases are not drawn.
 MOST_LANES = 40
 
-# Of the width of the page; and how many letters have room in it.
+# The share of the page's width, and the letters that fit into it.
 _NAMES = 0.3
 _LETTERS = 34
 # Pixels.
@@ -22,7 +22,7 @@ _TICKS = 26
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A case: its name, a remark below it, and what is drawn."""
+    """A case: its name, a remark below it, and its drawing."""
 
     name: str
     remark: str
@@ -31,7 +31,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A value of the axis that all lanes are seen against, and what it is called."""
+    """A reference value of the axis, and its label."""
 
     value: float
     label: str

@@ -1,4 +1,4 @@
-"""The roofline: operations per byte against operations per second, under what bounds both."""
+"""The roofline: operations per second over operations per byte, under the peak and the bandwidth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.document import Array, Columns
+from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.present.baselines import baselines
+from cudakit.core.bench.present.cases import rate
+from cudakit.core.bench.present.labels import short_labels
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.roofline import Limit
+from cudakit.document import Array, Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.document.axis import Axis, log_axis
 from cudakit.document.picture import (
     Plot,
@@ -22,24 +28,24 @@ from cudakit.document.picture import (
     stretched,
     to_units,
 )
-from cudakit.units import format_rate
+from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
-# The picture reaches so much beyond cases and ridges, to the sides, and above and below.
+# The factors by which the axes extend beyond cases and ridges: x, y.
 _BESIDE, _AROUND = 2.0, 1.6
-# Letters: as a share of a narrow plot, and in pixels.
+# The width of a letter as a share of a narrow plot, and the height of a line in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# Between a place and its label, in pixels; half of a dot and that, as a share.
+# From a point to its label in pixels; that and the radius of a dot, as a share.
 _GAP, _DOT = 9, 0.009
-# Between a roof and the middle of its label, in pixels.
+# From a roof to the middle of its label, in pixels.
 _ABOVE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Where something stands: shares of the width, pixels of the height."""
+    """The area of a label or a dot: shares of the width, pixels of the height."""
 
     left: float
     right: float
@@ -56,13 +62,13 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """A label beside a place: a share of the width, and pixels below the top of the plot."""
+    """A label beside a point: a share of the width, and pixels below the top of the plot."""
 
     words: str
     share: float
     down: float
     leftwards: bool = False
-    gap: int = _GAP  # in pixels, from the place
+    gap: int = _GAP  # in pixels, from the point
 
     @property
     def box(self) -> _Box:
@@ -87,7 +93,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The Columns, and the axes they are drawn on."""
+    """The Columns with their axes."""
 
     columns: Columns
     x: Axis
@@ -103,15 +109,33 @@ class _Picture:
         return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
 
     def down(self, rate: float) -> float:
-        """Return how many pixels below the top of the plot a rate is."""
+        """Return the distance of a rate from the top of the plot in pixels."""
         return _PIXELS * (1 - self.y.share(rate))
 
 
-def roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot for each case of ``roofline``, and the roof that it stays under (Williams et al., 2009).
+def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
+    """Show the cases that compute and move data by operations per byte, under their limits."""
+    placed = [
+        (case, case.limit)
+        for case in cases
+        if case.operations
+        and case.bytes_moved
+        and isinstance(case.limit, Limit)
+        and not isinstance(case.median_s, Unavailable)
+        and not isinstance(case.limit.operations_per_s, Unavailable)
+        and not isinstance(case.limit.bytes_per_s, Unavailable)
+    ]
+    if placed:
+        columns = _roofline_columns(placed)
+        picture = View("roofline", (columns.name,), roofline, _roofline_table(placed))
+        yield Section("Roofline", (columns, picture))
 
-    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (what stands beside the dot), decoded
-    by ``text``, the ``contender`` who ran it (0 is we), ``operations_per_byte``, ``operations_per_s``,
+
+def roofline(columns: Sequence[Columns]) -> Plot:
+    """Draw a dot for each case of ``roofline``, and the roofs above them (Williams et al., 2009).
+
+    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (the label of the dot), decoded by
+    ``text``, the ``contender`` (the library; 0 is cudakit), ``operations_per_byte``, ``operations_per_s``,
     ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
     """
     (placed,) = columns
@@ -155,10 +179,10 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
 
 
 def _roofs(picture: _Picture) -> Iterator[Shape]:
-    """Draw bandwidth times operations per byte, and from where they meet on peak arithmetic."""
+    """Draw bandwidth times operations per byte up to the ridge, and peak arithmetic beyond it."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
-        # What lies below the picture is left out.
+        # The part below the plot is left out.
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, per_s)
@@ -169,7 +193,7 @@ def _roofs(picture: _Picture) -> Iterator[Shape]:
 
 
 def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
-    """Name each flat roof at its right end, or at its left where dots are in the way, and the slope."""
+    """Label each flat roof at its right end, or at its left if dots are in the way, and the slope."""
     kinds, peaks = picture.columns.arrays["kind"], picture.peaks
     bytes_per_s = float(peaks[:, 1].max())
     for per_s in np.unique(peaks[:, 0]).tolist():
@@ -190,7 +214,7 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
 
 
 def _cases(picture: _Picture) -> Iterator[Shape]:
-    """Draw those of peers as rings, below ours: where both are at one place, both are seen."""
+    """Draw cases of other libraries as rings, below our dots, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
@@ -210,7 +234,7 @@ def _cases(picture: _Picture) -> Iterator[Shape]:
 
 
 def _labels(picture: _Picture) -> Iterator[Shape]:
-    """Name the roofs, and our dots where there is room beside them: right of them, else left."""
+    """Label the roofs, and our dots if there is space: right of them, else left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
@@ -220,7 +244,7 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
     for i in np.flatnonzero(arrays["contender"] == 0).tolist():
-        # Of dots that lie on one another one name is enough.
+        # Dots that cover one another have one label.
         if any(map(found[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]
@@ -231,3 +255,66 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
                 named.append(found[i])
                 yield label.drawn()
                 break
+
+
+def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
+    cases = [case for case, _ in placed]
+    limits = [found for _, found in placed]
+    kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
+    names = list(dict.fromkeys(kinds))
+    near = short_labels(cases, without=("dtype",), contender=False)
+    who = [OURSELVES, *baselines(cases)]
+    units = {case.operation for case in cases}
+    return Columns(
+        "roofline",
+        {
+            "case": np.arange(len(placed)),
+            "kind": np.array([names.index(kind) for kind in kinds], np.int64),
+            "near": np.arange(len(placed)),
+            "contender": np.array([who.index(case.contender) for case in cases], np.int64),
+            "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
+            "operations_per_s": np.array([_known(c.per_second(c.operations)) for c in cases]),
+            "peak_operations_per_s": np.array([_known(one.operations_per_s) for one in limits]),
+            "peak_bytes_per_s": np.array([_known(one.bytes_per_s) for one in limits]),
+            "unit": np.zeros(len(placed), np.int64),
+        },
+        {
+            "case": tuple(short_labels(cases)),
+            "kind": tuple(names),
+            "near": tuple(near),
+            "contender": tuple(who),
+            "unit": (units.pop() if len(units) == 1 else "OP",),
+        },
+    )
+
+
+def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
+    names = short_labels([case for case, _ in placed])
+    return Table(
+        columns=(
+            Column("case", "text"),
+            Column("operations per byte", "number"),
+            Column("rate", "number"),
+            Column("roof", "number"),
+            Column("of roof", "bar"),
+        ),
+        rows=tuple(
+            (
+                Text(name),
+                Text(_number(case.operations / case.bytes_moved)),
+                rate(case),
+                Rate(case.operations / found.seconds, case.operation),
+                Ratio(_known(case.ratio_to_limit)),
+            )
+            for name, (case, found) in zip(names, placed, strict=True)
+        ),
+        caption="The roof is the least of peak arithmetic, and bandwidth times operations per byte.",
+    )
+
+
+def _number(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def _known(value: float | Unavailable) -> float:
+    return float("nan") if isinstance(value, Unavailable) else value

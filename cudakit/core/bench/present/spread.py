@@ -1,4 +1,4 @@
-"""How samples are spread: a lane for each case, a dot for each sample, around the median."""
+"""The distribution of samples: a lane for each case, a dot for each sample, around the median."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
-from cudakit.document import Array, Columns
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.stats import Summary
+from cudakit.document import Array, Column, Columns, Count, Seconds, Table, Text, Value, View
 from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import (
     Caption,
@@ -22,15 +25,18 @@ from cudakit.document.picture import (
 )
 from cudakit.units import format_seconds
 
-# Pixels of a lane, and units of what is drawn in it.
+_TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
+
+# The height of a lane in pixels, and of its drawing in units.
 _LANE = 44
 _HEIGHT = 400
 
 _MOST_DOTS = 1000
-# Shares of the samples: what lies beyond the outer ones is counted, not drawn.
+# Quantiles: samples beyond the outer ones are counted, not drawn.
 _OUTER = (0.005, 0.995)
 _QUARTERS = (0.25, 0.75)
-# So is what lies so many times the middle half beyond it: one sample would squeeze all others.
+# Samples more than this many interquartile ranges beyond the quartiles are counted, not drawn: a single one
+# would compress all others.
 _FENCE = 6.0
 _LEAST_REACH = 0.005
 _CAPTION = (
@@ -51,7 +57,7 @@ class _Case:
 
     @property
     def outer(self) -> tuple[float, float]:
-        # The extremes of a few samples are drawn.
+        # With few samples the quantiles are the extremes, which are drawn.
         low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
         high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
         below, above = np.quantile(self.deviations, _QUARTERS)
@@ -59,8 +65,13 @@ class _Case:
         return max(low, float(below) - fence), min(high, float(above) + fence)
 
 
+def sample_spread(cases: Sequence[CaseResult]) -> View:
+    """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
+    return View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
+
+
 def spread(columns: Sequence[Columns]) -> Figure | NoData:
-    """Draw the samples of each case by their distance from its median, in the order taken.
+    """Draw the deviations of samples from the median of their case, in the order of measurement.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
     ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
@@ -127,7 +138,7 @@ def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
 
 
 def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
-    """Draw the median of each round as high as its samples are."""
+    """Draw the median of each round over the height of its samples."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]
     for start, end in zip(starts.tolist(), ends, strict=True):
@@ -136,3 +147,33 @@ def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
         top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
         gap = 12 if len(ends) > 1 else 0
         yield shape("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")
+
+
+def _spread_table(cases: Sequence[CaseResult]) -> Table:
+    """Give quartiles and extremes, a row for each case that has figures."""
+    rows = [
+        _spread_row(name, case.statistics)
+        for name, case in zip(short_labels(cases), cases, strict=True)
+        if isinstance(case.statistics, Summary)
+    ]
+    columns = (
+        Column(title, "text" if title in ("case", "shape") else "number") for title in _TITLES
+    )
+    return Table(tuple(columns), tuple(rows))
+
+
+def _spread_row(name: str, found: Summary) -> tuple[Value, ...]:
+    times = (
+        found.minimum_s,
+        found.q1_s,
+        found.median_s,
+        found.q3_s,
+        found.p99_s,
+        found.maximum_s,
+    )
+    return (Text(name), Count(found.n), *map(Seconds, times), Text(_shape_words(found)))
+
+
+def _shape_words(found: Summary) -> str:
+    flags = (("drifts", found.trend), ("two groups", found.bimodal))
+    return ", ".join(word for word, set_ in flags if set_)

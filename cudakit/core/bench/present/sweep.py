@@ -1,4 +1,4 @@
-"""Figures along one axis: how a bench depends on the size of its problem."""
+"""Rates or times along one axis, such as the problem size."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from cudakit.document.picture import (
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 300
-# An axis that spans at least this is drawn by its logarithm.
+# An x axis whose ends have at least this ratio is logarithmic.
 _WIDE = 8
-# So is one of rates where the highest point of a line is less than such a part of it.
+# So is an axis of rates if it is this many times higher than the peak of some line.
 _UNLIKE = 5
-# So is one of times that spans more than this.
+# So is an axis of times whose ends have a larger ratio than this.
 _LONG = 32
-# Between the least value and the lower end of such an axis.
+# The ratio of the least value to the lower end of such an axis.
 _MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Curves:
-    """Points in order of their lines, each with what it may be at least and at most, and its limit."""
+    """Points in the order of their lines, each with the ends of its confidence interval, and its limit."""
 
     line: Array
     x: Array
@@ -49,12 +49,12 @@ class _Curves:
 
 
 def sweep(columns: Sequence[Columns]) -> Plot:
-    """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, else the time.
+    """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, or the time.
 
     The arrays are ``line`` (decoded by ``text``), ``colour`` and ``contender`` of the line, AXIS,
-    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` that is done in
-    that time, with its ``unit``. Bars span the confidence intervals; a line goes through the points, or as it
-    was fitted to them. What follows a colon in the name is the title.
+    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` processed in
+    that time, with its ``unit``. Bars span the confidence intervals; a line connects the points, or is their
+    fit. The part of the name behind a colon is the title.
     """
     (points,) = columns
     name, _, panel = points.name.removeprefix("sweep ").partition(": ")
@@ -91,7 +91,7 @@ def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
     )
     if not by_rate:
         return _Curves(line, across, middle, low, high, limit, fit, classes)
-    # The least time is the highest rate.
+    # The shortest time is the highest rate.
     amount = arrays["amount"]
     return _Curves(
         line, across, amount / middle, amount / high, amount / low, amount / limit, fit, classes
@@ -107,7 +107,7 @@ def _x_axis(values: Array, name: str) -> Axis:
 
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
-    """Choose an axis on which every line can be read: from 0, unless some would lie flat on it."""
+    """Make an axis from 0, or a logarithmic one if some line would be flat on it."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
     known = values[np.isfinite(values)]
     low, high = float(known.min()), float(known.max())
@@ -123,7 +123,7 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
 
 
 def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw limits that agree as one line; in the colour of its curves where those have but one."""
+    """Draw equal limits as one line, in the colour of their curves if these have only one."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         which = (curves.line == i) & np.isfinite(curves.limit)
@@ -168,7 +168,7 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
 
 
 def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
-    """Lay a line through the points, or as it was fitted to them where that can be drawn."""
+    """Return the path of the fit to the points if it can be drawn, or of the points."""
     fit = curves.fit[which]
     drawable = np.isfinite(fit).all() and bool((fit > 0).all())
     return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
@@ -184,5 +184,5 @@ def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[P
 
 
 def _title(name: str) -> str:
-    """Write an axis as a reader would: ``m = n = k``."""
+    """Format the name of an axis: ``m = n = k``."""
     return name.removesuffix("_bytes").replace("_", " ").replace("=", " = ")

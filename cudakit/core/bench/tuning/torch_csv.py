@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from cudakit.core.bench.text_file import read_text
+from cudakit.core.bench.load import read_text
 from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm

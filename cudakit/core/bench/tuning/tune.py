@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from cudakit.core.bench.blocking_kernel import disabling_variable
 from cudakit.core.bench.case import Case, check_fit
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.pipeline import garbage_collection_off, no_progress, part_of
@@ -17,17 +16,11 @@ from cudakit.core.bench.plan import plan_cases
 from cudakit.core.bench.prepare import Progress
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.core.bench.stats import dependence, median_interval
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.core.bench.tuning.search import DEFAULT, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
-from cudakit.core.bench.tuning.tuned import (
-    Tuned,
-    TunedMachine,
-    TunedProduct,
-    Untuned,
-    machine_of,
-)
+from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned, machine_of
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu

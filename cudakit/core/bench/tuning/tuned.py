@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
+from cudakit.core.bench.load import read_json
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, Stopped
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
-from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
+_HINT = "write one with cudakit bench gemm --tune -o tuned.json"
 _NOT_SAID = Unavailable("the device does not say")
-_UNKNOWN = Unavailable("nobody was there to ask")
 
 # What tells one tuning from another: an algorithm is chosen for what it may do as well.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
@@ -29,8 +32,8 @@ class TunedMachine:
     compute_capability: str | Unavailable
     library: Library
     library_version: str
-    driver: str | Unavailable = _UNKNOWN
-    cudakit: str | Unavailable = _UNKNOWN
+    driver: str | Unavailable = NOT_ASKED
+    cudakit: str | Unavailable = NOT_ASKED
 
     def unlike(self, other: TunedMachine) -> Iterator[str]:
         """Name what makes the numbers of an algorithm mean something else, or another the best."""
@@ -53,8 +56,8 @@ def machine_of(
         compute_capability=_text(facts, "compute_capability"),
         library=library,
         library_version=library_version,
-        driver=versions.get("driver", _UNKNOWN),
-        cudakit=versions.get("cudakit", _UNKNOWN),
+        driver=versions.get("driver", NOT_ASKED),
+        cudakit=versions.get("cudakit", NOT_ASKED),
     )
 
 
@@ -144,3 +147,34 @@ def _text(facts: DeviceFacts, name: str) -> str | Unavailable:
 
 def _shown(value: str | Unavailable) -> str:
     return "unknown" if isinstance(value, Unavailable) else value
+
+
+def load_tuned(path: Path) -> Tuned:
+    """Read a file that ``cudakit bench gemm --tune -o`` wrote.
+
+    Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
+    """
+    plain = read_json(path, hint=_HINT)
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if not isinstance(plain, dict) or schema != Tuned.schema:
+        raise InputError(
+            f"{path} holds no tuning: its schema is {schema!r}, and {Tuned.schema!r} is needed",
+            hint=_HINT,
+        )
+    try:
+        # Of one product after the other: a product itself does not know where in the file it stands.
+        for name, kind in (("products", TunedProduct), ("untuned", Untuned)):
+            _read_each(kind, plain.get(name), name)
+        return from_plain(Tuned, plain)
+    except Mismatch as problem:
+        raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
+
+
+def _read_each(kind: type[Any], items: object, name: str) -> None:
+    """Read each, so that what makes no sense is said with its place. Raises Mismatch."""
+    for at, item in enumerate(items if isinstance(items, list) else ()):
+        place = f"{name}[{at}]"
+        try:
+            from_plain(kind, item, place)
+        except InputError as problem:
+            raise Mismatch(f"{place}: {problem.message}") from None

@@ -9,8 +9,7 @@ from functools import partial
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Method, Rule
-from cudakit.core.bench.peak_rates import matrix_kind
-from cudakit.core.bench.roofline import Work
+from cudakit.core.bench.roofline import Work, matrix_kind
 from cudakit.core.bench.spec import GemmSpec
 from cudakit.core.bench.workload import Axis, Verification
 from cudakit.core.bench.workloads.checks import worst

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.match import match
-from cudakit.core.devices.visible import VARIABLE, visibility
+from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.facts import CudaView
 from cudakit.gpu.api.run_context import RunContext, SelfTestStep
 from cudakit.units import Unavailable

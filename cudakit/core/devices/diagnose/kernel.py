@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
+from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import PciGpu, RunContext
 from cudakit.units import Unavailable
 
@@ -135,14 +136,18 @@ def gpus_on_bus(c: RunContext) -> Finding:
         )
     if isinstance(c.nvml, Unavailable):
         raise NotCheckable("NVML does not answer (CK003)")
-    known = [device for device in c.nvml.devices if device.parent is None]
+    gpus = [device for device in c.nvml.devices if device.parent is None]
     lost = {
-        f"GPU {one.index}": one.uuid.reason for one in known if isinstance(one.uuid, Unavailable)
+        f"GPU {one.index}": one.uuid.reason for one in gpus if isinstance(one.uuid, Unavailable)
     }
     if lost:
         return fail(f"NVML cannot reach {', '.join(lost)}", lost, _LOG)
     if not on_bus:
-        return _without_bus(len(known))
+        return _without_bus(len(gpus))
+    return _compare_with_bus(c, on_bus, gpus)
+
+
+def _compare_with_bus(c: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]) -> Finding:
     unknown = _unknown_to_nvml(on_bus, [device.pci_bus_id for device in known])
     if not unknown:
         return ok(f"NVML knows every GPU of the PCI bus ({len(on_bus)})")

@@ -256,8 +256,8 @@ def framework_builds(c: RunContext) -> Finding:
                 "pip install -U 'jax[cuda13]'",
             )
         )
-    said = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
-    return combine(problems, otherwise=ok(said, evidence))
+    well = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
+    return combine(problems, otherwise=ok(well, evidence))
 
 
 def _built(build: Build) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.variables import VariableRule, matches
-from cudakit.gpu.api.run_context import SHARED_MEMORY, RunContext
+from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
 from cudakit.units import Unavailable, format_bytes
 
 _DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -95,7 +95,7 @@ def mps(c: RunContext) -> Finding:
     A directory that is left over or belongs to another user, or a container that does not share it,
     gives 805 (CUDA_ERROR_MPS_CONNECTION_FAILED). CUDA Multi-Process Service, Environment Variables.
     """
-    directory = c.variables.get(_PIPES, "/tmp/nvidia-mps")  # noqa: S108 MPS's own default
+    directory = c.variables.get(_PIPES, MPS_DIRECTORY)
     runs = not isinstance(c.processes, Unavailable) and "nvidia-cuda-mps" in c.processes
     pipes = c.driver.mps_pipes
     evidence = {

@@ -22,7 +22,7 @@ from cudakit.core.memory.analyze.oom import find_ooms
 from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.layout import live_at
-from cudakit.core.memory.result import SCHEMA, DeviceMemory, FileFacts, MemoryResult, Moment
+from cudakit.core.memory.result import SCHEMA, DeviceMemory, FileFacts, MemoryResult, Moment, Oom
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
@@ -84,8 +84,6 @@ def _has_oom(trace: DeviceTrace) -> bool:
 def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
     trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
-    # A failed allocation is explained by all memory of the process.
-    whole_replayed = replayed if trace is whole else replay(snapshot, whole)
     allocations, n = replayed.allocations, replayed.n_events
     stacks = Stacks(snapshot)
     name, event = _event_of(trace, replayed, spec.at)
@@ -104,7 +102,7 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
             name, event, time_of(snapshot, trace, event), state_at(replayed, layout, event + 1)
         ),
         health=health(snapshot, trace, replayed),
-        ooms=find_ooms(snapshot, whole, stacks, whole_replayed),
+        ooms=_ooms(snapshot, whole, stacks, replayed if trace is whole else None),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),
@@ -119,6 +117,15 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
         trace=trace,
         replay=replayed,
     )
+
+
+def _ooms(
+    snapshot: Snapshot, whole: DeviceTrace, stacks: Stacks, replayed: Replay | None
+) -> tuple[Oom, ...]:
+    """Explain failed allocations by all memory of the process, whatever part of it was asked for."""
+    if not _has_oom(whole):
+        return ()
+    return find_ooms(snapshot, whole, stacks, replayed or replay(snapshot, whole))
 
 
 def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:

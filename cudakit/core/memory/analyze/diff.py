@@ -76,20 +76,21 @@ def _sides(snapshot: Snapshot, spec: MemorySpec) -> list[_Side]:
     for _, whole in devices_of([snapshot], spec):
         trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
         replayed = replay(snapshot, trace)
-        peak = _holdings(snapshot, trace, replayed, "peak", replayed.peak_moment() - 1)
-        end = _holdings(snapshot, trace, replayed, "end", replayed.n_events - 1)
+        stacks = Stacks(snapshot)
+        peak = _holdings(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
+        end = _holdings(stacks, trace, replayed, "end", replayed.n_events - 1)
         found.append(_Side(device_number(trace), peak, end))
     return found
 
 
 def _holdings(
-    snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, name: str, event: int
+    stacks: Stacks, trace: DeviceTrace, replayed: Replay, name: str, event: int
 ) -> _Holdings:
     live = live_at(replayed.allocations, event + 1)
     state = state_at(replayed, replayed.layout_at(event + 1), event + 1)
     return _Holdings(
-        Moment(name, event, time_of(snapshot, trace, event), state),
-        holders_by_stack(Stacks(snapshot), replayed.allocations, live),
+        Moment(name, event, time_of(stacks.snapshot, trace, event), state),
+        holders_by_stack(stacks, replayed.allocations, live),
     )
 
 

@@ -39,11 +39,11 @@ _ACTIONS = {
 def read_events(
     tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
 ) -> tuple[Events, tuple[str, ...]]:
-    """Read trace entries; returns the events and a sentence for each kind of defect met.
+    """Return the events of trace entries, and a sentence for each kind of defect.
 
     An entry without a usable address or size, or with an action that is not known, stays in the trace
-    as a marker (Action.UNKNOWN), so that indices keep their meaning. Raises SnapshotError where an entry
-    is no dictionary, and where sizes add up to what cannot be.
+    as a marker (Action.UNKNOWN), so that event indices stay. Raises SnapshotError if an entry is no
+    dictionary, and if sizes add up to an impossible total.
     """
     action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
@@ -97,14 +97,14 @@ def _event_warnings(
 
 _Sizes: TypeAlias = npt.NDArray[np.int64]
 
-# The sum of all segments or blocks: far above any machine, and below it float64 is exact.
+# The limit of the sum of all segments or blocks: above any machine, and below it float64 is exact.
 _MOST_STATE_BYTES = 1 << 53
 
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
 _STATES = {
     "active_allocated": BlockState.ALLOCATED,
     "active_pending_free": BlockState.PENDING_FREE,
-    "active_awaiting_free": BlockState.PENDING_FREE,  # the word of torch's documentation
+    "active_awaiting_free": BlockState.PENDING_FREE,  # in torch's documentation
     "inactive": BlockState.INACTIVE,
 }
 _UNKNOWN_STATE = 255
@@ -129,7 +129,7 @@ def read_final_state(
 ) -> FinalState:
     """Read the segments of one device and their blocks.
 
-    Raises SnapshotError for a segment without address or size, and for sizes that cannot be.
+    Raises SnapshotError for a segment without address or size, and for impossible sizes.
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():

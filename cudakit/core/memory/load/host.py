@@ -27,7 +27,7 @@ _POOL = ("segment_pool_id", "pool_id")
 
 
 def host_entries(tree: Tree, traces: Handles) -> Handles:
-    """Give the entries of a host trace: a list of entries, or as for devices a list of such lists."""
+    """Return the entries of a host trace: a list of entries, or a list of such lists as for devices."""
     nested = len(traces) > 0 and tree.is_list(int(traces[0]))
     return tree.children(traces)[1] if nested else traces
 
@@ -60,7 +60,7 @@ def read_host_state(
 
 
 def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, tuple[str, ...]]:
-    """Keep the segments that lie somewhere, by address."""
+    """Return the segments with a valid address and size, by address."""
     address, has_address = _integers(tree, handles, _ADDRESS)
     size, has_size = _integers(tree, handles, _SIZE)
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
@@ -89,7 +89,7 @@ def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[_Int
 
 
 def _first(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
-    """Look up the first key that is there."""
+    """Look up the first key that is present."""
     found = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)

@@ -18,11 +18,11 @@ _STOP = ord(".")
 
 
 class Refused(ValueError):
-    """A file that is not read on: one word of reason, and the byte at which its opcode stands."""
+    """The reason why a file is refused, as one word, and the position of the opcode."""
 
 
 class Machine:
-    """Reads one pickle. What lies below the latest mark is out of reach until the mark is taken."""
+    """Reads one pickle. Values below the latest mark cannot be reached until the mark is popped."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -184,14 +184,14 @@ class Machine:
         found = zip(pairs[::2], pairs[1::2], strict=True)
         target.update((key, value) for key, value in found if isinstance(key, str))
 
-    # What stands around the values.
+    # Protocol and frames.
 
     def protocol(self) -> None:
         if self.byte() > _HIGHEST_PROTOCOL:
             raise self._refused("protocol")
 
     def frame(self) -> None:
-        # A frame that is longer than the file shows a cut file at once.
+        # A frame longer than the file shows a truncated file at once.
         if self.number(8) > len(self._data) - self._at:
             raise self._refused("cut")
 
@@ -266,7 +266,7 @@ _INDEX = re.compile(rb"[0-9]+")
 
 
 def convert(opcode: int, raw: bytes) -> bool | int | float | str:
-    """Make the value of one argument: the line of a textual opcode, or the bytes of a text.
+    """Return the value of one argument: the line of a textual opcode, or the bytes of a text.
 
     Raises ValueError where it is none.
     """
@@ -304,13 +304,13 @@ def _float(raw: bytes) -> float:
 
 
 def _quoted(raw: bytes) -> str:
-    # Python 2 wrote these, in quotes and with escapes. The escapes stay as they are written.
+    # Python 2 wrote these, in quotes and with escapes. The escapes are kept.
     if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
         raise ValueError("not a quoted text")
     return _printable(raw[1:-1], "latin-1")
 
 
 def _printable(raw: bytes, codec: str) -> str:
-    """Decode to a text that every encoder accepts: what is wrong is spelled with backslashes."""
+    """Decode to a text that every encoder accepts; invalid bytes become backslash escapes."""
     text = raw.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

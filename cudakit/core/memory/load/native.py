@@ -1,4 +1,4 @@
-"""The Tree over the native machine: what ``reader/*.c`` answers, in numpy arrays.
+"""The Tree over the native machine: the queries of ``reader/*.c`` with numpy arrays.
 
 Importing this fails where the native machine was not built.
 """
@@ -17,13 +17,13 @@ from cudakit.core.memory.load._pickled import PickledTree
 from cudakit.core.memory.load.machine import convert
 from cudakit.core.memory.load.tree import Handles, check_size, multiplied, wrong_kind
 
-# What the native machine calls the kinds of nodes that have items.
+# The native machine's names for nodes with items.
 _LIST = "a list"
 _DICTIONARY = "a dictionary"
 
 
 class NativeTree:
-    """The nodes that the native machine read, with numpy arrays around them.
+    """The nodes that the native machine read.
 
     Raises ValueError(why, offset) for a file that it does not read, as the machine in Python does.
     """
@@ -64,7 +64,7 @@ class NativeTree:
             return self._nodes.members(handle)
 
     def is_list(self, handle: int) -> bool:
-        """Say whether the node is a list or a tuple."""
+        """Return whether the node is a list or a tuple."""
         return self._nodes.kind(handle) == _LIST
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
@@ -96,7 +96,7 @@ class NativeTree:
         """Number nodes by content."""
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
         self._nodes.intern(_aligned(handles), ids, nodes)
-        # A copy, so that the rest of the array, as long as the handles, is let go.
+        # A copy, so that the array of the length of the handles is freed.
         return ids, nodes[: int(ids.max(initial=-1)) + 1].copy()
 
 
@@ -113,7 +113,7 @@ def _wanting(kind: str) -> Iterator[None]:
 
 
 def _packed(opcode: int, raw: bytes) -> bool | float | str | bytes:
-    """Convert for the native machine, which takes integers as bytes in two's complement."""
+    """Convert for the native machine, which accepts integers as bytes in two's complement."""
     value = convert(opcode, raw)
     if isinstance(value, int) and not isinstance(value, bool):
         return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)

@@ -61,7 +61,7 @@ def _native_tree(*, required: bool) -> type[NativeTree] | None:
 
 
 def _read_objects(content: bytes) -> Any:
-    # A collection would visit every dictionary again and again, and there is no garbage.
+    # A garbage collection would visit every dictionary repeatedly, and there is no garbage.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +89,7 @@ def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
 
 
 def _opcode_name(opcode: int) -> str:
-    # A table that only errors need, and that takes milliseconds to build.
+    # Only errors need this table, which takes milliseconds to build.
     from pickletools import opcodes
 
     names = {known.code: known.name for known in opcodes}

@@ -26,7 +26,7 @@ _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
 def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
-    """Read the columns of a snapshot out of a tree.
+    """Read the columns of a snapshot from a tree.
 
     Raises SnapshotError when the tree is not a snapshot, or holds sizes that cannot be.
     """
@@ -106,7 +106,7 @@ def _devices(
 
 
 def _ordinals(counts: Any, owner: Any) -> list[int]:
-    """List the devices that have events or segments; the first one where none has."""
+    """Return the devices that have events or segments; device 0 if none has."""
     found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
     for ordinal in (found[0], found[-1]):
         if not 0 <= ordinal < _MOST_DEVICES:
@@ -141,7 +141,7 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
 
 
 def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
-    """Read the ends of named ranges; what lacks a stage or a time is no end of any range."""
+    """Read starts and ends of named ranges; entries without stage or time are ignored."""
     handles = _list(tree, parts, "external_annotations")
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
     times, timed = _numbers(tree, tables, tree.column(handles, "time_us"))
@@ -159,7 +159,7 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
 
 
 def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
-    """Read integers, and those that the C++ producer writes as text."""
+    """Read integers, including those that the C++ producer writes as text."""
     values, known = tree.integers(handles)
     for row in np.flatnonzero(~known & (handles != 0)).tolist():
         (text,) = tables.decode_texts(handles[row : row + 1])
@@ -169,7 +169,7 @@ def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
 
 
 def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
-    """Find the flag, not in every build, that says whether old events were dropped."""
+    """Return the flag for dropped old events, which not every build writes."""
     key = "trace_alloc_overflowed"
     return _plain(tree, parts, key) if key in parts else settings.get(key)
 
@@ -195,7 +195,7 @@ _LONGEST_NAME = 20
 
 
 def plain_settings(found: object) -> dict[str, Setting]:
-    """Keep what a setting can be: a scalar of at most 64 bits, a list of such, or numbers by name."""
+    """Return the valid settings: scalars of at most 64 bits, lists of such, or numbers by name."""
     if not isinstance(found, dict):
         return {}
     return {key: value for key, value in found.items() if _is_setting(value)}

@@ -1,4 +1,4 @@
-"""From a path to the bytes of one snapshot: finds, reads and unpacks; knows nothing of what they mean."""
+"""From a path to the uncompressed bytes of one snapshot."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
 
-# A pickle of a steady loop packs about twentyfold, indented JSON of it up to 125-fold. What unpacks
-# further than this, at any point, is refused: memory stays in proportion to the file. The first bytes of
-# any file may unpack to a fixed amount.
+# A pickle of a steady loop compresses about twentyfold, indented JSON of it up to 125-fold. A file that
+# expands further than this, at any point, is refused, so that memory stays proportional to the file. The
+# first bytes of any file may expand to a fixed amount.
 _MOST_EXPANSION = 200
 _ALWAYS_ALLOWED = 4 << 20
 
@@ -28,7 +28,7 @@ _HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The uncompressed content of a file, and what it was called."""
+    """The uncompressed content of a file, and its name."""
 
     name: str
     content: bytes
@@ -103,7 +103,7 @@ def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
 
 
 def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> bytes:
-    """Unpack a file; taken is what it reads from, and tells how far it is."""
+    """Decompress a file; ``taken`` is the compressed file, whose position bounds the output."""
     content = io.BytesIO()
     try:
         while chunk := packed.read(_CHUNK):

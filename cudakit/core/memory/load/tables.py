@@ -1,4 +1,4 @@
-"""Numbers for what repeats in a snapshot: frames, stacks, texts, pools and streams."""
+"""Tables of the repeated values of a snapshot: frames, stacks, texts, pools and streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cudakit.document import Frame
 _T = TypeVar("_T", bound=Hashable)
 _Ids = npt.NDArray[np.int32]
 
-# Stacks share frames, and many stacks written out are longer than their file; never by this much.
+# Stacks share frames, so that stacks written out are longer than their file; never by this factor.
 _MOST_EXPANSION = 200
 
 
 class Tables:
-    """The tables that columns point into, growing while they are read. Entry 0 of each means "none"."""
+    """The tables that columns index, which grow while they are read. Entry 0 of each means "none"."""
 
     def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
@@ -53,7 +53,7 @@ class Tables:
         return tuple(self._pools)
 
     def text_ids(self, handles: Handles) -> _Ids:
-        """Number texts; what is absent or no text is the empty one."""
+        """Return the ids of texts; absent values and other types are the empty text."""
         return self._number(handles, self._texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> _Ids:
@@ -70,7 +70,7 @@ class Tables:
     def codes(
         self, handles: Handles, words: Mapping[str, int], default: int
     ) -> npt.NDArray[np.uint8]:
-        """Replace words by their codes, and what is none of them by the default."""
+        """Replace words by their codes, and anything else by the default."""
         ids, representatives = self._tree.intern(handles)
         known = [words.get(word, default) for word in self.decode_texts(representatives)]
         return np.array(known or [default], np.uint8)[ids]

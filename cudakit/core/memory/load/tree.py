@@ -1,4 +1,4 @@
-"""A file's builtin containers as a tree that is read by the column, never node by node.
+"""A file's builtin containers as a tree that is read by columns, never node by node.
 
 A node is addressed by a handle: a positive integer that means something to its tree only; 0 is "not
 there". Tuples are lists. Every operation takes and gives numpy arrays of handles, so that a million
@@ -21,12 +21,12 @@ from cudakit.errors import SnapshotError
 Handles: TypeAlias = npt.NDArray[np.uint64]
 _T = TypeVar("_T")
 
-# Frames are dictionaries in a list: two levels. What is nested deeper is compared by identity.
+# Frames are dictionaries in a list: two levels. Deeper nodes are compared by identity.
 _INTERN_DEPTH = 4
 
 
 class Tree(Protocol):
-    """What a reader of snapshot files offers; see the module for what a handle is.
+    """The interface of a parsed file; see the module for what a handle is.
 
     Every method raises SnapshotError where a node is not of the kind asked for.
     """
@@ -45,11 +45,11 @@ class Tree(Protocol):
         ...
 
     def members(self, handle: int) -> dict[str, int]:
-        """Map a dictionary's text keys to the handles of their values, passing over other keys."""
+        """Map a dictionary's text keys to the handles of their values; other keys are ignored."""
         ...
 
     def is_list(self, handle: int) -> bool:
-        """Say whether the node is a list or a tuple."""
+        """Return whether the node is a list or a tuple."""
         ...
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
@@ -80,7 +80,7 @@ class Tree(Protocol):
 
 
 class ObjectTree:
-    """A Tree over Python objects, made of nothing but builtin scalars, lists, tuples and dicts."""
+    """A Tree over Python objects: builtin scalars, lists, tuples and dicts only."""
 
     def __init__(self, root: object, size_bytes: int) -> None:
         self._objects: list[Any] = [None, root]
@@ -106,7 +106,7 @@ class ObjectTree:
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
     def is_list(self, handle: int) -> bool:
-        """Say whether the node is a list or a tuple."""
+        """Return whether the node is a list or a tuple."""
         return isinstance(self._objects[handle], (list, tuple))
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
@@ -161,7 +161,7 @@ class ObjectTree:
 
 
 class _Contents:
-    """Gives objects of equal content equal keys, visiting each container once a depth."""
+    """Keys that are equal for objects of equal content; visits each container once for each depth."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -172,7 +172,7 @@ class _Contents:
             return _scalar_key(node)
         if depth == _INTERN_DEPTH:
             return ("identity", id(node))
-        # What is equal depends on how much of the depth is left: each depth has its own answer.
+        # Equality depends on the remaining depth, so each depth has its own keys.
         known = self._visited.get((id(node), depth))
         if known is None:
             known = self._visited[id(node), depth] = self._container(node, depth)
@@ -221,12 +221,12 @@ def check_size(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> No
 
 
 def wrong_kind(wanted: str, found: str) -> SnapshotError:
-    """Make the error for a node that is not what the schema has in its place."""
+    """Return the error for a node of another kind than the schema requires."""
     return SnapshotError(f"the file has {found} where a memory snapshot has {wanted}")
 
 
 def multiplied(size_bytes: int) -> SnapshotError:
-    """Make the error for containers that are shared so often that reading them would never end."""
+    """Return the error for containers that are shared so often that reading them would not end."""
     return SnapshotError(
         f"the file says more than its {size_bytes:,} bytes can hold: "
         "lists in it are shared to multiply"

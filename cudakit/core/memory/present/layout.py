@@ -1,4 +1,4 @@
-"""The layout of memory: every segment as a bar, its blocks coloured by what they are in use for."""
+"""The layout of memory: every segment as a bar, its blocks coloured by state."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _BAR = 18
 _ROW = 24
 # Half pixels of a wide page.
 _UNITS = 2000
-# A tooltip costs some 100 bytes of page; the largest pieces are those that can be pointed at.
+# The largest pieces have tooltips, which cost about 100 bytes each.
 _TITLED = 600
-# Units: blocks at least so wide get a gap to the next, so that a reader can count them.
+# Units: wider blocks have a gap to the next one, so that they can be counted.
 _SEPARABLE = 8
 
 _USES: Final = {IN_USE: "in use", ROUNDING: "rounding waste", PENDING: "pending free"}
@@ -60,7 +60,7 @@ _CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What is drawn into the segments: ``used_bytes`` and ``units`` have an item a segment."""
+    """The contents of the segments: ``used_bytes`` and ``units`` have an item per segment."""
 
     spans: Mapping[int, Spans]  # by segment
     titled: Mapping[int, Pieces]  # by segment
@@ -71,8 +71,8 @@ class _Contents:
 def memory_layout(columns: Sequence[Columns]) -> Figure:
     """Draw segments and blocks, the largest 200 segments where there are more.
 
-    The first Columns has an item a segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
-    the second one a block: ``segment`` (index into the first), ``offset`` (bytes from its start), ``size``,
+    The first Columns has an item per segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
+    the second one per block: ``segment`` (index into the first), ``offset`` (bytes from its start), ``size``,
     ``requested``, ``state`` (0 inactive, 1 allocated, 2 pending free).
     """
     segments, blocks = columns
@@ -167,7 +167,7 @@ def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents)
 
 
 def _paths(spans: Spans | None) -> list[Shape]:
-    """Draw all spans of a use as the dashes of one line, which is as thick as the bar."""
+    """Draw all spans of a use as the dashes of one line, as thick as the bar."""
     if spans is None:
         return []
     order = np.argsort(spans.low, kind="stable")

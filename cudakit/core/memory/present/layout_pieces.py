@@ -1,4 +1,4 @@
-"""What the blocks of memory segments look like from afar: pieces of one use, no thinner than a pixel."""
+"""Blocks of memory segments reduced to drawable pieces of one use, no thinner than a pixel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROUNDING: Final = 1
 PENDING: Final = 2
 USES: Final = 3
 
-# The codes of the column ``state``; what is neither is free.
+# The codes of the column ``state``; any other is free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
-# Units: places are rounded down, so that pieces which touch still do; a product may be a bit too low.
+# Units: positions are rounded down, so that adjacent pieces stay adjacent; a product may be slightly low.
 _TOLERANCE = 1e-6
 
 
@@ -43,7 +43,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Parts of segments in whole drawing units, which share a unit where thin pieces border on wider ones."""
+    """Parts of segments in whole drawing units; thin pieces may share a unit with adjacent wider ones."""
 
     segment: _Indices
     low: _Indices
@@ -52,10 +52,10 @@ class Spans:
 
 
 def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
-    """Divide blocks into what was requested and what rounding up added; free ones yield nothing.
+    """Divide blocks into requested bytes and rounding; free blocks have no pieces.
 
-    ``blocks`` has the arrays ``segment``, ``offset``, ``size``, ``requested`` and ``state``; whatever
-    lies outside its segment is cut off.
+    ``blocks`` has the arrays ``segment``, ``offset``, ``size``, ``requested`` and ``state``; parts
+    outside the segment are cut off.
     """
     segment, offset, size, requested, state = (
         np.asarray(blocks.arrays[name]).astype(np.int64)
@@ -88,8 +88,8 @@ def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> _Indices:
 def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     """Scale pieces to drawing units; ``scale`` has the units a byte for each segment.
 
-    Pieces thinner than a unit are merged: a unit that holds several goes to the use that has most of it,
-    and neighbouring units of the same use become one span. Nothing that is in use vanishes.
+    Pieces thinner than a unit are merged: a unit with several goes to the use with most bytes, and adjacent
+    units of the same use become one span. No used piece vanishes.
     """
     ends = pieces.start + pieces.size
     low, high = (place * scale[pieces.segment] + _TOLERANCE for place in (pieces.start, ends))
@@ -112,27 +112,27 @@ def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
 
 
 def _merged(thin: Pieces, unit: _Indices) -> Spans:
-    """Give each unit to one use, then join neighbours."""
+    """Assign each unit to one use, then join adjacent units."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = thin.take(order), unit[order]
     firsts = _changes(thin.segment, unit, thin.use)
     sums = np.add.reduceat(thin.size, firsts) if len(firsts) else thin.size
     segment, unit, use = thin.segment[firsts], unit[firsts], thin.use[firsts]
 
-    # Of the uses of a unit the largest comes last.
+    # The largest use of a unit is last.
     order = np.lexsort((sums, unit, segment))
     segment, unit, use = segment[order], unit[order], use[order]
     lasts = np.append(_changes(segment, unit)[1:], len(unit))[: len(unit)] - 1
     segment, unit, use = segment[lasts], unit[lasts], use[lasts]
 
-    # A run has a constant distance between a unit and its rank.
+    # In a run the difference between a unit and its rank is constant.
     firsts = _changes(segment, use, unit - np.arange(len(unit)))
     ends = np.append(firsts[1:], len(unit))[: len(firsts)] - 1
     return Spans(segment[firsts], unit[firsts], unit[ends] + 1, use[firsts])
 
 
 def _changes(*keys: _Indices) -> _Indices:
-    """Return the indices at which any of the sorted keys is another than before; 0 is the first."""
+    """Return the indices at which any of the sorted keys changes, beginning with 0."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)
     changed = np.any([np.diff(key) != 0 for key in keys], axis=0)

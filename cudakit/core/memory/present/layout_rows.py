@@ -1,4 +1,4 @@
-"""Memory segments in groups and rows: which are drawn, how wide, and beside which others."""
+"""Memory segments in groups and rows: the segments that are drawn, and their widths."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from cudakit.document import Columns
 from cudakit.units import format_bytes
 
-# Shares of a row: the least that can be seen and pointed at, and the space between two.
+# Shares of a row: the narrowest segment that can be pointed at, and the gap between two.
 NARROWEST = 0.016
 _SPACE = 0.004
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as it is drawn: ``width`` is its share of a row."""
+    """A drawn segment: ``width`` is its share of a row."""
 
     index: int
     address: int
@@ -29,14 +29,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Segments beside one another, with the left edge of each as a share of the row."""
+    """Adjacent segments, with the left edge of each as a share of the row."""
 
     segments: tuple[Segment, ...]
     lefts: tuple[float, ...]
 
     @property
     def label(self) -> str:
-        """Name the size of the segments, or how many of different sizes there are."""
+        """The size of the segments, or their number if sizes differ."""
         count, sizes = len(self.segments), {segment.size_bytes for segment in self.segments}
         if len(sizes) > 1:
             return f"{count} segments"
@@ -46,14 +46,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Segments that can serve the same requests: one pool, one stream, one kind."""
+    """Segments of one pool, one stream and one kind, which serve the same requests."""
 
     name: str
     segments: tuple[Segment, ...]  # largest first
 
     @property
     def size_bytes(self) -> int:
-        """Sum the sizes of the segments."""
+        """The sum of the segments' sizes."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
@@ -79,7 +79,7 @@ def grouped(columns: Columns, chosen: npt.NDArray[np.int64]) -> list[Group]:
 
 
 def rows(segments: Sequence[Segment]) -> Iterator[Row]:
-    """Fill rows from left to right, as words fill lines."""
+    """Fill rows from left to right, as text fills lines."""
     row: list[Segment] = []
     lefts: list[float] = []
     left = 0.0
@@ -97,7 +97,7 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
 def _segment(columns: Columns, index: int, largest: int) -> Segment:
     size = int(columns.arrays["size"][index])
     address = int(columns.arrays["address"][index])
-    # Segments of together the size of the largest fill its row, the spaces between them included.
+    # Segments whose sizes add up to the largest fill its row, including the gaps between them.
     width = size / largest * (1 + _SPACE) - _SPACE
     return Segment(index, address, size, max(width, NARROWEST))
 
@@ -107,7 +107,7 @@ def _group_name(columns: Columns, index: int) -> str:
 
 
 def _decoded(columns: Columns, name: str, index: int) -> str:
-    """Read a code as its word, or as ``stream 3`` where there is none."""
+    """Return the text of a code, or ``stream 3`` if it has none."""
     code = int(columns.arrays[name][index])
     texts = columns.text.get(name, ())
     return texts[code] if 0 <= code < len(texts) else f"{name} {code}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay.block_sizes import Tenancy, unsplit
+from cudakit.core.memory.replay.block_sizes import Occupied, unsplit
 from cudakit.core.memory.replay.lifetimes import Matched
 from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
@@ -56,7 +56,7 @@ def allocations_of(
     stack = np.zeros(len(matched.address), np.int32)
     stream[live] = trace.segments.stream[blocks.segment[block]]
     stream[from_event] = events.stream[source]
-    # Of what was allocated before the trace, only the free is recorded: its stack is somebody else's.
+    # Of an allocation from before the trace only the free is recorded, whose stack is another one.
     is_allocation = events.action[source] == Action.ALLOC
     stack[from_event] = np.where(is_allocation, events.stack[source], 0)
     # Traces recorded with context="state" have stacks on the live blocks only.
@@ -93,13 +93,13 @@ def _with_unsplit_sizes(
     if allocations.size_known[large].all():
         return allocations
     grown = unsplit(
-        Tenancy(
+        Occupied(
             allocations.address[large],
             allocations.size[large],
             allocations.begin[large],
             allocations.end[large],
         ),
-        Tenancy(segments.address, segments.size, segments.begin, segments.end),
+        Occupied(segments.address, segments.size, segments.begin, segments.end),
         max_split=recorded_max_split(snapshot.settings),
     )
     size = allocations.size.copy()
@@ -108,7 +108,7 @@ def _with_unsplit_sizes(
 
 
 def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDArray[np.bool_]:
-    """Say which addresses ever lay in a segment that was allocated in one piece."""
+    """Return which addresses were ever in a segment that was allocated in one piece."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
     # The furthest end of all segments that start at or below: segments of different times overlap.
@@ -118,12 +118,12 @@ def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDAr
 
 
 def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: Matched) -> npt.NDArray[np.int32]:
-    """Find the pool of each allocation: as its event says (torch 2.12), else that of its segment."""
+    """Return the pool of each allocation: as its event says (torch 2.12), else that of its segment."""
     recorded = matched.source >= 0
     event = np.where(recorded, matched.source, len(trace.events))
     pool = segments.pool_at(matched.address, event)
-    said = trace.events.pool[matched.source[recorded]]
-    pool[np.flatnonzero(recorded)[said >= 0]] = said[said >= 0]
+    recorded_pool = trace.events.pool[matched.source[recorded]]
+    pool[np.flatnonzero(recorded)[recorded_pool >= 0]] = recorded_pool[recorded_pool >= 0]
     return pool
 
 

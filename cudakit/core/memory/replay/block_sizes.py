@@ -19,10 +19,10 @@ _Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Tenancy:
-    """Who holds which addresses from one moment until another; arrays of one length.
+class Occupied:
+    """Ranges of addresses in use from one event until another; arrays of one length.
 
-    A tenant is a segment, or a block inside one. ``begin`` and ``end`` are event indices.
+    Each is a segment, or a block inside one. ``begin`` and ``end`` are event indices.
     """
 
     address: npt.NDArray[np.uint64]
@@ -34,55 +34,55 @@ class Tenancy:
         return len(self.address)
 
 
-def unsplit(blocks: Tenancy, segments: Tenancy, *, max_split: int) -> _Ints:
+def unsplit(blocks: Occupied, segments: Occupied, *, max_split: int) -> _Ints:
     """Add to large blocks the remainders that the allocator did not split off.
 
     A free block of the large pool is split only when more than 1 MiB would remain, and neighbouring free
-    blocks are always merged; so space up to 1 MiB between a new block and the next one in use, or the end
+    blocks are always merged; so space of up to 1 MiB between a new block and the next one in use, or the end
     of the segment, belongs to the new block. From ``max_split`` bytes on nothing is ever split.
-    ``blocks`` holds blocks of the large pool with their rounded sizes, whoever lives at any time, and
-    ``segments`` the segments that they lie in. Returns the size of each block; one that began before the
-    trace keeps its rounded size where nothing shows how far it reached.
+    ``blocks`` are the blocks of the large pool with their rounded sizes, and ``segments`` their segments.
+    Returns the size of each block. A block from before the trace keeps its rounded size if no other block
+    shows its end.
     """
-    fences: list[int] = []  # addresses, ascending, where what follows a block cannot be its own
+    boundaries: list[int] = []  # ascending addresses up to which a block before them may reach
     size = blocks.size.tolist()
     address = blocks.address.tolist()
     ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
-    for item, arrives in _changes(blocks, segments):
-        fence = address[item] if item < n_blocks else ends[item - n_blocks]
-        place = bisect_left(fences, fence)
-        if not arrives:
-            if place < len(fences) and fences[place] == fence:
-                del fences[place]
+    for item, begins in _changes(blocks, segments):
+        boundary = address[item] if item < n_blocks else ends[item - n_blocks]
+        place = bisect_left(boundaries, boundary)
+        if not begins:
+            if place < len(boundaries) and boundaries[place] == boundary:
+                del boundaries[place]
             continue
         if item < n_blocks:
-            own_end = fence + size[item]
-            after = bisect_left(fences, own_end, place)
-            if after < len(fences):
-                gap = fences[after] - own_end
+            own_end = boundary + size[item]
+            after = bisect_left(boundaries, own_end, place)
+            if after < len(boundaries):
+                gap = boundaries[after] - own_end
                 if 0 < gap <= MOST_SMALL or size[item] >= max_split:
                     size[item] += gap
-        fences.insert(place, fence)
+        boundaries.insert(place, boundary)
     return _with_ends_shown_later(blocks, np.array(size, np.int64))
 
 
-def _with_ends_shown_later(blocks: Tenancy, size: _Ints) -> _Ints:
-    """Let blocks from before the trace reach to whatever came to lie closely behind them in their life."""
+def _with_ends_shown_later(blocks: Occupied, size: _Ints) -> _Ints:
+    """Extend blocks from before the trace to the next block that was allocated closely after them."""
     by_address = np.argsort(blocks.address, kind="stable")
     address, begin = blocks.address[by_address], blocks.begin[by_address]
     for block in np.flatnonzero(blocks.begin == BEFORE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
         window = np.array([stop, stop + MOST_SMALL + 1], np.uint64)
         first, last = np.searchsorted(address, window).tolist()
-        met = np.flatnonzero(begin[first:last] < blocks.end[block])
-        if len(met):
-            size[block] += int(address[first + met[0]]) - stop
+        later = np.flatnonzero(begin[first:last] < blocks.end[block])
+        if len(later):
+            size[block] += int(address[first + later[0]]) - stop
     return size
 
 
-def _changes(blocks: Tenancy, segments: Tenancy) -> Iterator[tuple[int, bool]]:
-    """Give arrivals and departures in order of time: the item (segments behind blocks) and which."""
+def _changes(blocks: Occupied, segments: Occupied) -> Iterator[tuple[int, bool]]:
+    """Yield begins and ends in order of time: the item (segments after blocks), and whether it begins."""
     begin = np.concatenate((blocks.begin, segments.begin))
     end = np.concatenate((blocks.end, segments.end))
     n = len(begin)

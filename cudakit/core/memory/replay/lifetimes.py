@@ -76,7 +76,7 @@ def cut(rows: Rows) -> Lifetimes:
 
 
 def _events(rows: Rows, lifetime: _Ints, step: int, n: int) -> _Ints:
-    """Find the event of one step in each lifetime; -1 where it was not recorded."""
+    """Return the event of one step in each lifetime; -1 if it was not recorded."""
     event = np.full(n, -1, np.int64)
     here = rows.step == step
     event[lifetime[here]] = rows.event[here]
@@ -185,7 +185,7 @@ def match(rows: Rows, runs: Lifetimes, blocks: Blocks, n: int) -> Matched:
 def _live_block_of_runs(
     address: npt.NDArray[np.uint64], runs: Lifetimes, blocks: Blocks, live: npt.NDArray[np.intp]
 ) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Find the final block that each run's allocation is, and the runs that have one."""
+    """Return the final block of each run, and which runs have one."""
     block = np.full(len(address), -1, np.int64)
     if not len(live):
         return block, np.zeros(len(address), np.bool_)
@@ -196,10 +196,10 @@ def _live_block_of_runs(
 
 
 def _begins(rows: Rows, runs: Lifetimes) -> tuple[_Ints, int]:
-    """Find the event that each run begins at, and how many began without a recorded allocation."""
+    """Return the event at which each run begins, and how many have no recorded allocation."""
     lost = (runs.begin < 0) & ~runs.oldest
     begin = runs.begin.copy()  # -1 is BEFORE
-    # It was allocated at some moment since the address was last freed: the earliest is taken.
+    # It was allocated at some time after the address was last freed: the earliest is assumed.
     begin[lost] = rows.event[runs.first[lost] - 1]
     return begin, int(np.count_nonzero(lost))
 
@@ -207,7 +207,7 @@ def _begins(rows: Rows, runs: Lifetimes) -> tuple[_Ints, int]:
 def _requests(
     runs: Lifetimes, blocks: Blocks, block: _Ints, end: _Ints, n: int
 ) -> tuple[_Ints, int]:
-    """Find when each run's free was requested, and how many completed without a request."""
+    """Return when the free of each run was requested, and how many completed without a request."""
     missing = runs.request < 0
     # The oldest run of an address may have been requested before the trace began.
     before = missing & (runs.begin < 0) & runs.oldest & (runs.complete >= 0)

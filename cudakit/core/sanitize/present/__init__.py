@@ -1,4 +1,4 @@
-"""The SanitizeResult as a Document: the verdict, each race, and how much was seen."""
+"""The SanitizeResult as a Document: the verdict, each race, and the coverage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.units import format_count
 
 
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
-    """Lay out the report with the first ``top`` races, 0 for all."""
+    """Return the report with the first ``top`` races, 0 for all."""
     shown = result.races if top == 0 else result.races[:top]
     nodes: list[Node] = [
         races.race(found, number, several_processes=len(result.processes) > 1)
@@ -26,7 +26,7 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
 
 
 def title(result: SanitizeResult) -> str:
-    """Say the verdict: ``2 races between streams, found 1,204 times``."""
+    """Return the verdict: ``2 races between streams, found 1,204 times``."""
     return ", ".join(_verdict(result))
 
 

@@ -1,4 +1,4 @@
-"""How much was seen, and what the verdict leaves out."""
+"""Notes on how much of the program was recorded, and what the verdict leaves out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_GAPS = 8
 
 
 def notes(result: SanitizeResult) -> Iterator[Note]:
-    """Say what was seen, always, and then what was not."""
+    """Yield the notes on what was recorded, and then on what was not."""
     yield _seen(result)
     yield from _exactness(result.coverage)
     for text in result.notes:
@@ -53,7 +53,7 @@ def _seen(result: SanitizeResult) -> Note:
 
 
 def _exactness(seen: Coverage) -> Iterator[Note]:
-    """Say of how many kernels all is known that they touched, and what it took."""
+    """Yield a note on how many launches are known exactly, and the memory that recording took."""
     kernels = seen.launches_exact + seen.launches_assumed + seen.launches_unknown
     if not kernels:
         return

@@ -1,21 +1,143 @@
-"""The diagram of a race: streams as lanes, calls in their order, and the order between them."""
+"""The diagram of a race: streams as lanes, calls in order, and the synchronization between them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cudakit.document import Columns
+import numpy as np
+
+from cudakit.core.sanitize.names import place, short_kernel
+from cudakit.core.sanitize.races import SyncKind
+from cudakit.core.sanitize.result import FoundRace, Side, Synchronisation
+from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
 
-# Pixels, but for the width: the drawing is as wide as the page allows.
+_SHORT = 32  # letters of a kernel's name in the diagram
+_HOST = "the host"
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call in its lane; the two with ``operation`` are the sides of the race."""
+
+    lane: str
+    seq: int
+    words: str
+    place: str
+    operation: bool = False
+    after: Step | None = None  # what it waits for, or should
+
+
+def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:
+    """Return a diagram as Columns with a row per call, and the View of them."""
+    drawn = sorted(_steps(found), key=lambda step: step.seq or math.inf)
+    lanes = _lanes(drawn, found)
+    name = f"race-{number}"
+    return (
+        _columns(name, drawn, lanes),
+        View("race", (name,), race_diagram, fallback=_table(drawn, lanes)),
+    )
+
+
+def _steps(found: FoundRace) -> Iterator[Step]:
+    earlier, later = _lane_names(found)
+    if found.last_sync:
+        yield from _synchronised(found.last_sync, earlier, later)
+    previous = _operation(found.previous, earlier)
+    yield previous
+    yield _operation(found.current, later, after=previous)
+
+
+def _synchronised(sync: Synchronisation, earlier: str, later: str) -> Iterator[Step]:
+    until, lane, wait = {
+        SyncKind.EVENT: ("event recorded", later, "wait for the event"),
+        SyncKind.HOST: ("work up to here", _HOST, "the host waits"),
+        SyncKind.DEFAULT_STREAM: ("work up to here", later, "default stream's order"),
+    }[sync.kind]
+    recorded = Step(earlier, sync.recorded_seq, until, place(sync.recorded_stack))
+    yield recorded
+    yield Step(lane, sync.waited_seq, wait, place(sync.waited_stack), after=recorded)
+
+
+def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
+    words = short_kernel(side.kernel, longest=_SHORT) if side.kernel else side.operation
+    return Step(lane, side.seq, words, place(side.stack), True, after)
+
+
+def _lane_names(found: FoundRace) -> tuple[str, str]:
+    """Return the names of both lanes; sides in one stream are named by node or context."""
+    sides = (found.previous, found.current)
+    earlier, later = (side.stream for side in sides)
+    if earlier != later:
+        return earlier, later
+    if found.current.graph:
+        earlier, later = (f"node {side.node} of graph {side.graph}" for side in sides)
+    else:
+        earlier, later = (f"{side.stream}, context {side.context}" for side in sides)
+    return earlier, later
+
+
+def _lanes(drawn: Sequence[Step], found: FoundRace) -> tuple[str, ...]:
+    names = _lane_names(found)
+    host = any(step.lane == _HOST for step in drawn) and _HOST not in names
+    return tuple(dict.fromkeys(((_HOST,) if host else ()) + names))
+
+
+def _columns(name: str, drawn: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
+    rows = range(len(drawn))
+    before = [drawn.index(step.after) if step.after else _NONE for step in drawn]
+    return Columns(
+        name,
+        {
+            "lane": np.array([lanes.index(step.lane) for step in drawn]),
+            "seq": np.array([step.seq for step in drawn], np.uint64),
+            "label": np.array(rows),
+            "place": np.array(rows),
+            "operation": np.array([step.operation for step in drawn]),
+            "after": np.array(before),
+        },
+        text={
+            "lane": lanes,
+            "label": tuple(step.words for step in drawn),
+            "place": tuple(step.place for step in drawn),
+        },
+    )
+
+
+def _table(drawn: Sequence[Step], lanes: tuple[str, ...]) -> Table:
+    columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
+    rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in drawn)
+    return Table(columns, rows, caption=_missing(drawn))
+
+
+def _number(step: Step) -> Value:
+    return Count(step.seq) if step.seq else Text("?")
+
+
+def _missing(drawn: Sequence[Step]) -> str:
+    earlier, later = (step for step in drawn if step.operation)
+    if 0 < earlier.seq < later.seq:
+        return f"nothing makes call {later.seq:,} wait for call {earlier.seq:,}"
+    return f"nothing makes {later.lane} wait for {earlier.lane}"
+
+
+def _cell(step: Step, lane: str) -> Text:
+    if step.lane != lane:
+        return Text("")
+    return Text(f"{step.words} ({step.place})" if step.place else step.words)
+
+
+# Pixels; the width is that of the page.
 _BOX = 42
 _LANE = 104
 _LINES = (17, 33)  # of text in a box
 _INSET = 10
 _LANE_LETTERS = 26
 
-_WIDEST = 1.8  # steps of the time axis that a box may be wide
+_WIDEST = 1.8  # the largest width of a box, in steps of the time axis
 _GAP = 0.16  # to the next box of the lane
 _ORDER, _MISSING = "order", "missing"
 _LEGEND = ((_ORDER, "order there is"), (_MISSING, "order that is missing"))
@@ -23,7 +145,7 @@ _LEGEND = ((_ORDER, "order there is"), (_MISSING, "order that is missing"))
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call as it is drawn; ``left`` and ``width`` are shares of the drawing's width."""
+    """A drawn call; ``left`` and ``width`` are shares of the drawing's width."""
 
     lane: int
     left: float
@@ -45,7 +167,7 @@ class _Call:
 def race_diagram(columns: Sequence[Columns]) -> Figure:
     """Draw the calls that led to a race, from left to right in their order.
 
-    The Columns have an item a call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
+    The Columns have one item per call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
     ``operation`` (whether it is one of the two that race), ``after`` (the row of the call that its lane
     waits for with it or, of an operation, should wait for; -1 for none).
     """
@@ -73,14 +195,14 @@ def _calls(columns: Columns) -> Iterator[_Call]:
     )
     lanes: list[int] = columns.arrays["lane"].tolist()
     step = 1 / (len(lanes) - 1 + _WIDEST)
-    for i, (lane, seq, operation, after, label, place) in enumerate(rows):
-        remark = " · ".join(filter(None, (place, f"call {seq:,}" if seq else "")))
+    for i, (lane, seq, operation, after, label, site) in enumerate(rows):
+        remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
         width = _room(lanes, i) - _GAP
         yield _Call(lane, i * step, width * step, label, remark, operation, after)
 
 
 def _room(lanes: Sequence[int], i: int) -> float:
-    """Count the steps to the next call of the same lane."""
+    """Return the number of steps to the next call of the same lane."""
     ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
     return min(next(ahead, _WIDEST), _WIDEST)
 
@@ -119,7 +241,7 @@ def _box(call: _Call) -> Shape:
 
 
 def _arrow(start: _Call, end: _Call) -> Shape:
-    """Draw the order of two calls through the space between their lanes."""
+    """Draw an arrow between two calls, through the space between their lanes."""
     down = end.lane >= start.lane
     return shape(
         "line",

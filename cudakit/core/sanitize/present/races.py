@@ -1,4 +1,4 @@
-"""One race: what happened and what to do, a picture of it, and the figures behind it."""
+"""One race of the report: what happened and what to do, its diagram, and the figures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import stream_words
-from cudakit.core.sanitize.present import picture
-from cudakit.core.sanitize.present.words import MEANINGS, accessed, how_known, memory_words
-from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.result import FoundRace, Side
+from cudakit.core.sanitize.present.race_diagram import diagram
+from cudakit.core.sanitize.races import Confidence, RaceKind
+from cudakit.core.sanitize.result import FoundRace, Memory, Side
 from cudakit.document import (
     Facts,
     Finding,
@@ -19,7 +18,62 @@ from cudakit.document import (
     Text,
     Value,
 )
+from cudakit.trace.kinds import How, Known
 from cudakit.units import Unavailable, format_bytes, format_count
+
+MEANINGS: Final = {
+    RaceKind.READ_AFTER_WRITE: "Memory is read while it may still be written.",
+    RaceKind.WRITE_AFTER_READ: "Memory is overwritten while it may still be read.",
+    RaceKind.WRITE_AFTER_WRITE: "Memory is written by two, and either may be the last.",
+    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation is done.",
+    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be used, or used afterwards.",
+    RaceKind.REUSE: "Memory is handed out again while its last owner's work may still run.",
+    RaceKind.HOST: "The host touches memory while a copy of it may still be in flight.",
+}
+
+_KNOWN: Final = {
+    Known.EXACT: "exact",
+    Known.SUMMARY: "seen in pieces that were too many, and were joined",
+    Known.ASSUMED: "assumed, from a pointer among its arguments",
+    Known.UNCERTAIN: "uncertain, from a table among its arguments that may hold old pointers",
+}
+
+_HOW: Final = {
+    How.SYNC: "of the device",
+    How.STREAM_ORDERED: "stream-ordered",
+    How.VIRTUAL: "mapped into a reserved range",
+    How.PINNED: "pinned, of the host",
+    How.MANAGED: "managed",
+    How.GRAPH: "of a graph",
+}
+
+
+def accessed(side: Side) -> str:
+    """Return what a side does to which bytes."""
+    size, at = format_bytes(side.size_bytes), f"{side.address:#x}"
+    does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
+    if side.operation in ("allocation", "free") or not does:
+        return f"{size} at {at}"
+    if side.known >= Known.ASSUMED:
+        return f"given {at}, may {' and '.join(does)} up to {size} from there"
+    atomically = " atomically" if side.atomic else ""
+    return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
+
+
+def how_known(found: FoundRace) -> str:
+    """Return how well the two sides are known."""
+    if found.previous.known is found.current.known is Known.EXACT:
+        return "both sides are exact"
+    return (
+        f"the earlier side is {_KNOWN[found.previous.known]}, "
+        f"the later one is {_KNOWN[found.current.known]}"
+    )
+
+
+def memory_words(memory: Memory) -> str:
+    """Return an allocation in words."""
+    return f"{format_bytes(memory.size_bytes)} at {memory.address:#x}, {_HOW[memory.how]}"
+
 
 _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
     Confidence.CERTAIN: "error",
@@ -29,9 +83,9 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 
 
 def race(found: FoundRace, number: int, *, several_processes: bool) -> Section:
-    """Lay out one race, the ``number``-th of the report."""
+    """Return the section of one race, the ``number``-th of the report."""
     facts = Facts(tuple(_facts(found, several_processes=several_processes)))
-    return Section(_heading(found, number), (_note(found), *picture.nodes(found, number), facts))
+    return Section(_heading(found, number), (_note(found), *diagram(found, number), facts))
 
 
 def _heading(found: FoundRace, number: int) -> str:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned_supply import GpuHostUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
@@ -61,7 +61,7 @@ class HostGpu(Sim):
 @pytest.mark.parametrize("splits", [False, True])
 def test_memory_is_registered_by_as_many_threads_as_the_setting_says(splits: bool) -> None:
     gpu = HostGpu()
-    pool = CachingHostAllocator(PinnedOfGpu(gpu), REGISTERED, splits=splits)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED, splits=splits)
     ptr = pool.alloc(3 * MIB)
     assert gpu.held == {ptr: True}
     assert gpu.threads == {4}
@@ -77,7 +77,7 @@ def test_memory_is_registered_by_as_many_threads_as_the_setting_says(splits: boo
 
 def test_each_is_given_back_as_it_was_taken_whatever_the_settings_are_then() -> None:
     gpu = HostGpu()
-    pool = CachingHostAllocator(PinnedOfGpu(gpu), REGISTERED)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
     registered = pool.alloc(MIB)
     pool.configure(replace(REGISTERED, pinned_use_cuda_host_register=False))
     plain = pool.alloc(MIB)
@@ -94,7 +94,7 @@ def test_each_is_given_back_as_it_was_taken_whatever_the_settings_are_then() -> 
 def test_the_reserve_is_registered_too() -> None:
     gpu = HostGpu()
     settings = replace(REGISTERED, pinned_reserve_segment_size_bytes=4 * MIB)
-    pool = CachingHostAllocator(PinnedOfGpu(gpu), settings)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), settings)
     pool.free(pool.alloc(MIB))
     assert list(gpu.held.values()) == [True]
     pool.close()
@@ -104,7 +104,7 @@ def test_the_reserve_is_registered_too() -> None:
 @pytest.mark.parametrize("code", [2, 999])
 def test_a_call_that_fails_leaves_nothing_pinned_that_nobody_has(code: int) -> None:
     def program(gpu: HostGpu) -> CachingHostAllocator:
-        pool = CachingHostAllocator(PinnedOfGpu(gpu), REGISTERED)
+        pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
         live = []
         for size in (MIB, 3 * MIB, 5 * MIB):
             with suppress(CudaError):
@@ -130,7 +130,7 @@ def test_a_call_that_fails_leaves_nothing_pinned_that_nobody_has(code: int) -> N
 
 
 def copied_through(gpu: Gpu) -> None:
-    pool = CachingHostAllocator(PinnedOfGpu(gpu), REGISTERED)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
     host, device = pool.alloc(3 * MIB), gpu.malloc(3 * MIB)
     gpu.fill(device, 7, 3 * MIB, LEGACY)
     gpu.copy(host, device, 3 * MIB, LEGACY)

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned_supply import GpuHostUpstream
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
 
 
 def use_it(gpu: Gpu, *, splits: bool) -> None:
-    pool = CachingHostAllocator(PinnedOfGpu(gpu), splits=splits)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), splits=splits)
     stream, device = gpu.stream(), gpu.malloc(MIB)
     first = pool.alloc(MIB)
     gpu.host_view(first, MIB)[:4] = b"abcd"

@@ -11,8 +11,8 @@ import pytest
 from core.allocator.device import MIB
 
 from cudakit.core.allocator.device_allocator import DeviceAllocator
-from cudakit.core.allocator.pinned.caching import CachingHostAllocator
-from cudakit.core.allocator.pinned.upstream import PinnedOfGpu
+from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned_supply import GpuHostUpstream
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
 from cudakit.torch_rules.settings import Settings
@@ -59,7 +59,7 @@ class OfOurs:
     """Our pool."""
 
     def __init__(self, pool: CachingHostAllocator | None = None) -> None:
-        self.pool = pool or CachingHostAllocator(PinnedOfGpu(open_gpu("cuda")))
+        self.pool = pool or CachingHostAllocator(GpuHostUpstream(open_gpu("cuda")))
         self.live: dict[str, int] = {}
 
     def alloc(self, name: str, size: int) -> int:

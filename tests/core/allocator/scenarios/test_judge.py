@@ -14,8 +14,8 @@ from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
 from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
 
-from cudakit.core.allocator.checkpoint import PoolState
-from cudakit.core.allocator.mem_pool import MemPool
+from cudakit.core.allocator.pool_calls import PoolState
+from cudakit.core.allocator.private_pools import MemPool
 
 SHORT = random_run(1, 9, steps=1500)
 

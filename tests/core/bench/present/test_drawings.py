@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from markup_tree import Node, read
 
-from cudakit.core.bench.present.beside import beside
+from cudakit.core.bench.present.baselines import beside
 from cudakit.core.bench.present.roofline import roofline
 from cudakit.core.bench.present.spread import spread
 from cudakit.core.bench.present.sweep import sweep

@@ -6,7 +6,7 @@ from typing import Any
 from core.bench.made import WRONG, gemm, launch, machine, result
 
 from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
-from cudakit.core.bench.present import present_health
+from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Note

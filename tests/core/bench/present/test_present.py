@@ -8,7 +8,8 @@ from core.bench.made import WRONG, gemm, launch, machine, result, times
 
 from cudakit.core.bench.compare import compare
 from cudakit.core.bench.measurement import Samples
-from cudakit.core.bench.present import present, present_comparison
+from cudakit.core.bench.present import present
+from cudakit.core.bench.present.comparison import present_comparison
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult
 from cudakit.document import Columns, Document, Note, Section, Table, View

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json as standard_json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from core.bench.tuning.tunings import FASTER, GEMM, MACHINE, product, tuned, unchanged
 
+from cudakit.core.bench.tuning.tuned import Tuned, Untuned, load_tuned
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.render import json
 from cudakit.units import Unavailable
 
 OTHER = Gemm(dtype="bf16", m=64, n=64, k=64)
@@ -46,3 +52,71 @@ def test_under_other_settings_an_algorithm_is_not_used() -> None:
 
     assert tuned(product()).algorithms_for(MACHINE, deterministic) == {}
     assert tuned(product()).algorithms_for(MACHINE, GemmSettings()) == {GEMM: FASTER}
+
+
+TUNED = tuned(product(), unchanged(shape="llama3-8b qkv"), untuned=(Untuned(GEMM, "why", True),))
+
+
+def written(path: Path, found: Tuned = TUNED) -> Path:
+    path.write_text(json.render(found), encoding="utf-8")
+    return path
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    assert load_tuned(written(tmp_path / "tuned.json")) == TUNED
+
+
+def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
+    def change(plain: Any) -> None:
+        for key in keys[:-1]:
+            plain = plain[key]
+        plain[keys[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (set_("products", 1, "gemm", "m", to=0), r"products\[1\]: m is 0"),
+        (
+            set_("products", 0, "gemm", "dtype", to="fp7"),
+            r"products\[0\]: no such data type: 'fp7'",
+        ),
+        (set_("products", 0, "winner", "id", to="x"), r"products\[0\].winner.id should be a whole"),
+        (set_("products", 0, "limits", "time_s", to=-1.0), r"products\[0\]: the time for tuning"),
+        (set_("products", to={}), "products should be a list"),
+        (set_("untuned", 0, "gemm", "k", to=-1), r"untuned\[0\]: k is -1"),
+        (set_("machine", "library", to="torch7"), "machine.library should be"),
+        (set_("machine", to=[]), "machine should be an object"),
+        (set_("schema", to="cudakit.bench/1"), "holds no tuning"),
+        (set_("schema", to="cudakit.tuned/2"), "cudakit.tuned/2"),
+    ],
+)
+def test_what_is_damaged_is_refused_with_its_place(
+    tmp_path: Path, change: Callable[[Any], None], said: str
+) -> None:
+    place = written(tmp_path / "tuned.json")
+    plain = standard_json.loads(place.read_text())
+    change(plain)
+    place.write_text(standard_json.dumps(plain))
+
+    with pytest.raises(InputError, match=said):
+        load_tuned(place)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{", "not JSON"), (b"\xff\xfe", "not a text"), (b"[]", "no tuning"), (b"[" * 9999, "JSON")],
+)
+def test_what_is_something_else_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    place = tmp_path / "tuned.json"
+    place.write_bytes(content)
+
+    with pytest.raises(InputError, match=said):
+        load_tuned(place)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_tuned(tmp_path / "tuned.json")

@@ -101,7 +101,7 @@ def test_the_report_of_a_clean_program(golden: Callable[[str, str], None]) -> No
     golden("run-clean-80.txt", read(racy()))
 
 
-def test_the_report_of_what_was_not_seen(golden: Callable[[str, str], None]) -> None:
+def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     filled = Report(
         suppressions=[parse("kernel:*elementwise*"), parse("kernel:no")], demangle=readable
     )
@@ -138,7 +138,7 @@ def test_the_first_line_is_the_verdict(races: tuple[Race, ...], verdict: str) ->
     assert title(racy(*races)) == verdict
 
 
-def test_the_first_line_says_what_was_simulated_and_what_was_cut_short() -> None:
+def test_title_mentions_simulation_and_early_stop() -> None:
     result = result_of(report_of(race()), simulated=True, stopped=True)
 
     assert title(result) == "1 race between streams, on a simulated device, stopped at the first"
@@ -158,7 +158,7 @@ def test_the_first_races_are_shown_and_the_rest_counted(top: int, shown: int) ->
     ("confidence", "level"),
     [(CERTAIN, "error"), (Confidence.LIKELY, "warn"), (Confidence.POSSIBLE, "info")],
 )
-def test_the_surer_a_race_the_louder_it_is_said(confidence: Confidence, level: str) -> None:
+def test_note_level_follows_confidence(confidence: Confidence, level: str) -> None:
     report_ = Report(show=Confidence.POSSIBLE)
     section = report(result_of(report_of(race(confidence=confidence), report=report_))).nodes[0]
 
@@ -167,14 +167,14 @@ def test_the_surer_a_race_the_louder_it_is_said(confidence: Confidence, level: s
     assert section.nodes[0].level == level
 
 
-def test_two_devices_are_told_apart() -> None:
+def test_sides_on_two_devices_name_the_device() -> None:
     far = race(current=replace(kernel("add"), device=1))
 
     assert "cuda:0" in read(racy(far))
     assert "cuda:0" not in read(racy(race()))
 
 
-def test_several_processes_are_told_apart() -> None:
+def test_races_of_several_processes_name_the_process() -> None:
     report_ = report_of(race())
     several = report_.result(exit_status=0, coverage={4242: Coverage(launches=1), 7: Coverage()})
 
@@ -215,7 +215,7 @@ def test_a_wait_that_came_after_the_copy_stands_after_it() -> None:
     assert columns.arrays["seq"].tolist() == [101, 107, 110, 112]
 
 
-def test_where_the_host_waited_it_has_a_lane() -> None:
+def test_host_that_waited_has_a_lane() -> None:
     assert picture(FREED).text["lane"][0] == "the host"
     assert picture(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "the host")
 
@@ -230,7 +230,7 @@ def test_where_the_host_waited_it_has_a_lane() -> None:
         ),
     ],
 )
-def test_what_has_one_stream_has_two_lanes(made: Race, lanes: tuple[str, str]) -> None:
+def test_sides_in_one_stream_have_two_lanes(made: Race, lanes: tuple[str, str]) -> None:
     assert picture(made).text["lane"] == lanes
 
 
@@ -257,7 +257,7 @@ def test_a_call_without_a_number_comes_after_the_wait_that_missed_it() -> None:
     assert picture(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
 
 
-def test_nodes_of_one_launch_are_told_apart_by_their_nodes() -> None:
+def test_nodes_of_one_graph_launch_are_named_by_number() -> None:
     one = race(
         current=kernel(graph=2, node=3), previous=work(seq=112, graph=2, node=2, stream=DEFAULT)
     )

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-bool grow(Vector *vector, uint64_t needed, size_t item_bytes) {
+bool grow(Vector *vector, uint64_t needed, size_t item_bytes)
+{
     uint64_t capacity = vector->capacity + vector->capacity / 2;
     if (capacity < needed)
         capacity = needed + 15;
@@ -16,20 +17,23 @@ bool grow(Vector *vector, uint64_t needed, size_t item_bytes) {
     return true;
 }
 
-static inline uint64_t rotated(uint64_t word, int bits) {
+static inline uint64_t rotated(uint64_t word, int bits)
+{
     return word << bits | word >> (64 - bits);
 }
 
-static inline void sip_round(uint64_t v[4]) {
+static inline void sip_round(uint64_t v[4])
+{
     v[0] += v[1], v[1] = rotated(v[1], 13) ^ v[0], v[0] = rotated(v[0], 32);
     v[2] += v[3], v[3] = rotated(v[3], 16) ^ v[2];
     v[0] += v[3], v[3] = rotated(v[3], 21) ^ v[0];
     v[2] += v[1], v[1] = rotated(v[1], 17) ^ v[2], v[2] = rotated(v[2], 32);
 }
 
-uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size) {
-    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d,
-                     key[0] ^ 0x6c7967656e657261, key[1] ^ 0x7465646279746573};
+uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size)
+{
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d, key[0] ^ 0x6c7967656e657261,
+                     key[1] ^ 0x7465646279746573};
     const uint8_t *bytes = data;
     uint64_t left = size, word;
     for (; left >= 8; left -= 8, bytes += 8) {
@@ -49,14 +53,16 @@ uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size) {
     return (uint32_t)(v[0] ^ v[1] ^ v[2] ^ v[3]);
 }
 
-static void table_place(Table *table, uint64_t slot) {
+static void table_place(Table *table, uint64_t slot)
+{
     uint64_t position = slot >> 32;
     while (table->slots[position & (table->size - 1)])
         position++;
     table->slots[position & (table->size - 1)] = slot;
 }
 
-static bool table_grow(Table *table) {
+static bool table_grow(Table *table)
+{
     Table larger = {NULL, table->size ? table->size * 2 : 64, table->used};
     larger.slots = PyMem_RawCalloc(larger.size, sizeof(uint64_t));
     if (!larger.slots)
@@ -69,7 +75,8 @@ static bool table_grow(Table *table) {
     return true;
 }
 
-bool table_add(Table *table, uint32_t hash, uint64_t index) {
+bool table_add(Table *table, uint32_t hash, uint64_t index)
+{
     if (index >= NOT_FOUND - 1 || (table->used * 3 >= table->size * 2 && !table_grow(table)))
         return false;
     table_place(table, (uint64_t)hash << 32 | (index + 1));

@@ -19,12 +19,14 @@ typedef struct {
 /* Makes the capacity at least as large as needed; false without memory. */
 bool grow(Vector *vector, uint64_t needed, size_t item_bytes);
 
-static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes) {
+static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes)
+{
     uint64_t needed = vector->used + extra;
     return needed <= vector->capacity || grow(vector, needed, item_bytes);
 }
 
-static inline bool append(Vector *words, uint64_t word) {
+static inline bool append(Vector *words, uint64_t word)
+{
     if (!reserve(words, 1, sizeof word))
         return false;
     ITEMS(uint64_t, *words)[words->used++] = word;
@@ -44,7 +46,8 @@ typedef struct {
 #define NOT_FOUND UINT32_MAX
 
 /* Returns the next index with this hash, then NOT_FOUND. The position starts as the hash. */
-static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *position) {
+static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *position)
+{
     while (table->size) {
         uint64_t slot = table->slots[*position & (table->size - 1)];
         if (!slot)

@@ -20,7 +20,7 @@ typedef struct {
     const Tree *tree;
     /* Of lists and of dictionaries, by depth: the content's number + 1, 0 where not visited. */
     uint32_t *numbers[2][INTERN_DEPTH];
-    Range *shapes;  /* of key_slots, by shape */
+    Range *shapes;    /* of key_slots, by shape */
     Vector key_slots; /* KeySlot: of the shapes met so far */
     Vector draft;     /* Value: a stack of contents under construction */
     Vector parts;     /* Value: of all contents */
@@ -28,7 +28,8 @@ typedef struct {
     Table table;      /* of contents */
 } Contents;
 
-static void free_contents(Contents *in) {
+static void free_contents(Contents *in)
+{
     for (int depth = 0; depth < INTERN_DEPTH; depth++) {
         PyMem_RawFree(in->numbers[0][depth]);
         PyMem_RawFree(in->numbers[1][depth]);
@@ -41,13 +42,15 @@ static void free_contents(Contents *in) {
     PyMem_RawFree(in->table.slots);
 }
 
-static int compare_key_slots(const void *a, const void *b) {
+static int compare_key_slots(const void *a, const void *b)
+{
     KeySlot left = *(const KeySlot *)a, right = *(const KeySlot *)b;
     return (left > right) - (left < right);
 }
 
 /* Appends the keys of a shape in the order of their numbers, each once, with its last slot. */
-static bool add_key_slots(Contents *in, uint32_t shape) {
+static bool add_key_slots(Contents *in, uint32_t shape)
+{
     uint32_t length = shape_at(in->tree, shape)->length;
     if (!length || !reserve(&in->key_slots, length, sizeof(KeySlot)))
         return !length;
@@ -64,7 +67,8 @@ static bool add_key_slots(Contents *in, uint32_t shape) {
 }
 
 /* Returns the number of the content that was drafted from a position on; NOT_FOUND without memory. */
-static uint32_t number_of_draft(Contents *in, uint64_t from) {
+static uint32_t number_of_draft(Contents *in, uint64_t from)
+{
     const Value *draft = ITEMS(Value, in->draft) + from;
     uint64_t length = in->draft.used - from, size = length * sizeof(Value);
     uint32_t hash = hash_bytes(in->tree->hash_key, draft, size);
@@ -74,8 +78,8 @@ static uint32_t number_of_draft(Contents *in, uint64_t from) {
         if (known.length == length && !memcmp(ITEMS(Value, in->parts) + known.start, draft, size))
             return i;
     }
-    if (!reserve(&in->contents, 1, sizeof(Range)) || !reserve(&in->parts, length, sizeof(Value))
-        || !table_add(&in->table, hash, in->contents.used))
+    if (!reserve(&in->contents, 1, sizeof(Range)) || !reserve(&in->parts, length, sizeof(Value)) ||
+        !table_add(&in->table, hash, in->contents.used))
         return NOT_FOUND;
     memcpy(ITEMS(Value, in->parts) + in->parts.used, draft, size);
     ITEMS(Range, in->contents)[in->contents.used] = (Range){in->parts.used, length};
@@ -86,7 +90,8 @@ static uint32_t number_of_draft(Contents *in, uint64_t from) {
 static Value new_content(Contents *in, Value node, int depth);
 
 /* Returns a Value that nodes of equal content share; 0 without memory. */
-static inline Value content_of(Contents *in, Value node, int depth) {
+static inline Value content_of(Contents *in, Value node, int depth)
+{
     if (TAG(node) < LIST || depth == INTERN_DEPTH)
         return node;
     const uint32_t *numbers = in->numbers[TAG(node) == DICT][depth];
@@ -94,19 +99,22 @@ static inline Value content_of(Contents *in, Value node, int depth) {
     return number ? MAKE(CONTENT, number - 1) : new_content(in, node, depth);
 }
 
-static inline bool draft_part(Contents *in, Value node, int depth) {
+static inline bool draft_part(Contents *in, Value node, int depth)
+{
     Value part = content_of(in, node, depth);
     return part && append(&in->draft, part);
 }
 
-static bool draft_list(Contents *in, const List *list, int depth) {
+static bool draft_list(Contents *in, const List *list, int depth)
+{
     for (uint32_t i = 0; i < list->length; i++)
         if (!draft_part(in, list->items[i], depth))
             return false;
     return true;
 }
 
-static bool draft_dict(Contents *in, const Dict *dict, int depth) {
+static bool draft_dict(Contents *in, const Dict *dict, int depth)
+{
     Range *keys = &in->shapes[dict->shape];
     if (!keys->length) {
         keys->start = in->key_slots.used;
@@ -123,7 +131,8 @@ static bool draft_dict(Contents *in, const Dict *dict, int depth) {
 }
 
 /* Visits a container once for each depth, so that a container that contains itself ends. */
-static Value new_content(Contents *in, Value node, int depth) {
+static Value new_content(Contents *in, Value node, int depth)
+{
     bool is_dict = TAG(node) == DICT;
     uint32_t **numbers = &in->numbers[is_dict][depth];
     const Vector *all = is_dict ? &in->tree->dicts : &in->tree->lists;
@@ -143,7 +152,8 @@ static Value new_content(Contents *in, Value node, int depth) {
 }
 
 /* Returns the index of a content in `known`, to which it is added if it is new. */
-static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], Value content) {
+static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], Value content)
+{
     uint32_t hash = hash_bytes(hash_key, &content, sizeof content);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(table, hash, &position)) != NOT_FOUND;)
@@ -154,7 +164,8 @@ static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], V
 }
 
 /* Fills the ids, and of each id the first node. */
-static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known) {
+static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known)
+{
     uint32_t *ids = query->first;
     Value *nodes = query->second;
     Value previous = 0;
@@ -178,7 +189,8 @@ static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known
     return true;
 }
 
-bool intern_nodes(Query *query) {
+bool intern_nodes(Query *query)
+{
     Contents in = {.tree = query->tree};
     Table table = {0};
     Vector known = {0}; /* Value: contents, by id */

@@ -9,22 +9,61 @@
 #include <string.h>
 
 enum {
-    OP_MARK = '(', OP_STOP = '.', OP_POP = '0', OP_POP_MARK = '1', OP_DUP = '2', OP_FLOAT = 'F',
-    OP_INT = 'I', OP_BININT = 'J', OP_BININT1 = 'K', OP_LONG = 'L', OP_BININT2 = 'M', OP_NONE = 'N',
-    OP_STRING = 'S', OP_BINSTRING = 'T', OP_SHORT_BINSTRING = 'U', OP_UNICODE = 'V',
-    OP_BINUNICODE = 'X', OP_APPEND = 'a', OP_DICT = 'd', OP_EMPTY_DICT = '}', OP_APPENDS = 'e',
-    OP_GET = 'g', OP_BINGET = 'h', OP_LONG_BINGET = 'j', OP_LIST = 'l', OP_EMPTY_LIST = ']',
-    OP_PUT = 'p', OP_BINPUT = 'q', OP_LONG_BINPUT = 'r', OP_SETITEM = 's', OP_TUPLE = 't',
-    OP_EMPTY_TUPLE = ')', OP_SETITEMS = 'u', OP_BINFLOAT = 'G', OP_BINBYTES = 'B',
-    OP_SHORT_BINBYTES = 'C', OP_PROTO = 0x80, OP_TUPLE1 = 0x85, OP_TUPLE2 = 0x86, OP_TUPLE3 = 0x87,
-    OP_NEWTRUE = 0x88, OP_NEWFALSE = 0x89, OP_LONG1 = 0x8a, OP_LONG4 = 0x8b,
-    OP_SHORT_BINUNICODE = 0x8c, OP_BINUNICODE8 = 0x8d, OP_BINBYTES8 = 0x8e, OP_MEMOIZE = 0x94,
+    OP_MARK = '(',
+    OP_STOP = '.',
+    OP_POP = '0',
+    OP_POP_MARK = '1',
+    OP_DUP = '2',
+    OP_FLOAT = 'F',
+    OP_INT = 'I',
+    OP_BININT = 'J',
+    OP_BININT1 = 'K',
+    OP_LONG = 'L',
+    OP_BININT2 = 'M',
+    OP_NONE = 'N',
+    OP_STRING = 'S',
+    OP_BINSTRING = 'T',
+    OP_SHORT_BINSTRING = 'U',
+    OP_UNICODE = 'V',
+    OP_BINUNICODE = 'X',
+    OP_APPEND = 'a',
+    OP_DICT = 'd',
+    OP_EMPTY_DICT = '}',
+    OP_APPENDS = 'e',
+    OP_GET = 'g',
+    OP_BINGET = 'h',
+    OP_LONG_BINGET = 'j',
+    OP_LIST = 'l',
+    OP_EMPTY_LIST = ']',
+    OP_PUT = 'p',
+    OP_BINPUT = 'q',
+    OP_LONG_BINPUT = 'r',
+    OP_SETITEM = 's',
+    OP_TUPLE = 't',
+    OP_EMPTY_TUPLE = ')',
+    OP_SETITEMS = 'u',
+    OP_BINFLOAT = 'G',
+    OP_BINBYTES = 'B',
+    OP_SHORT_BINBYTES = 'C',
+    OP_PROTO = 0x80,
+    OP_TUPLE1 = 0x85,
+    OP_TUPLE2 = 0x86,
+    OP_TUPLE3 = 0x87,
+    OP_NEWTRUE = 0x88,
+    OP_NEWFALSE = 0x89,
+    OP_LONG1 = 0x8a,
+    OP_LONG4 = 0x8b,
+    OP_SHORT_BINUNICODE = 0x8c,
+    OP_BINUNICODE8 = 0x8d,
+    OP_BINBYTES8 = 0x8e,
+    OP_MEMOIZE = 0x94,
     OP_FRAME = 0x95,
 };
 
 #define HIGHEST_PROTOCOL 5
 
-static bool pop_mark(Machine *m, uint64_t *position) {
+static bool pop_mark(Machine *m, uint64_t *position)
+{
     if (!m->marks.used)
         return fail(m, "mark");
     *position = stack_floor(m);
@@ -32,7 +71,8 @@ static bool pop_mark(Machine *m, uint64_t *position) {
     return true;
 }
 
-static bool pop(Machine *m) {
+static bool pop(Machine *m)
+{
     uint64_t position;
     if (m->marks.used && m->stack.used == stack_floor(m))
         return pop_mark(m, &position);
@@ -44,7 +84,8 @@ static bool pop(Machine *m) {
 
 /* The memo. */
 
-static bool memo_put(Machine *m, uint64_t index) {
+static bool memo_put(Machine *m, uint64_t index)
+{
     if (!needs(m, 1))
         return false;
     if (index >= m->at)
@@ -62,14 +103,16 @@ static bool memo_put(Machine *m, uint64_t index) {
     return true;
 }
 
-static bool memo_get(Machine *m, uint64_t index) {
+static bool memo_get(Machine *m, uint64_t index)
+{
     Value value = index < m->memo.used ? ITEMS(Value, m->memo)[index] : 0;
     return value ? push(m, value) : fail(m, "memo");
 }
 
 /* Executes further look-ups in a row, with everything in registers: most of a file is stacks of
  * known frames. Anything unexpected is left to step. */
-static bool memo_get_run(Machine *m) {
+static bool memo_get_run(Machine *m)
+{
     const uint8_t *at = m->data + m->at, *end = m->data + m->size;
     const Value *memo = m->memo.data;
     Value *top = stack_at(m, m->stack.used), *limit = stack_at(m, m->stack.capacity);
@@ -91,7 +134,8 @@ static bool memo_get_run(Machine *m) {
 }
 
 /* Takes an index in decimal; one beyond 60 bits, which no memo has, becomes the greatest. */
-static bool take_index_line(Machine *m, uint64_t *index) {
+static bool take_index_line(Machine *m, uint64_t *index)
+{
     if (!push_line(m))
         return false;
     Value value = *stack_at(m, --m->stack.used);
@@ -101,7 +145,8 @@ static bool take_index_line(Machine *m, uint64_t *index) {
 
 /* Containers. */
 
-static bool push_list(Machine *m) {
+static bool push_list(Machine *m)
+{
     Vector *lists = &m->tree->lists;
     if (lists->used >= NOT_FOUND - 1 || !reserve(lists, 1, sizeof(List)))
         return out_of_memory(m);
@@ -109,7 +154,8 @@ static bool push_list(Machine *m) {
     return push(m, MAKE(LIST, lists->used++));
 }
 
-static bool push_dict(Machine *m) {
+static bool push_dict(Machine *m)
+{
     Vector *dicts = &m->tree->dicts;
     if (dicts->used >= NOT_FOUND - 1 || !reserve(dicts, 1, sizeof(Dict)))
         return out_of_memory(m);
@@ -118,7 +164,8 @@ static bool push_dict(Machine *m) {
 }
 
 /* Moves the stack from a position on into the list before it. */
-static bool append_from(Machine *m, uint64_t position) {
+static bool append_from(Machine *m, uint64_t position)
+{
     Value target = *stack_at(m, position - 1);
     if (TAG(target) != LIST)
         return fail(m, "target");
@@ -135,7 +182,8 @@ static bool append_from(Machine *m, uint64_t position) {
 
 /* The same for a dictionary. A key that is not text is dropped with its value, since no reader uses
  * it. A repeated key is added again, and the last one counts. */
-static bool set_from(Machine *m, uint64_t position) {
+static bool set_from(Machine *m, uint64_t position)
+{
     Tree *tree = m->tree;
     Value target = *stack_at(m, position - 1);
     uint64_t count = m->stack.used - position;
@@ -162,11 +210,13 @@ static bool set_from(Machine *m, uint64_t position) {
 
 typedef bool (*Filler)(Machine *, uint64_t);
 
-static bool fill_last(Machine *m, uint64_t count, Filler fill) {
+static bool fill_last(Machine *m, uint64_t count, Filler fill)
+{
     return needs(m, count + 1) && fill(m, m->stack.used - count);
 }
 
-static bool fill_from_mark(Machine *m, Filler fill) {
+static bool fill_from_mark(Machine *m, Filler fill)
+{
     uint64_t position;
     if (!pop_mark(m, &position))
         return false;
@@ -174,7 +224,8 @@ static bool fill_from_mark(Machine *m, Filler fill) {
 }
 
 /* Makes a container of the stack from a position on: pushes an empty one, then puts it below. */
-static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill) {
+static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill)
+{
     uint64_t count = m->stack.used - position;
     if (!push_empty(m))
         return false;
@@ -184,29 +235,34 @@ static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine 
     return fill(m, position + 1);
 }
 
-static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), Filler fill) {
+static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), Filler fill)
+{
     uint64_t position;
     return pop_mark(m, &position) && make_from(m, position, push_empty, fill);
 }
 
-static bool make_tuple(Machine *m, uint64_t count) {
+static bool make_tuple(Machine *m, uint64_t count)
+{
     return needs(m, count) && make_from(m, m->stack.used - count, push_list, append_from);
 }
 
 /* Protocol and frames. */
 
-static bool check_protocol(Machine *m) {
+static bool check_protocol(Machine *m)
+{
     uint64_t version;
     return take_number(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
 }
 
 /* A frame that is longer than the file shows a cut file at once. */
-static bool check_frame(Machine *m) {
+static bool check_frame(Machine *m)
+{
     uint64_t size;
     return take_number(m, 8, &size) && (size <= m->size - m->at || fail(m, "cut"));
 }
 
-static bool step(Machine *m, uint8_t opcode) {
+static bool step(Machine *m, uint8_t opcode)
+{
     uint64_t n = 0;
     switch (opcode) {
     case OP_BINGET: return take_number(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
@@ -261,7 +317,8 @@ static bool step(Machine *m, uint8_t opcode) {
     }
 }
 
-static bool execute(Machine *m) {
+static bool execute(Machine *m)
+{
     for (;;) {
         m->opcode_at = m->at;
         if (!take(m, 1))
@@ -278,7 +335,8 @@ static bool execute(Machine *m) {
     return true;
 }
 
-bool run_machine(Machine *m) {
+bool run_machine(Machine *m)
+{
     Tree *tree = m->tree;
     m->thread = PyEval_SaveThread();
     bool good = reserve(&tree->shapes, 1, sizeof(Shape)) || out_of_memory(m);

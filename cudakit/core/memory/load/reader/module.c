@@ -7,12 +7,14 @@
 
 #include <string.h>
 
-static PyObject *new_text(const Tree *tree, Value blob) {
+static PyObject *new_text(const Tree *tree, Value blob)
+{
     Span span = blob_at(tree, blob);
     return PyUnicode_DecodeUTF8((const char *)bytes_of(tree, span), (Py_ssize_t)span.size, NULL);
 }
 
-static PyObject *new_large_integer(const Tree *tree, Span span) {
+static PyObject *new_large_integer(const Tree *tree, Span span)
+{
     Py_ssize_t size = (Py_ssize_t)span.size;
     PyObject *convert = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
     PyObject *args = Py_BuildValue("(y#s)", bytes_of(tree, span), size, "little");
@@ -25,7 +27,8 @@ static PyObject *new_large_integer(const Tree *tree, Span span) {
 }
 
 /* Makes the object of a scalar; None for anything else. */
-static PyObject *new_scalar(const Tree *tree, Value node) {
+static PyObject *new_scalar(const Tree *tree, Value node)
+{
     bool is_blob = TAG(node) >= NUMBER && TAG(node) <= BYTES;
     Span span = is_blob ? blob_at(tree, node) : (Span){0};
     const char *bytes = is_blob ? (const char *)bytes_of(tree, span) : NULL;
@@ -44,7 +47,8 @@ static PyObject *new_scalar(const Tree *tree, Value node) {
 }
 
 /* Maps the keys of a dictionary, in the order of the file, to the handles of their values. */
-static PyObject *new_members(const Tree *tree, const Dict *dict) {
+static PyObject *new_members(const Tree *tree, const Dict *dict)
+{
     uint32_t length = shape_at(tree, dict->shape)->length;
     uint32_t *keys = PyMem_Calloc(length + (size_t)1, sizeof(uint32_t));
     PyObject *made = keys ? PyDict_New() : PyErr_NoMemory();
@@ -62,21 +66,25 @@ static PyObject *new_members(const Tree *tree, const Dict *dict) {
     return made;
 }
 
-static const char *kind_name(Value node) {
+static const char *kind_name(Value node)
+{
     static const char *const names[] = {
         "NoneType", "bool", "int", "int", "float", "text", "bytes", "a list", "a dictionary",
     };
+    // NOLINTNEXTLINE(clang-analyzer-security.ArrayBound): handles have no other tag
     return node == MAKE(CONSTANT, IS_NONE) ? "NoneType" : names[TAG(node)];
 }
 
-static PyObject *raise_value_error(PyObject *words) {
+static PyObject *raise_value_error(PyObject *words)
+{
     if (words)
         PyErr_SetObject(PyExc_ValueError, words);
     Py_XDECREF(words);
     return NULL;
 }
 
-static PyObject *raise_refusal(const Query *query) {
+static PyObject *raise_refusal(const Query *query)
+{
     if (!strcmp(query->why, "memory"))
         return PyErr_NoMemory();
     if (!strcmp(query->why, "kind"))
@@ -84,7 +92,8 @@ static PyObject *raise_refusal(const Query *query) {
     return PyErr_Format(PyExc_IndexError, "%s: %llu", query->why, (unsigned long long)query->node);
 }
 
-static bool take_handle(const Tree *tree, PyObject *argument, Value *handle) {
+static bool take_handle(const Tree *tree, PyObject *argument, Value *handle)
+{
     PyObject *index = PyNumber_Index(argument);
     *handle = index ? PyLong_AsUnsignedLongLong(index) : 0;
     Py_XDECREF(index);
@@ -93,19 +102,22 @@ static bool take_handle(const Tree *tree, PyObject *argument, Value *handle) {
     return !PyErr_Occurred();
 }
 
-static PyObject *tree_kind(PyObject *self, PyObject *argument) {
+static PyObject *tree_kind(PyObject *self, PyObject *argument)
+{
     Value handle;
     bool good = take_handle((Tree *)self, argument, &handle);
     return good ? PyUnicode_FromString(kind_name(handle)) : NULL;
 }
 
-static PyObject *tree_scalar(PyObject *self, PyObject *argument) {
+static PyObject *tree_scalar(PyObject *self, PyObject *argument)
+{
     Value handle;
     bool good = take_handle((Tree *)self, argument, &handle);
     return good ? new_scalar((Tree *)self, handle) : NULL;
 }
 
-static PyObject *tree_members(PyObject *self, PyObject *argument) {
+static PyObject *tree_members(PyObject *self, PyObject *argument)
+{
     Query query = {.tree = (Tree *)self};
     Value handle;
     if (!take_handle(query.tree, argument, &handle))
@@ -119,29 +131,32 @@ typedef struct {
     Py_buffer handles, first, second;
 } Arrays;
 
-static bool check_array(const Py_buffer *array, uint64_t count, uint64_t item_bytes) {
+static bool check_array(const Py_buffer *array, uint64_t count, uint64_t item_bytes)
+{
     bool aligned = !array->len || (uintptr_t)array->buf % item_bytes == 0;
     if (!aligned || (uint64_t)array->len / item_bytes < count)
         PyErr_SetString(PyExc_TypeError, "an array is too short or not aligned");
     return !PyErr_Occurred();
 }
 
-static void release(Py_buffer *array) {
+static void release(Py_buffer *array)
+{
     if (array->obj)
         PyBuffer_Release(array);
 }
 
 /* Answers a query. The numbers are the bytes that an array needs for each handle; 0 is any size. */
 static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), unsigned first_bytes,
-                        unsigned second_bytes) {
+                        unsigned second_bytes)
+{
     query->handles = arrays->handles.buf;
     query->count = (uint64_t)arrays->handles.len / sizeof(Value);
     query->first = arrays->first.buf;
     query->first_bytes = (uint64_t)arrays->first.len;
     query->second = arrays->second.buf;
-    bool good = check_array(&arrays->handles, query->count, sizeof(Value))
-        && (!first_bytes || check_array(&arrays->first, query->count, first_bytes))
-        && (!second_bytes || check_array(&arrays->second, query->count, second_bytes));
+    bool good = check_array(&arrays->handles, query->count, sizeof(Value)) &&
+                (!first_bytes || check_array(&arrays->first, query->count, first_bytes)) &&
+                (!second_bytes || check_array(&arrays->second, query->count, second_bytes));
     if (good) {
         Py_BEGIN_ALLOW_THREADS
         good = fill(query);
@@ -155,7 +170,8 @@ static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), uns
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *tree_lengths(PyObject *self, PyObject *args) {
+static PyObject *tree_lengths(PyObject *self, PyObject *args)
+{
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays.handles, &arrays.first))
@@ -163,7 +179,8 @@ static PyObject *tree_lengths(PyObject *self, PyObject *args) {
     return answer(&query, &arrays, read_lengths, sizeof(int64_t), 0);
 }
 
-static PyObject *tree_gather(PyObject *self, PyObject *args) {
+static PyObject *tree_gather(PyObject *self, PyObject *args)
+{
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays.handles, &arrays.first))
@@ -172,7 +189,8 @@ static PyObject *tree_gather(PyObject *self, PyObject *args) {
 }
 
 /* Returns the number of a key; NOT_FOUND, which no shape has, where the file has no such text. */
-static uint32_t key_number(const Tree *tree, PyObject *key) {
+static uint32_t key_number(const Tree *tree, PyObject *key)
+{
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(key, &size);
     if (!text) {
@@ -183,7 +201,8 @@ static uint32_t key_number(const Tree *tree, PyObject *key) {
     return find_blob(tree, text, (uint64_t)size, hash);
 }
 
-static PyObject *tree_column(PyObject *self, PyObject *args) {
+static PyObject *tree_column(PyObject *self, PyObject *args)
+{
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     PyObject *key;
@@ -193,7 +212,8 @@ static PyObject *tree_column(PyObject *self, PyObject *args) {
     return answer(&query, &arrays, look_up, sizeof(Value), 0);
 }
 
-static PyObject *tree_integers(PyObject *self, PyObject *args) {
+static PyObject *tree_integers(PyObject *self, PyObject *args)
+{
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays.handles, &arrays.first, &arrays.second))
@@ -201,7 +221,8 @@ static PyObject *tree_integers(PyObject *self, PyObject *args) {
     return answer(&query, &arrays, read_integers, sizeof(int64_t), 1);
 }
 
-static PyObject *tree_intern(PyObject *self, PyObject *args) {
+static PyObject *tree_intern(PyObject *self, PyObject *args)
+{
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays.handles, &arrays.first, &arrays.second))
@@ -209,11 +230,13 @@ static PyObject *tree_intern(PyObject *self, PyObject *args) {
     return answer(&query, &arrays, intern_nodes, sizeof(int32_t), sizeof(Value));
 }
 
-static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure)) {
+static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure))
+{
     return PyLong_FromUnsignedLongLong(((Tree *)self)->root);
 }
 
-static void tree_dealloc(PyObject *self) {
+static void tree_dealloc(PyObject *self)
+{
     Tree *tree = (Tree *)self;
     PyTypeObject *type = Py_TYPE(self);
     tree_free(tree);
@@ -222,9 +245,13 @@ static void tree_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static bool read_file(Tree *tree, PyObject *convert) {
+static bool read_file(Tree *tree, PyObject *convert)
+{
     Machine m = {
-        .tree = tree, .data = tree->file.buf, .size = (uint64_t)tree->file.len, .convert = convert,
+        .tree = tree,
+        .data = tree->file.buf,
+        .size = (uint64_t)tree->file.len,
+        .convert = convert,
     };
     bool good = run_machine(&m);
     if (!good && !strcmp(m.failure, "memory"))
@@ -234,13 +261,14 @@ static bool read_file(Tree *tree, PyObject *convert) {
     return good;
 }
 
-static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named) {
+static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
     static char *names[] = {"buffer", "seed", "convert", NULL};
     PyObject *buffer, *convert;
     const char *seed;
     Py_ssize_t seed_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed,
-                                     &seed_bytes, &convert))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed, &seed_bytes,
+                                     &convert))
         return NULL;
     Tree *tree = (Tree *)type->tp_alloc(type, 0);
     if (!tree)
@@ -285,7 +313,8 @@ static PyType_Spec tree_spec = {
     .slots = tree_slots,
 };
 
-static int add_type(PyObject *module) {
+static int add_type(PyObject *module)
+{
     PyObject *type = PyType_FromSpec(&tree_spec);
     int status = type ? PyModule_AddObjectRef(module, "PickledTree", type) : -1;
     Py_XDECREF(type);
@@ -310,4 +339,7 @@ static PyModuleDef module_definition = {
     .m_slots = module_slots,
 };
 
-PyMODINIT_FUNC PyInit__pickled(void) { return PyModuleDef_Init(&module_definition); }
+PyMODINIT_FUNC PyInit__pickled(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

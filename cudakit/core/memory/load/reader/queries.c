@@ -2,23 +2,25 @@
 
 #include <string.h>
 
-bool read_lengths(Query *query) {
+bool read_lengths(Query *query)
+{
     int64_t *lengths = query->first;
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
-        if (handle && !expect(query, handle, LIST))
+        if (handle &&!expect(query, handle, LIST))
             return false;
         lengths[i] = handle ? list_at(query->tree, handle)->length : 0;
     }
     return true;
 }
 
-bool gather_items(Query *query) {
+bool gather_items(Query *query)
+{
     Value *out = query->first;
     uint64_t room = query->first_bytes / sizeof(Value);
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
-        if (handle && !expect(query, handle, LIST))
+        if (handle &&!expect(query, handle, LIST))
             return false;
         List list = handle ? *list_at(query->tree, handle) : (List){0};
         if (list.length > room)
@@ -32,7 +34,8 @@ bool gather_items(Query *query) {
 }
 
 /* Returns the slot of a key's last value in a shape, plus 1; 0 if there is none. */
-static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key) {
+static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key)
+{
     for (; shape; shape = shape_at(tree, shape)->parent)
         if (shape_at(tree, shape)->key == key)
             return shape_at(tree, shape)->length;
@@ -41,7 +44,8 @@ static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key) {
 
 /* Walks each shape once, however many dictionaries have it. The file contains a pair for each step
  * of the shape of a dictionary, so that all walks together are linear in the file. */
-bool look_up(Query *query) {
+bool look_up(Query *query)
+{
     const Tree *tree = query->tree;
     Value *found = query->first;
     uint32_t *slots = PyMem_RawCalloc(tree->shapes.used, sizeof(uint32_t)); /* + 1: 0 is unknown */
@@ -62,7 +66,8 @@ bool look_up(Query *query) {
     return i == query->count;
 }
 
-static bool read_integer(const Tree *tree, Value handle, int64_t *number) {
+static bool read_integer(const Tree *tree, Value handle, int64_t *number)
+{
     Span span = TAG(handle) == NUMBER ? blob_at(tree, handle) : (Span){0};
     /* 2**63 to 2**64-1 take nine bytes, the last of them zero. */
     if (span.size == 9 && bytes_of(tree, span)[8] == 0)
@@ -74,11 +79,12 @@ static bool read_integer(const Tree *tree, Value handle, int64_t *number) {
         *number = PAYLOAD(handle) == IS_TRUE;
     else if (span.size <= 8)
         *number = signed_number(bytes_of(tree, span), span.size);
-    return TAG(handle) == SMALL || (TAG(handle) == CONSTANT && PAYLOAD(handle) != IS_NONE)
-        || (TAG(handle) == NUMBER && span.size <= 8);
+    return TAG(handle) == SMALL || (TAG(handle) == CONSTANT && PAYLOAD(handle) != IS_NONE) ||
+           (TAG(handle) == NUMBER && span.size <= 8);
 }
 
-bool read_integers(Query *query) {
+bool read_integers(Query *query)
+{
     int64_t *numbers = query->first;
     uint8_t *known = query->second;
     for (uint64_t i = 0; i < query->count; i++) {

@@ -16,14 +16,16 @@ typedef struct {
     Value node;      /* and the node that it is about */
 } Query;
 
-static inline bool refuse(Query *query, const char *why, Value node) {
+static inline bool refuse(Query *query, const char *why, Value node)
+{
     query->why = why;
     query->node = node;
     return false;
 }
 
 /* Returns whether a handle is a node of the tree: handles come back from Python unchecked. */
-static inline bool exists(const Tree *tree, Value handle) {
+static inline bool exists(const Tree *tree, Value handle)
+{
     switch (TAG(handle)) {
     case ABSENT: return !handle;
     case CONSTANT: return PAYLOAD(handle) <= IS_TRUE;
@@ -39,7 +41,8 @@ static inline bool exists(const Tree *tree, Value handle) {
 }
 
 /* Refuses a handle that is no node with this tag. */
-static inline bool expect(Query *query, Value handle, int tag) {
+static inline bool expect(Query *query, Value handle, int tag)
+{
     if (!exists(query->tree, handle))
         return refuse(query, "handle", handle);
     return TAG(handle) == tag || refuse(query, "kind", handle);

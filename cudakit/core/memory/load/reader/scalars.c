@@ -3,14 +3,16 @@
 #include <string.h>
 
 /* Takes a length of `width` bytes, then that many bytes. */
-static bool take_counted(Machine *m, int width, Span *span) {
+static bool take_counted(Machine *m, int width, Span *span)
+{
     if (!take_number(m, width, &span->size) || !take(m, span->size))
         return false;
     span->offset = m->at - span->size;
     return true;
 }
 
-static bool take_line(Machine *m, Span *span) {
+static bool take_line(Machine *m, Span *span)
+{
     const uint8_t *start = m->data + m->at;
     const uint8_t *end = m->at < m->size ? memchr(start, '\n', m->size - m->at) : NULL;
     if (!end)
@@ -20,18 +22,21 @@ static bool take_line(Machine *m, Span *span) {
     return true;
 }
 
-static bool push_blob(Machine *m, int tag, Span span) {
+static bool push_blob(Machine *m, int tag, Span span)
+{
     uint32_t blob = intern_blob(m->tree, span);
     return blob == NOT_FOUND ? out_of_memory(m) : push(m, MAKE(tag, blob));
 }
 
 /* Whether the last byte of two's complement only repeats the sign. */
-static bool has_needless_byte(const uint8_t *bytes, uint64_t size) {
+static bool has_needless_byte(const uint8_t *bytes, uint64_t size)
+{
     bool negative = size > 1 && bytes[size - 2] & 0x80;
     return size && bytes[size - 1] == (negative ? 0xff : 0);
 }
 
-static bool push_integer(Machine *m, Span span) {
+static bool push_integer(Machine *m, Span span)
+{
     const uint8_t *bytes = bytes_of(m->tree, span);
     while (has_needless_byte(bytes, span.size))
         span.size--;
@@ -41,17 +46,20 @@ static bool push_integer(Machine *m, Span span) {
     return push_small(m, number);
 }
 
-bool push_long(Machine *m, int width) {
+bool push_long(Machine *m, int width)
+{
     Span span;
     return take_counted(m, width, &span) && push_integer(m, span);
 }
 
-bool push_bytes(Machine *m, int width) {
+bool push_bytes(Machine *m, int width)
+{
     Span span;
     return take_counted(m, width, &span) && push_blob(m, BYTES, span);
 }
 
-bool push_binfloat(Machine *m) {
+bool push_binfloat(Machine *m)
+{
     Span span = {m->at, 8};
     return take(m, 8) && push_blob(m, FLOAT, span);
 }
@@ -59,7 +67,8 @@ bool push_binfloat(Machine *m) {
 /* Rare scalars: lines of text, and texts that are not plain ASCII. They are converted by a function
  * in Python, which the machine in Python uses too. */
 
-static bool push_spilled(Machine *m, int tag, const void *bytes, uint64_t size) {
+static bool push_spilled(Machine *m, int tag, const void *bytes, uint64_t size)
+{
     Span span;
     if (!spill(m->tree, bytes, size, &span))
         return out_of_memory(m);
@@ -67,7 +76,8 @@ static bool push_spilled(Machine *m, int tag, const void *bytes, uint64_t size) 
 }
 
 /* Pushes a bool, a float, a str, or an integer given as bytes. */
-static bool push_object(Machine *m, PyObject *object) {
+static bool push_object(Machine *m, PyObject *object)
+{
     Py_ssize_t size;
     char packed[8];
     if (PyBool_Check(object))
@@ -84,10 +94,11 @@ static bool push_object(Machine *m, PyObject *object) {
     return text ? push_spilled(m, TEXT, text, (uint64_t)size) : fail(m, "raised");
 }
 
-static bool push_converted(Machine *m, Span span) {
+static bool push_converted(Machine *m, Span span)
+{
     PyEval_RestoreThread(m->thread);
-    PyObject *object = PyObject_CallFunction(m->convert, "iy#", m->data[m->opcode_at],
-                                             m->data + span.offset, (Py_ssize_t)span.size);
+    PyObject *object = PyObject_CallFunction(m->convert, "iy#", m->data[m->opcode_at], m->data + span.offset,
+                                             (Py_ssize_t)span.size);
     bool pushed = object ? push_object(m, object) : fail(m, "raised");
     if (!object && PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
@@ -98,12 +109,14 @@ static bool push_converted(Machine *m, Span span) {
     return pushed;
 }
 
-bool push_line(Machine *m) {
+bool push_line(Machine *m)
+{
     Span span;
     return take_line(m, &span) && push_converted(m, span);
 }
 
-bool push_text(Machine *m, int width) {
+bool push_text(Machine *m, int width)
+{
     Span span;
     if (!take_counted(m, width, &span))
         return false;

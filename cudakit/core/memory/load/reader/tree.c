@@ -2,14 +2,16 @@
 
 #include <string.h>
 
-int64_t signed_number(const uint8_t *bytes, uint64_t size) {
+int64_t signed_number(const uint8_t *bytes, uint64_t size)
+{
     uint64_t number = size && bytes[size - 1] & 0x80 ? UINT64_MAX : 0;
     for (uint64_t i = size; i--;)
         number = number << 8 | bytes[i];
     return (int64_t)number;
 }
 
-uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash) {
+uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash)
+{
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->blob_table, hash, &position)) != NOT_FOUND;) {
         Span known = blob_at(tree, i);
@@ -19,20 +21,21 @@ uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t 
     return NOT_FOUND;
 }
 
-uint32_t intern_blob(Tree *tree, Span span) {
+uint32_t intern_blob(Tree *tree, Span span)
+{
     const uint8_t *bytes = bytes_of(tree, span);
     uint32_t hash = hash_bytes(tree->hash_key, bytes, span.size);
     uint32_t known = find_blob(tree, bytes, span.size, hash);
     if (known != NOT_FOUND)
         return known;
-    if (!reserve(&tree->blobs, 1, sizeof(Span))
-        || !table_add(&tree->blob_table, hash, tree->blobs.used))
+    if (!reserve(&tree->blobs, 1, sizeof(Span)) || !table_add(&tree->blob_table, hash, tree->blobs.used))
         return NOT_FOUND;
     ITEMS(Span, tree->blobs)[tree->blobs.used] = span;
     return (uint32_t)tree->blobs.used++;
 }
 
-bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span) {
+bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span)
+{
     /* One byte more, so that even an empty text has an address. */
     if (!reserve(&tree->spill, size + 1, 1))
         return false;
@@ -43,7 +46,8 @@ bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span) {
     return true;
 }
 
-uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
+uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key)
+{
     Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->successor);
     if (from->successor && guess->key == key)
         return from->successor;
@@ -52,8 +56,7 @@ uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
     for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOT_FOUND;)
         if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
             return from->successor = i;
-    if (!reserve(&tree->shapes, 1, sizeof(Shape))
-        || !table_add(&tree->shape_table, hash, tree->shapes.used))
+    if (!reserve(&tree->shapes, 1, sizeof(Shape)) || !table_add(&tree->shape_table, hash, tree->shapes.used))
         return NOT_FOUND;
     uint32_t made = (uint32_t)tree->shapes.used++;
     *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
@@ -61,7 +64,8 @@ uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key) {
 }
 
 /* A request that exceeds the rest of a chunk starts another: at least half of each is used. */
-static Value *allocate_items(Tree *tree, uint64_t count) {
+static Value *allocate_items(Tree *tree, uint64_t count)
+{
     if (count > tree->free_count) {
         uint64_t size = count > CHUNK_ITEMS ? count : CHUNK_ITEMS;
         Chunk *chunk = PyMem_RawMalloc(sizeof(Chunk) + size * sizeof(Value));
@@ -80,7 +84,8 @@ static Value *allocate_items(Tree *tree, uint64_t count) {
 
 /* The first batch gets exactly its size, since most containers have only one; after that the
  * capacity doubles. */
-bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra) {
+bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra)
+{
     uint64_t needed = length + extra, wanted = 2 * (uint64_t)*capacity;
     if (needed <= *capacity)
         return true;
@@ -96,7 +101,8 @@ bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint
     return true;
 }
 
-void tree_free(Tree *tree) {
+void tree_free(Tree *tree)
+{
     for (Chunk *chunk = tree->chunks, *next; chunk; chunk = next) {
         next = chunk->next;
         PyMem_RawFree(chunk);

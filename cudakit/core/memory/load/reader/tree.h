@@ -78,30 +78,36 @@ typedef struct {
     Value root;
 } Tree;
 
-static inline Span blob_at(const Tree *tree, Value value) {
+static inline Span blob_at(const Tree *tree, Value value)
+{
     return ITEMS(Span, tree->blobs)[PAYLOAD(value)];
 }
 
-static inline List *list_at(const Tree *tree, Value value) {
+static inline List *list_at(const Tree *tree, Value value)
+{
     return &ITEMS(List, tree->lists)[PAYLOAD(value)];
 }
 
-static inline Dict *dict_at(const Tree *tree, Value value) {
+static inline Dict *dict_at(const Tree *tree, Value value)
+{
     return &ITEMS(Dict, tree->dicts)[PAYLOAD(value)];
 }
 
-static inline Shape *shape_at(const Tree *tree, uint32_t index) {
+static inline Shape *shape_at(const Tree *tree, uint32_t index)
+{
     return &ITEMS(Shape, tree->shapes)[index];
 }
 
-static inline const uint8_t *bytes_of(const Tree *tree, Span span) {
+static inline const uint8_t *bytes_of(const Tree *tree, Span span)
+{
     if (span.offset & IN_SPILL)
         return ITEMS(uint8_t, tree->spill) + (span.offset ^ IN_SPILL);
     return (const uint8_t *)tree->file.buf + span.offset;
 }
 
 /* Returns the integer of a SMALL. */
-static inline int64_t small_number(Value value) {
+static inline int64_t small_number(Value value)
+{
     return (int64_t)(value << (64 - PAYLOAD_BITS)) >> (64 - PAYLOAD_BITS);
 }
 

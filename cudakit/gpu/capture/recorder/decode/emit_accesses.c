@@ -22,9 +22,10 @@ typedef struct {
     bool spoiled;
     uint64_t lost, unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
     size_t pieces;                 /* of the current launch */
-    record *rows;
     size_t used;
 } emitter;
+
+static record rows[BUFFERED_RECORDS]; /* protected by the reader lock */
 
 static const uint8_t MODE_OF[CK_MODES] = {
     [CK_READ] = MODE_READ,
@@ -37,7 +38,7 @@ static void flush(emitter *out)
     if (!out->used)
         return;
     pthread_mutex_lock(&recorder_lock);
-    spool_records(out->rows, out->used);
+    spool_records(rows, out->used);
     pthread_mutex_unlock(&recorder_lock);
     out->used = 0;
 }
@@ -46,7 +47,7 @@ static record *append(emitter *out, const record *launch_record, uint16_t kind)
 {
     if (out->used == BUFFERED_RECORDS)
         flush(out);
-    record *row = out->rows + out->used++;
+    record *row = rows + out->used++;
     *row = *launch_record;
     row->kind = kind;
     memset(row->own, 0, sizeof row->own);
@@ -121,7 +122,7 @@ static void emit_range(void *context, const access_range *range)
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
     if (!launch_record->kind || is_lost(out, range->launch) || hi <= LOWEST_ADDRESS)
         return;
-    record *last = out->used ? out->rows + out->used - 1 : NULL;
+    record *last = out->used ? rows + out->used - 1 : NULL;
     if (++out->pieces > MAX_PIECES && last && can_coalesce(last, range, hi)) {
         last->access.hi = hi;
         last->access.known = KNOWN_SUMMARY;
@@ -161,13 +162,11 @@ static void mark_unknown_stores_lost(emitter *out)
 
 void emit_accesses(arena_copy *all, const record *launches, uint32_t count, tma_store_set *stores, bool spoiled)
 {
-    static record rows[BUFFERED_RECORDS]; /* protected by the reader lock */
     const ck_header *header = &all->top.header;
     const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
     const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
     spoiled = !tma_stores_resolve(stores, all->maps, maps, all->boxes, boxes) || spoiled;
-    emitter out = {
-        .all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled, .rows = rows};
+    emitter out = {.all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled};
     mark_unknown_stores_lost(&out);
     page_set *pages = &all->pages;
     if (!tma_boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, mark_lost,

@@ -49,6 +49,7 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
         if (!count_digit(pages, count, shift, begin))
             continue;
         for (size_t i = 0; i < count; i++)
+            // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): count entries are set
             spare[begin[pages[i].sort_key >> shift & (DIGITS - 1)]++] = pages[i];
         sort_entry *other = pages;
         pages = spare;

@@ -116,7 +116,7 @@ typedef struct {
 static map_index *map_index_create(const ck_map *maps, size_t count)
 {
     map_index *all = calloc(1, sizeof *all);
-    if (!all || !(all->maps = malloc((count + 1) * sizeof *all->maps))) {
+    if (!all || !(all->maps = calloc(count + 1, sizeof *all->maps))) {
         free(all);
         return NULL;
     }

@@ -69,10 +69,8 @@ static bool is_pinned(uint64_t address)
 static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
 {
     switch (direction) {
-    case HOST_TO_DEVICE:
-        return is_pinned(copy->srcAddress) ? HOST_PINNED : HOST_PAGEABLE;
-    case DEVICE_TO_HOST:
-        return is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case HOST_TO_DEVICE: return is_pinned(copy->srcAddress) ? HOST_PINNED : HOST_PAGEABLE;
+    case DEVICE_TO_HOST: return is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
     case HOST_TO_HOST:
         return is_pinned(copy->srcAddress) && is_pinned(copy->dstAddress) ? HOST_PINNED : HOST_PAGEABLE;
     }
@@ -252,18 +250,10 @@ static void on_graphs(uint32_t cbid, const void *data)
 {
     switch (cbid) {
     case GRAPHS_EXEC_CREATED:
-    case GRAPHS_EXEC_DESTROYING:
-        on_executable(cbid, data);
-        break;
-    case GRAPHS_NODE_BEGIN:
-        on_node(data);
-        break;
-    case GRAPHS_LAUNCH_BEGIN:
-        on_graph_launch(data);
-        break;
-    case GRAPHS_LAUNCH_END:
-        on_graph_launched();
-        break;
+    case GRAPHS_EXEC_DESTROYING: on_executable(cbid, data); break;
+    case GRAPHS_NODE_BEGIN: on_node(data); break;
+    case GRAPHS_LAUNCH_BEGIN: on_graph_launch(data); break;
+    case GRAPHS_LAUNCH_END: on_graph_launched(); break;
     }
 }
 
@@ -274,15 +264,9 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
     if (this_thread.in_own_call && !loads_module)
         return;
     switch (domain) {
-    case DOMAIN_DRIVER_API:
-        on_driver_call(cbid, data);
-        break;
-    case DOMAIN_RESOURCE:
-        on_resource(cbid, data);
-        break;
-    case DOMAIN_SYNCHRONIZE:
-        on_synchronize(cbid, data);
-        break;
+    case DOMAIN_DRIVER_API: on_driver_call(cbid, data); break;
+    case DOMAIN_RESOURCE: on_resource(cbid, data); break;
+    case DOMAIN_SYNCHRONIZE: on_synchronize(cbid, data); break;
     case DOMAIN_LAUNCH:
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
@@ -293,17 +277,9 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
         if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)
             on_copy(data);
         break;
-    case DOMAIN_MEMSET:
-        on_fill(data);
-        break;
-    case DOMAIN_BATCH_MEMOP:
-        on_memop(cbid, data);
-        break;
-    case DOMAIN_GRAPHS:
-        on_graphs(cbid, data);
-        break;
-    case DOMAIN_EVENTS:
-        on_event(cbid, data);
-        break;
+    case DOMAIN_MEMSET: on_fill(data); break;
+    case DOMAIN_BATCH_MEMOP: on_memop(cbid, data); break;
+    case DOMAIN_GRAPHS: on_graphs(cbid, data); break;
+    case DOMAIN_EVENTS: on_event(cbid, data); break;
     }
 }

@@ -64,18 +64,12 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         break;
     case CBID_cuLaunchHostFunc:
     case CBID_cuLaunchHostFunc_v2:
-    case CBID_cuStreamAddCallback:
-        host_calls_enqueue_marker(context, *(const CUstream *)parameters);
-        break;
+    case CBID_cuStreamAddCallback: host_calls_enqueue_marker(context, *(const CUstream *)parameters); break;
     case CBID_cuLaunchHostFunc_ptsz:
     case CBID_cuLaunchHostFunc_v2_ptsz:
-    case CBID_cuStreamAddCallback_ptsz:
-        enter_host_call_ptsz(context, *(const CUstream *)parameters);
-        break;
+    case CBID_cuStreamAddCallback_ptsz: enter_host_call_ptsz(context, *(const CUstream *)parameters); break;
     case CBID_cuGraphLaunch:
-    case CBID_cuGraphLaunch_ptsz:
-        exact_prepare_graph(context, *(const CUgraphExec *)parameters);
-        break;
+    case CBID_cuGraphLaunch_ptsz: exact_prepare_graph(context, *(const CUgraphExec *)parameters); break;
     case CBID_cuStreamCreate:
         this_thread.stream_flags = stream->flags;
         this_thread.stream_priority = 0;
@@ -91,9 +85,7 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMemcpy3D_v2:
     case CBID_cuMemcpy3D_v2_ptds:
     case CBID_cuMemcpy3DAsync_v2:
-    case CBID_cuMemcpy3DAsync_v2_ptsz:
-        enter_3d_copy(*(const box_copy *const *)parameters);
-        break;
+    case CBID_cuMemcpy3DAsync_v2_ptsz: enter_3d_copy(*(const box_copy *const *)parameters); break;
     case CBID_cuGraphInstantiate:
     case CBID_cuGraphInstantiate_v2:
     case CBID_cuGraphInstantiateWithFlags:
@@ -102,9 +94,7 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         enter_graph_instantiation(((const instantiate_params *)parameters)->hGraph);
         break;
     case CBID_cuGraphExecUpdate:
-    case CBID_cuGraphExecUpdate_v2:
-        enter_graph_instantiation(((const exec_params *)parameters)->second);
-        break;
+    case CBID_cuGraphExecUpdate_v2: enter_graph_instantiation(((const exec_params *)parameters)->second); break;
     }
 }
 
@@ -169,42 +159,28 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMemsetD16Async:
     case CBID_cuMemsetD16Async_ptsz:
     case CBID_cuMemsetD32Async:
-    case CBID_cuMemsetD32Async_ptsz:
-        graphs_node_captured(((const line_params *)parameters)->hStream);
-        break;
+    case CBID_cuMemsetD32Async_ptsz: graphs_node_captured(((const line_params *)parameters)->hStream); break;
     case CBID_cuStreamBeginCapture:
     case CBID_cuStreamBeginCapture_ptsz:
     case CBID_cuStreamBeginCapture_v2:
     case CBID_cuStreamBeginCapture_v2_ptsz:
     case CBID_cuStreamBeginCaptureToGraph:
-    case CBID_cuStreamBeginCaptureToGraph_ptsz:
-        graphs_count_captures(+1);
-        break;
+    case CBID_cuStreamBeginCaptureToGraph_ptsz: graphs_count_captures(+1); break;
     case CBID_cuGraphExecUpdate:
-    case CBID_cuGraphExecUpdate_v2:
-        exit_graph_update(((const exec_params *)parameters)->hGraphExec);
-        break;
+    case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const exec_params *)parameters)->hGraphExec); break;
     case CBID_cuGraphExecKernelNodeSetParams:
     case CBID_cuGraphExecKernelNodeSetParams_v2:
     case CBID_cuGraphExecMemcpyNodeSetParams:
     case CBID_cuGraphExecMemsetNodeSetParams:
     case CBID_cuGraphExecChildGraphNodeSetParams:
     case CBID_cuGraphExecNodeSetParams:
-    case CBID_cuGraphNodeSetEnabled:
-        record_gap_locked("a node of an executable graph that was changed");
-        break;
-    case CBID_cuGraphLaunchWithArguments:
-        record_gap_locked("a graph launched with arguments of its own");
-        break;
-    case CBID_cuIpcOpenEventHandle:
-        record_gap_locked("an event of another process");
-        break;
+    case CBID_cuGraphNodeSetEnabled: record_gap_locked("a node of an executable graph that was changed"); break;
+    case CBID_cuGraphLaunchWithArguments: record_gap_locked("a graph launched with arguments of its own"); break;
+    case CBID_cuIpcOpenEventHandle: record_gap_locked("an event of another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:
     case CBID_cuWaitExternalSemaphoresAsync:
-    case CBID_cuWaitExternalSemaphoresAsync_ptsz:
-        record_gap_locked("an external semaphore");
-        break;
+    case CBID_cuWaitExternalSemaphoresAsync_ptsz: record_gap_locked("an external semaphore"); break;
     }
 }
 

@@ -14,12 +14,9 @@
 static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
     switch (cbid) {
-    case RESOURCE_ALLOC_ASYNC:
-        return HOW_STREAM_ORDERED;
-    case RESOURCE_HOST_ALLOC:
-        return HOW_PINNED;
-    case RESOURCE_POOL_IMPORT:
-        return HOW_VIRTUAL;
+    case RESOURCE_ALLOC_ASYNC: return HOW_STREAM_ORDERED;
+    case RESOURCE_HOST_ALLOC: return HOW_PINNED;
+    case RESOURCE_POOL_IMPORT: return HOW_VIRTUAL;
     }
     if (memory->flags & MEMORY_MANAGED)
         return HOW_MANAGED;
@@ -82,8 +79,7 @@ static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
     case CBID_cuStreamCreate:
     case CBID_cuStreamCreateWithPriority:
         return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
-    case CBID_cuGreenCtxStreamCreate:
-        return STREAM_NONBLOCKING;
+    case CBID_cuGreenCtxStreamCreate: return STREAM_NONBLOCKING;
     }
     /* The per-thread default stream is created at its first use. The driver also creates internal streams,
      * for a context under construction and for graphs. */
@@ -114,21 +110,11 @@ static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
 void on_resource(uint32_t cbid, const void *data)
 {
     switch (cbid) {
-    case RESOURCE_CONTEXT_CREATED:
-        on_context_created(data);
-        break;
-    case RESOURCE_CONTEXT_DESTROYING:
-        on_context_destroying(data);
-        break;
-    case RESOURCE_STREAM_CREATED:
-        on_stream_created(data);
-        break;
-    case RESOURCE_STREAM_DESTROYING:
-        on_stream_destroying(data);
-        break;
-    case RESOURCE_MODULE_LOADED:
-        patching_module_loaded(data);
-        break;
+    case RESOURCE_CONTEXT_CREATED: on_context_created(data); break;
+    case RESOURCE_CONTEXT_DESTROYING: on_context_destroying(data); break;
+    case RESOURCE_STREAM_CREATED: on_stream_created(data); break;
+    case RESOURCE_STREAM_DESTROYING: on_stream_destroying(data); break;
+    case RESOURCE_MODULE_LOADED: patching_module_loaded(data); break;
     case RESOURCE_MODULE_UNLOADING:
         pthread_mutex_lock(&recorder_lock);
         patching_module_unloading(((const Sanitizer_ResourceModuleData *)data)->module);
@@ -138,13 +124,9 @@ void on_resource(uint32_t cbid, const void *data)
     case RESOURCE_DEVICE_ALLOC:
     case RESOURCE_HOST_ALLOC:
     case RESOURCE_ALLOC_ASYNC:
-    case RESOURCE_POOL_IMPORT:
-        on_alloc(cbid, data);
-        break;
+    case RESOURCE_POOL_IMPORT: on_alloc(cbid, data); break;
     case RESOURCE_DEVICE_FREE:
     case RESOURCE_HOST_FREE:
-    case RESOURCE_FREE_ASYNC:
-        on_free(cbid, data);
-        break;
+    case RESOURCE_FREE_ASYNC: on_free(cbid, data); break;
     }
 }

@@ -30,6 +30,8 @@ static uint64_t device_share(const allocation *one)
 
 static void remove_range(size_t at, size_t removed_count)
 {
+    if (!removed_count)
+        return; /* ``sorted`` may still be NULL */
     for (size_t i = at; i < at + removed_count; i++)
         device_bytes -= device_share(sorted + i);
     memmove(sorted + at, sorted + at + removed_count, (count - at - removed_count) * sizeof *sorted);

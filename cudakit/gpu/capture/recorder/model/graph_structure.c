@@ -47,24 +47,12 @@ static void query_work(graph_structure *all, graph_node *node)
     const driver_queries *api = all->driver;
     int failed = 0;
     switch (node->type) {
-    case NODE_KERNEL:
-        failed = api->cuGraphKernelNodeGetParams_v2(node->handle, &node->kernel);
-        break;
-    case NODE_MEMCPY:
-        failed = api->cuGraphMemcpyNodeGetParams(node->handle, &node->copy);
-        break;
-    case NODE_MEMSET:
-        failed = api->cuGraphMemsetNodeGetParams(node->handle, &node->fill);
-        break;
-    case NODE_MEM_ALLOC:
-        failed = api->cuGraphMemAllocNodeGetParams(node->handle, &node->alloc);
-        break;
-    case NODE_MEM_FREE:
-        failed = api->cuGraphMemFreeNodeGetParams(node->handle, &node->freed);
-        break;
-    case NODE_CONDITIONAL:
-        all->has_conditional = true;
-        break;
+    case NODE_KERNEL: failed = api->cuGraphKernelNodeGetParams_v2(node->handle, &node->kernel); break;
+    case NODE_MEMCPY: failed = api->cuGraphMemcpyNodeGetParams(node->handle, &node->copy); break;
+    case NODE_MEMSET: failed = api->cuGraphMemsetNodeGetParams(node->handle, &node->fill); break;
+    case NODE_MEM_ALLOC: failed = api->cuGraphMemAllocNodeGetParams(node->handle, &node->alloc); break;
+    case NODE_MEM_FREE: failed = api->cuGraphMemFreeNodeGetParams(node->handle, &node->freed); break;
+    case NODE_CONDITIONAL: all->has_conditional = true; break;
     }
     if (failed)
         node->type = NODE_EMPTY;

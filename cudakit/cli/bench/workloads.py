@@ -1,0 +1,173 @@
+"""The benches without options of their own beyond what is measured: memory, copy, launch, alloc, graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudakit.cli.bench.measure import measuring
+from cudakit.cli.bench.options import (
+    Effort,
+    cache_option,
+    counts,
+    given,
+    mode_option,
+    names,
+    sizes_option,
+)
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.spec import Allocator, Spec
+    from cudakit.gpu.api import Gpu
+
+
+@click.command(short_help="Read, write, copy and triad of device memory; the L2 knee.")
+@click.option(
+    "--operations",
+    type=names,
+    metavar="NAME,...",
+    help="Some of read, write, copy, scale and triad; all if not given.",
+)
+@sizes_option("Bytes of each buffer")
+@mode_option("batch")
+@cache_option("hot")
+@measuring
+def memory(*, effort: Effort, **asked: Any) -> Spec:
+    """Measure how fast kernels read and write the memory of the device.
+
+    Without --sizes they go from well inside the L2 cache to far beyond it. With the cache hot, which is
+    the default, the knee between shows what it holds; --cache rotate makes every size cold.
+
+    \b
+    cudakit bench memory
+    cudakit bench memory --operations copy,triad --sizes 1MiB..1GiB -o memory.html
+    """
+    from cudakit.core.bench.spec import MemorySpec
+
+    return MemorySpec(**given(**asked), **effort)
+
+
+@click.command(short_help="Copies between host and device, within it, and to other devices.")
+@click.option(
+    "--directions",
+    type=names,
+    metavar="NAME,...",
+    help="Some of h2d (from pinned memory of the host), d2h (to it), both (at the same time), pageable-h2d, "
+    "pageable-d2h, d2d (within the device), peer (to each other device) and peer-both; all that the machine "
+    "has if not given.",
+)
+@sizes_option("Bytes of each copy")
+@mode_option("host for pageable memory and else isolated")
+@cache_option("rotate within the device and else hot")
+@measuring
+def copy(*, effort: Effort, **asked: Any) -> Spec:
+    """Measure how fast the driver copies: between host and device, within the device, and to others.
+
+    The limit is the link between host and device, that to other devices, or the memory of the device. Of
+    copies both ways at the same time, the bytes of both count. Where two devices cannot reach each other,
+    copies are staged by way of the host, and the column access says so.
+
+    \b
+    cudakit bench copy
+    cudakit bench copy --directions h2d,d2h --sizes 4KiB..256MiB
+    cudakit bench copy --directions peer,peer-both --sizes 1GiB
+    """
+    from cudakit.core.bench.spec import CopySpec
+
+    return CopySpec(**given(**asked), **effort)
+
+
+@click.command(short_help="Latencies of launches, events, waits and streams.")
+@click.option(
+    "--calls",
+    type=names,
+    metavar="NAME,...",
+    help="Some of launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
+    "stream-synchronize, event-create-destroy and stream-create-destroy; all if not given.",
+)
+@measuring
+def launch(*, effort: Effort, **asked: Any) -> Spec:
+    """Measure how long calls take that launch kernels, wait for them, and make what that needs.
+
+    \b
+    cudakit bench launch
+    cudakit bench launch --calls launch,launch-to-finish
+    """
+    from cudakit.core.bench.spec import LaunchSpec
+
+    return LaunchSpec(**given(**asked), **effort)
+
+
+@click.command(short_help="Allocations by the driver, from its pool, pinned and mapped.")
+@click.option(
+    "--allocators",
+    type=names,
+    metavar="NAME,...",
+    help="Some of driver, stream-ordered, pinned, virtual and caching; all if not given.",
+)
+@sizes_option("Bytes of each allocation")
+@measuring
+def alloc(*, effort: Effort, **asked: Any) -> Spec:
+    """Measure how long it takes to allocate memory and to free it again.
+
+    driver is cuMemAlloc, stream-ordered cuMemAllocAsync, pinned is memory of the host, and virtual is
+    memory created and mapped with the driver's virtual memory management. caching is cudakit's own
+    allocator, which keeps what is freed: its allocations seldom ask the driver.
+
+    \b
+    cudakit bench alloc
+    cudakit bench alloc --allocators driver,stream-ordered --sizes 4KiB..1GiB
+    """
+    from cudakit.core.bench.spec import AllocSpec
+
+    return AllocSpec(others={"caching": _caching}, **given(**asked), **effort)
+
+
+def _caching(gpu: Gpu) -> Allocator:
+    from cudakit.core.allocator.allocator import CachingAllocator
+    from cudakit.core.allocator.upstream import GpuUpstream
+
+    return CachingAllocator(GpuUpstream(gpu))
+
+
+@click.command(short_help="What graphs cost to make and launch, and what they save.")
+@click.option(
+    "--topologies",
+    type=names,
+    metavar="NAME,...",
+    help="chain, fork-join, or both if not given.",
+)
+@click.option(
+    "--nodes", type=counts, metavar="N,...", help="How many nodes a graph has, as 1,10,100."
+)
+@click.option(
+    "--nodes-of",
+    "kinds",
+    type=names,
+    metavar="NAME,...",
+    help="What nodes are: kernel, fill or copy, of 16 bytes each; kernel if not given.",
+)
+@click.option(
+    "--steps",
+    type=names,
+    metavar="NAME,...",
+    help="Some of capture, instantiate, update, upload, first-launch, launch, run, replay and eager; "
+    "all if not given.",
+)
+@measuring
+def graph(*, effort: Effort, **asked: Any) -> Spec:
+    """Measure what graphs cost to make and to launch, and what they save.
+
+    update gives a graph other parameters (the whole of it), first-launch is the launch of one that was
+    not uploaded, launch the call once it was. run is the time of the device; replay and eager are what
+    the host waits for, with a graph and without one, and take turns.
+
+    \b
+    cudakit bench graph
+    cudakit bench graph --topologies chain --nodes 1,10,100,1000
+    cudakit bench graph --nodes-of kernel,fill,copy --steps launch,run
+    """
+    from cudakit.core.bench.spec import GraphSpec
+
+    return GraphSpec(**given(**asked), **effort)

@@ -1,0 +1,301 @@
+"""Pinned memory: the caching allocator of page-locked host memory.
+
+Source: PyTorch's aten/src/ATen/core/CachingHostAllocator.h.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from operator import index
+from time import sleep
+from typing import Any
+
+from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import Context, History, Level, Recorded, gather
+from cudakit.core.allocator.pinned_memory import HostMemory
+from cudakit.core.allocator.pinned_pools import Holders, NoHolders
+from cudakit.core.allocator.pinned_supply import HostUpstream
+from cudakit.core.allocator.recording import host_snapshot
+from cudakit.core.allocator.state import InvalidPointer
+from cudakit.core.allocator.upstream import stream_number
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.settings import Settings
+
+# PyTorch's thread polls every 0.1 ms, pending frees or not; each poll here takes the interpreter's lock.
+_POLL_S = 0.001
+
+
+class Background:
+    """A thread that repeats ``work`` from each wake-up until it returns False.
+
+    ``work`` is a method, whose object is not kept alive.
+    """
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self._work = weakref.WeakMethod(work)
+        self._awake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """Begin to work; the first time the thread is started."""
+        if self._thread is None:
+            name = "cudakit pinned memory"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._awake.set()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for its end."""
+        self._stopped = True
+        self._awake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._awake.wait()
+            if self._stopped or not self._work_once():
+                return
+            sleep(_POLL_S)
+
+    def _work_once(self) -> bool:
+        """Work once; return False if the object of the work is gone."""
+        self._awake.clear()  # before the work, so that a wake-up during the work is not lost
+        work = self._work()
+        if work is None:
+            return False
+        if work():
+            self._awake.set()
+        return True
+
+
+class CachingHostAllocator:
+    """Hands out pinned memory of the host, and keeps what is freed for the next request.
+
+    The same operations give the same blocks and statistics as PyTorch's pool. May be used from any thread,
+    and ``free`` from finalizers too.
+
+    ``splits`` divides and merges blocks instead of rounding to powers of two: no request wastes what another
+    could use. ``retries`` gives back what is cached, and tries again, before memory is said to be out.
+    PyTorch's pool does neither.
+
+    ``holders`` are the private pools of the device's allocator: a request that would go to one of them there
+    has memory here that is set apart for it, too, and is kept until nobody holds the pool any more.
+    """
+
+    def __init__(
+        self,
+        upstream: HostUpstream,
+        settings: Settings | None = None,
+        *,
+        holders: Holders | None = None,
+        splits: bool = False,
+        retries: bool = True,
+    ) -> None:
+        self._retries = retries
+        self._guard: Guard[tuple[Block, RawStack | None]] = Guard(
+            lambda late: self._memory.free(*late)
+        )
+        self._history = History()
+        self._memory = HostMemory(upstream, holders or NoHolders(), splits=splits)
+        self._background = Background(self._poll)
+        self._stop = weakref.finalize(self, self._background.stop)
+        self.configure(settings or Settings())
+
+    # Memory.
+
+    def alloc(self, size_bytes: int, stream: int | None = None) -> Ptr:
+        """Allocate. No bytes are the address 0.
+
+        ``stream`` says which private pool a request goes to, and whether it is of a capture; without, it is
+        of the one that this thread is in.
+
+        Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for what else the driver refuses.
+        """
+        size_bytes = int(index(size_bytes))
+        if size_bytes < 0:
+            raise ValueError(f"a size is not negative: {size_bytes}")
+        if size_bytes == 0:
+            return Ptr(0)
+        stack = gather() if self._history.level else None
+        number = None if stream is None else stream_number(stream)
+        with self._guard.inside():
+            block = self._memory.alloc(size_bytes, number, stack, retries=self._retries)
+            return block.ptr
+
+    def free(self, ptr: int) -> None:
+        """Free an allocation: it is reused when every stream that uses it has come so far.
+
+        From within the allocator, or while another thread is there, it is freed a moment later. Raises
+        InvalidPointer where nothing is allocated, CudaError where the use of streams cannot be recorded
+        (unless ``pinned_free_catch_all`` is set); the memory is kept then until they are known to be done.
+        """
+        block = self._memory.live.pop(ptr, None)
+        if block is None:
+            self._refuse_free(ptr)
+            return
+        stack = gather() if self._history.level >= Level.ALL else None
+        if not self._guard.try_enter():
+            self._guard.queue((block, stack))
+            return
+        try:
+            self._memory.free(block, stack)
+        except CudaError:
+            if not self.settings.pinned_free_catch_all:
+                raise
+        finally:
+            self._guard.exit()
+            self._wake()
+
+    def record_use(self, ptr: int, stream: int) -> None:
+        """Say that a stream uses an allocation, such as in a copy: it is reused when that has done so.
+
+        What counts is all work of the stream up to the free. Raises InvalidPointer where nothing is
+        allocated.
+        """
+        with self._guard.inside():
+            block = self._memory.live.get(ptr)
+            if block is None:
+                raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
+            uses = block.stream_uses = block.stream_uses or {}
+            uses[stream_number(stream)] = None
+
+    def empty_cache(self) -> None:
+        """Give back all of which nothing is used, without waiting for any stream.
+
+        Of private pools those only that nobody holds any more. Does nothing during a capture. Raises
+        CudaError where the driver refuses; the rest stays cached.
+        """
+        stack = gather() if self._history.level >= Level.ALL else None
+        with self._guard.inside():
+            if not self._memory.captures.count:
+                self._memory.default.pending.process()
+                self._memory.release_cached(stack)
+
+    def close(self) -> None:
+        """Wait for what is freed but in use, and give all back but what is allocated or a graph's."""
+        self._stop()
+        with self._guard.inside():
+            self._memory.close()
+
+    # Settings and captures.
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that are followed."""
+        return self._memory.settings
+
+    def configure(self, settings: Settings) -> None:
+        """Follow other settings from now on. Raises Unsupported for one that this pool has not."""
+        with self._guard.inside():
+            self._memory.configure(settings)
+        self._wake()
+
+    def begin_capture(self) -> None:
+        """Say that a capture begins: until its end nothing looks at events or is given back.
+
+        What is allocated until then and used by a stream is not reused after it is freed, since a graph may
+        use it whenever it runs, until nobody holds its private pool any more or ``forget_graphs`` ends that.
+        """
+        with self._guard.inside():
+            self._memory.captures.count += 1
+
+    def end_capture(self) -> None:
+        """Say that a capture has ended."""
+        with self._guard.inside():
+            self._memory.captures.count -= 1
+
+    def forget_graphs(self) -> None:
+        """Say that no graph runs any more that uses memory which was allocated while it was captured."""
+        with self._guard.inside():
+            self._memory.forget_graphs()
+
+    # Statistics, history and snapshots.
+
+    def statistics(self) -> dict[str, int]:
+        """Return the 28 numbers of torch.cuda.host_memory_stats; times are in microseconds."""
+        with self._guard.inside():
+            return self._memory.stats.read()
+
+    def counters(self) -> dict[str, int]:
+        """Return what PyTorch does not count; ``waiting_bytes`` were freed while streams use them."""
+        with self._guard.inside():
+            return self._memory.counters()
+
+    def waiting(self) -> dict[int, int]:
+        """Return for each stream the bytes of freed blocks that wait for it."""
+        with self._guard.inside():
+            found: dict[int, int] = {}
+            for stream, block in self._memory.awaited():
+                found[stream] = found.get(stream, 0) + block.size
+            return found
+
+    def reset_peaks(self) -> None:
+        """Let every peak be the value now."""
+        with self._guard.inside():
+            self._memory.stats.reset_peaks()
+
+    def reset_sums(self) -> None:
+        """Begin to add up anew what was allocated and freed."""
+        with self._guard.inside():
+            self._memory.stats.reset_sums()
+
+    def record_history(
+        self,
+        history: Recorded | None = "all",
+        *,
+        context: Context | None = "all",
+        max_entries: int = sys.maxsize,
+        skip_actions: Collection[str] = (),
+        clear: bool = False,
+    ) -> None:
+        """Record a trace from now on, or none; as for memory of the device.
+
+        Raises UsageError for what cannot be.
+        """
+        with self._guard.inside():
+            self._history.configure(
+                history,
+                context=context,
+                max_entries=max_entries,
+                skip_actions=skip_actions,
+                clear=clear,
+            )
+            self._memory.engine.trace = self._history if self._history.enabled else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return ``host_segments`` and ``host_traces`` of PyTorch's format: plain builtin values."""
+        with self._guard.inside():
+            used = [*self._memory.live.values(), *(block for block, _ in list(self._guard.late))]
+            blocks = {*used, *(block for pool in self._memory.pools for block in pool)}
+            return host_snapshot(blocks, self._history)
+
+    # Outside of the guard.
+
+    def _poll(self) -> bool:
+        """Process pending frees, in the background thread; return whether any are left."""
+        with suppress(CudaError), self._guard.inside():  # the next request raises it again
+            if self.settings.pinned_use_background_threads and not self._memory.captures.count:
+                self._memory.default.pending.process()
+        return self.settings.pinned_use_background_threads and bool(self._memory.default.pending)
+
+    def _wake(self) -> None:
+        if self.settings.pinned_use_background_threads and self._memory.default.pending:
+            self._background.wake()
+
+    def _refuse_free(self, ptr: int) -> None:
+        if ptr == 0:
+            return
+        self._memory.stats.num_invalid_frees += 1
+        if not self.settings.pinned_free_catch_all:
+            raise InvalidPointer(
+                f"nothing pinned is allocated at {ptr:#x}",
+                hint="free each allocation once, by the address that alloc returned",
+            )

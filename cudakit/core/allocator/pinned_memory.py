@@ -1,0 +1,306 @@
+"""The blocks of pinned memory: the engine of device memory, with PyTorch's rules for the host.
+
+Source: PyTorch's aten/src/ATen/core/CachingHostAllocator.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from cudakit.core.allocator.blocks import Block, RawStack, Request
+from cudakit.core.allocator.engine import Engine, is_whole_segment
+from cudakit.core.allocator.history import SEGMENT_ALLOC
+from cudakit.core.allocator.pinned_pools import (
+    NO_STREAM,
+    BestFitSizes,
+    Holders,
+    HostPool,
+    HostPools,
+    Pow2Sizes,
+    Reserve,
+)
+from cudakit.core.allocator.pinned_supply import HostStats, HostSupply, HostUpstream
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.streams import Captures, PendingFrees
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Event
+from cudakit.torch_rules.settings import Settings
+from cudakit.units import format_bytes
+
+
+class OutOfPinnedMemory(CudaError, MemoryError):
+    """The driver has no pinned memory for a request, even after all that was cached was given back."""
+
+
+class HostMemory:
+    """The pools, the engine and the reserve of pinned memory. The caller holds the allocator's guard.
+
+    ``splits`` chooses the best fit with splits and merges instead of PyTorch's bins of powers of two.
+    """
+
+    def __init__(self, upstream: HostUpstream, holders: Holders, *, splits: bool) -> None:
+        self._upstream = upstream
+        self._splits = splits
+        self.settings = Settings()
+        self.stats = HostStats()
+        self._supply = HostSupply(upstream, self.stats)
+        self.engine = Engine(self._supply, Settings())
+        self._sizes = BestFitSizes() if splits else Pow2Sizes()
+        self.captures = Captures()
+        self._idle: list[Event] = []
+        self.pools = HostPools(self._make_pool, holders)
+        self.default = self.pools.default
+        self._reserve: Reserve | None = None
+        self.live: dict[int, Block] = {}
+        self._captured: set[Block] = set()  # allocated in a capture: its graph may run at any time
+
+    def configure(self, settings: Settings) -> None:
+        """Follow other settings from now on. Raises Unsupported if the upstream cannot."""
+        self._supply.configure(settings)
+        self._sizes.configure(settings)
+        self.settings = settings
+
+    def _make_pool(self, pool_id: PoolId) -> HostPool:
+        pending = PendingFrees(
+            self._upstream, self._complete, self.captures, in_order=True, idle=self._idle
+        )
+        return HostPool(pool_id, pending, splits=self._splits)
+
+    # Blocks.
+
+    def alloc(
+        self, size_bytes: int, stream: int | None, stack: RawStack | None, *, retries: bool
+    ) -> Block:
+        """Allocate a block. Raises OutOfPinnedMemory, CudaError."""
+        pool = self.pools.of_request(stream)
+        if pool.is_private or not self.settings.pinned_use_background_threads:
+            pool.pending.process()
+        size = self._sizes.rounded(size_bytes)
+        block = self._get_free_block(pool, size)
+        if block is None:
+            block = self._obtain(pool, size, stack, retries=retries)
+        split = self.engine.should_split(block, size, expands=False)
+        self.engine.alloc_found_block(block, size, size_bytes, stack, split=split)
+        self.stats.count_alloc(block.size)
+        # A request without a stream may belong to a capture that another thread began.
+        if self.captures.count and (stream is None or pool.is_private):
+            self._captured.add(block)
+        self.live[block.ptr] = block
+        return block
+
+    def free(self, block: Block, stack: RawStack | None) -> None:
+        """Free an allocated block, now or when the streams that use it are done. Raises CudaError."""
+        pool = self.pools.of_block(block)
+        if not block.stream_uses:
+            self.stats.count_free(block.size)
+            self._captured.discard(block)
+            self._limit_cached(self.engine.free(block, stack))
+            return
+        self.engine.free(block, stack)
+        if block in self._captured and self.pools.is_held(pool):
+            pool.kept.append(block)
+        else:
+            pool.pending.add(block)
+
+    def forget_graphs(self) -> None:
+        """Free the blocks that were kept for graphs."""
+        for pool in self.pools:
+            while pool.kept:
+                block = pool.kept.pop()
+                block.stream_uses = None
+                self._complete(block, None)
+
+    def awaited(self) -> Iterator[tuple[int, Block]]:
+        """Iterate over the streams that freed blocks wait for, each with its block."""
+        for pool in self.pools:
+            yield from pool.pending.awaited()
+
+    def counters(self) -> dict[str, int]:
+        """Return what PyTorch does not count."""
+        stats = self.stats
+        waiting = {block.ptr: block.size for _, block in self.awaited()}
+        return {
+            "num_free_failures": stats.num_free_failures,
+            "num_invalid_frees": stats.num_invalid_frees,
+            "num_rescues": stats.num_rescues,
+            "captured_bytes": sum(block.size for pool in self.pools for block in pool.kept),
+            "free_bytes": sum(block.size for pool in self.pools for block in pool.free_blocks()),
+            "waiting_bytes": sum(waiting.values()),
+        }
+
+    # Cached memory.
+
+    def release_cached(self, stack: RawStack | None, *, waits: bool = False) -> int:
+        """Release all cached blocks, of private pools those that nobody holds; return their bytes.
+
+        With ``waits`` pending frees of those private pools are waited for. Raises CudaError at the first
+        refused.
+        """
+        released = self._release_cached_blocks(self.default, stack)
+        for pool in self.pools.unheld():
+            released += self._release_private_pool(pool, stack, waits=waits)
+        return released
+
+    def close(self) -> None:
+        """Wait for pending frees, and release all but allocated blocks and those of graphs."""
+        self.default.pending.synchronize()
+        self.release_cached(None, waits=True)
+        self._release_reserve()
+        self.default.pending.close()
+
+    def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
+        """Remove a free block that serves a size from a pool, or else from its part of the reserve."""
+        for blocks in dict.fromkeys((pool.of_size(size), pool.reserve)):
+            block = self.engine.get_free_block(blocks, size, NO_STREAM, expands=False)
+            if block is not None:
+                return block
+        return None
+
+    def _obtain(self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool) -> Block:
+        """Return a block for a request that no free block serves."""
+        if self.settings.pinned_use_background_threads and not self.captures.count and pool.pending:
+            pool.pending.process()  # what the thread has not processed yet
+            if (block := self._get_free_block(pool, size)) is not None:
+                return block
+        reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
+        if reserve_bytes and self._reserve is None:
+            self._take_reserve(reserve_bytes)
+            if (block := self._get_free_block(pool, size)) is not None:
+                return block
+        block = self._alloc_block(pool, size, stack)
+        if block is None and retries and not self.captures.count:
+            block = self._rescue(pool, size, stack)
+        if block is None:
+            raise self._out_of_memory(self._sizes.segment_bytes(size))
+        return block
+
+    def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
+        """Take a block from the reserve or from the driver; None if it is out of memory. Raises CudaError."""
+        kind = pool.of_size(size)
+        ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
+        block: Block | None
+        if ptr is not None:
+            block = kind.free_blocks(NO_STREAM).new_block(ptr, size)
+            if self.engine.trace is not None:
+                self.engine.trace.record(SEGMENT_ALLOC, ptr, size, NO_STREAM, stack, pool.id)
+        else:
+            segment_bytes = self._sizes.segment_bytes(size)
+            request = Request(size, size, segment_bytes, NO_STREAM, kind, stack)
+            block = self.engine.alloc_block(request)
+        if block is not None:
+            self.stats.count_obtained(block.size)
+        return block
+
+    def _rescue(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
+        """Wait for pending frees, then release cached memory."""
+        for each in dict.fromkeys((pool, self.default)):
+            each.pending.synchronize()
+        block = self._get_free_block(pool, size)
+        if block is None and self.release_cached(stack, waits=True):
+            block = self._alloc_block(pool, size, stack)
+        self.stats.num_rescues += block is not None
+        return block
+
+    def _complete(self, block: Block, stack: RawStack | None) -> None:
+        """Free a block that no stream uses any more."""
+        self.stats.count_free(block.size)
+        self._captured.discard(block)
+        self._limit_cached(self.engine.complete_free(block, stack))
+
+    def _limit_cached(self, block: Block | None) -> None:
+        """Release a free block that is larger than may be cached."""
+        if block is None or not self._is_releasable(block):
+            return
+        limit = self.settings.pinned_max_cached_size_bytes
+        too_large = limit is not None and block.size > limit
+        if too_large and not self.pools.of_block(block).is_private:
+            with suppress(CudaError):  # the block stays cached, and empty_cache tries again
+                self._release_block(block, None)
+
+    def _is_releasable(self, block: Block) -> bool:
+        return is_whole_segment(block) and not self._is_reserved(block)
+
+    def _is_reserved(self, block: Block) -> bool:
+        return self._reserve is not None and self._reserve.contains(block)
+
+    def _release_block(self, block: Block, stack: RawStack | None) -> None:
+        self.engine.release_block(block, stack)
+        self.stats.count_released(block.size)
+
+    def _release_cached_blocks(self, pool: HostPool, stack: RawStack | None) -> int:
+        """Release all cached blocks of a pool; return their bytes. Raises CudaError at the first refused."""
+        released = 0
+        for block in [block for block in pool.free_blocks() if self._is_releasable(block)]:
+            self._release_block(block, stack)
+            released += block.size
+        return released
+
+    def _release_private_pool(
+        self, pool: HostPool, stack: RawStack | None, *, waits: bool = False
+    ) -> int:
+        """Release what a private pool caches that nobody holds, and drop the pool with its last block.
+
+        Returns the bytes. Raises CudaError if the driver refuses.
+        """
+        while pool.kept:  # no graph uses it any more, but streams may
+            with suppress(CudaError):
+                pool.pending.add(pool.kept.pop())
+        if waits:
+            pool.pending.synchronize()
+        else:
+            pool.pending.process()
+        released = self._release_cached_blocks(pool, stack)
+        for block in [block for block in pool.free_blocks() if self._is_reserved(block)]:
+            block.free_blocks.remove(block)
+            block.free_blocks = self.default.reserve.free_blocks(NO_STREAM)
+            block.free_blocks.add(block)
+        if not pool.in_use:
+            self.pools.drop(pool)
+        return released
+
+    def _take_reserve(self, size_bytes: int) -> None:
+        """Take the reserve from the driver. Raises OutOfPinnedMemory, CudaError."""
+        try:
+            ptr = self._supply.malloc(size_bytes)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise self._out_of_memory(size_bytes, reserve=True) from None
+        self._reserve = Reserve(ptr, size_bytes)
+        if self._splits:  # else each block is counted when it is carved
+            free = self.default.reserve.free_blocks(NO_STREAM)
+            free.add(free.new_block(ptr, size_bytes))
+            self.stats.count_obtained(size_bytes)
+
+    def _release_reserve(self) -> None:
+        """Return the reserve to the driver, unless any of it is in use. Raises CudaError."""
+        used = [*self.live.values(), *self.default.kept]
+        used += [block for pool in self.pools if pool.is_private for block in pool]
+        if self._reserve is None or any(map(self._is_reserved, used)):
+            return
+        self._supply.free(self._reserve.ptr)
+        for block in [each for each in self.default.free_blocks() if self._is_reserved(each)]:
+            block.free_blocks.remove(block)
+            self.stats.count_released(block.size)
+        self._reserve = None
+
+    def _out_of_memory(self, size_bytes: int, *, reserve: bool = False) -> OutOfPinnedMemory:
+        counters, held = self.counters(), self.stats.allocated_bytes.current
+        use = " as the reserve (pinned_reserve_segment_size_mb)" if reserve else ""
+        parts = [
+            f"tried to allocate {format_bytes(size_bytes)} of pinned memory{use}; this pool holds"
+            f" {format_bytes(held)}, of which {format_bytes(counters['free_bytes'])} is free"
+        ]
+        if waiting := counters["waiting_bytes"]:
+            parts.append(f"{format_bytes(waiting)} was freed but is in use by streams")
+        if captured := counters["captured_bytes"]:
+            parts.append(f"{format_bytes(captured)} was freed but may be used by graphs")
+        return OutOfPinnedMemory(
+            OUT_OF_MEMORY,
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "; ".join(parts),
+            hint="pinned memory is memory of the host that cannot be swapped out: free some, or copy in"
+            " pieces",
+        )

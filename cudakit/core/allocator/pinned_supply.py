@@ -1,0 +1,213 @@
+"""Where pinned memory comes from, and its statistics, the numbers of torch.cuda.host_memory_stats.
+
+Source: PyTorch's CachingHostAllocator.h (HostStats, getStats) and torch/csrc/cuda/Module.cpp. Times are in
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Protocol, runtime_checkable
+
+from cudakit.core.allocator.pinned_pools import bin_of
+from cudakit.core.allocator.pool_stats import Stat
+from cudakit.core.allocator.upstream import EventSource, GpuEvents
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import Memory, Ptr, Streams
+from cudakit.torch_rules.settings import Settings
+
+
+class HostUpstream(EventSource, Protocol):
+    """Where pinned memory comes from. Every failure is a CudaError; out of memory has code 2."""
+
+    def malloc(self, size_bytes: int) -> int: ...
+    def free(self, ptr: int) -> None: ...
+
+
+@runtime_checkable
+class Registering(Protocol):
+    """An upstream that can also pin memory after its allocation, which holds the driver's lock for less."""
+
+    def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
+
+
+class HostMemoryDevice(Memory, Streams, Protocol):
+    """A device that host memory is pinned for."""
+
+
+class GpuHostUpstream(GpuEvents):
+    """Host memory that a device can access (cuMemHostAlloc, cuMemHostRegister), during captures too.
+
+    An allocation is freed the way it was made, whatever the settings are by then, as in PyTorch
+    (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
+    """
+
+    def __init__(self, gpu: HostMemoryDevice) -> None:
+        super().__init__(gpu)
+        self._gpu = gpu
+        self._registered: set[int] = set()
+
+    def malloc(self, size_bytes: int) -> int:
+        with self._gpu.relaxed():
+            return self._gpu.host_malloc(size_bytes, pinned=True)
+
+    def malloc_registered(self, size_bytes: int, threads: int) -> int:
+        with self._gpu.relaxed():
+            ptr = self._gpu.host_malloc(size_bytes, pinned=False)
+            try:
+                self._gpu.host_register(ptr, threads=threads)
+            except BaseException:
+                self._gpu.host_free(ptr)
+                raise
+        self._registered.add(ptr)
+        return ptr
+
+    def free(self, ptr: int) -> None:
+        if ptr in self._registered:
+            self._gpu.host_unregister(Ptr(ptr))
+            self._registered.discard(ptr)
+        self._gpu.host_free(Ptr(ptr))
+
+
+class Duration:
+    """The durations of calls (DurationStat)."""
+
+    __slots__ = ("count", "max", "min", "total")
+
+    def __init__(self) -> None:
+        self.total = self.max = self.min = self.count = 0
+
+    def add(self, elapsed_us: int) -> None:
+        self.min = min(self.min, elapsed_us) if self.min else elapsed_us
+        self.max = max(self.max, elapsed_us)
+        self.total += elapsed_us
+        self.count += 1
+
+    def reset_peak(self) -> None:
+        self.min = self.max = 0
+
+    def reset_sums(self) -> None:
+        self.total = self.count = 0
+
+    def read(self, name: str) -> dict[str, int]:
+        average = self.total // self.count if self.count else 0
+        values = {"total": self.total, "max": self.max, "min": self.min, "count": self.count}
+        return {f"{name}.{part}": n for part, n in {**values, "avg": average}.items()}
+
+
+class HostStats:
+    """All statistics of pinned memory.
+
+    Active blocks are counted for each power of two, and their peak is the sum of those peaks, which is at
+    least the true one, as in PyTorch. ``num_rescues`` and ``num_free_failures`` are not PyTorch's.
+    """
+
+    def __init__(self) -> None:
+        self.allocations, self.allocated_bytes = Stat(), Stat()
+        self.active: defaultdict[int, tuple[Stat, Stat]] = defaultdict(lambda: (Stat(), Stat()))
+        self.alloc_time, self.free_time = Duration(), Duration()
+        self.num_rescues = 0  # requests served only after waiting or releasing memory
+        self.num_free_failures = 0  # frees that the driver refused: the memory is kept
+        self.num_invalid_frees = 0
+
+    def count_alloc(self, size: int) -> None:
+        """Count an allocated block."""
+        count, total = self.active[bin_of(size)]
+        count.increase(1)
+        total.increase(size)
+
+    def count_free(self, size: int) -> None:
+        """Count a block that is not used any more."""
+        count, total = self.active[bin_of(size)]
+        count.decrease(1)
+        total.decrease(size)
+
+    def count_obtained(self, size: int) -> None:
+        """Count memory taken for a request that no free block served."""
+        self.allocations.increase(1)
+        self.allocated_bytes.increase(size)
+
+    def count_released(self, size: int) -> None:
+        """Count memory that is not kept any more."""
+        self.allocations.decrease(1)
+        self.allocated_bytes.decrease(size)
+
+    def read(self) -> dict[str, int]:
+        """Return the 28 numbers by name, in alphabetical order."""
+        counts, totals = zip(*self.active.values(), strict=True) if self.active else ((), ())
+        found = {
+            "num_host_alloc": self.allocations.allocated,
+            "num_host_free": self.allocations.freed,
+        }
+        found |= self.alloc_time.read("host_alloc_time") | self.free_time.read("host_free_time")
+        found |= _read("allocations", (self.allocations,))
+        found |= _read("allocated_bytes", (self.allocated_bytes,))
+        found |= _read("active_requests", counts) | _read("active_bytes", totals)
+        return dict(sorted(found.items()))
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
+        for each in self._all():
+            each.reset_peak()
+
+    def reset_sums(self) -> None:
+        """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
+        for each in self._all():
+            each.reset_sums()
+
+    def _all(self) -> list[Stat | Duration]:
+        active = [stat for pair in self.active.values() for stat in pair]
+        times = [self.alloc_time, self.free_time]
+        return [self.allocations, self.allocated_bytes, *active, *times]
+
+
+def _read(name: str, stats: tuple[Stat, ...]) -> dict[str, int]:
+    return {
+        f"{name}.current": sum(stat.current for stat in stats),
+        f"{name}.peak": sum(stat.peak for stat in stats),
+        f"{name}.allocated": sum(stat.allocated for stat in stats),
+        f"{name}.freed": sum(stat.freed for stat in stats),
+    }
+
+
+class HostSupply:
+    """The engine's source of segments: the upstream, as the settings say, with its calls timed."""
+
+    def __init__(self, upstream: HostUpstream, stats: HostStats) -> None:
+        self._upstream = upstream
+        self._stats = stats
+        self._take: Callable[[int], int] = upstream.malloc
+
+    def configure(self, settings: Settings) -> None:
+        """Follow other settings from now on. Raises Unsupported if the upstream cannot."""
+        self._take = self._upstream.malloc
+        if settings.pinned_use_cuda_host_register:
+            self._take = self._registering(settings.pinned_num_register_threads)
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> int:  # noqa: ARG002
+        """Take memory from the driver. Raises CudaError."""
+        begin = perf_counter_ns()
+        ptr = self._take(size_bytes)
+        self._stats.alloc_time.add((perf_counter_ns() - begin) // 1000)
+        return ptr
+
+    def free(self, ptr: int) -> None:
+        """Return memory to the driver. Raises CudaError."""
+        begin = perf_counter_ns()
+        try:
+            self._upstream.free(ptr)
+        except CudaError:
+            self._stats.num_free_failures += 1
+            raise
+        self._stats.free_time.add((perf_counter_ns() - begin) // 1000)
+
+    def _registering(self, threads: int) -> Callable[[int], int]:
+        upstream = self._upstream
+        if not isinstance(upstream, Registering):
+            raise Unsupported(
+                "this upstream cannot register memory of the host",
+                hint="leave out pinned_use_cuda_host_register, or take the memory of a Gpu",
+            )
+        return lambda size_bytes: upstream.malloc_registered(size_bytes, threads)

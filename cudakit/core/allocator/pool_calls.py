@@ -1,0 +1,399 @@
+"""The calls of an allocator for private pools: routing of requests, captures, and checkpoints.
+
+A graph that is replayed writes its outputs to the addresses of its capture, whatever was allocated there
+since: a checkpoint records how its pool is divided into blocks, and restores that. Source: PyTorch's
+c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool; Note [Checkpointing
+PrivatePoolState], getCheckpointState, setCheckpointPoolState, setSegmentStateToCheckpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from cudakit.core.allocator.blocks import Block, RawStack, SegmentSource
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import gather
+from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.private_pools import (
+    GraphMemory,
+    HeldPool,
+    PoolError,
+    PoolOwner,
+    PrivatePools,
+)
+from cudakit.core.allocator.segments import Segment
+from cudakit.core.allocator.state import AllocatorState
+from cudakit.core.allocator.streams import CapturedGraph, StreamFilter, of_capture, of_this_thread
+from cudakit.core.allocator.upstream import Captured, CaptureGraph, stream_number
+from cudakit.errors import CudaError
+from cudakit.gpu.api import Ptr
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """A private pool, and its memory."""
+
+    id: PoolId
+    uses: int  # its holders; 0: what it caches can be released
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+class PoolRouting:
+    """The calls of an allocator for private pools and captures."""
+
+    def __init__(self, state: AllocatorState) -> None:
+        self._state = state
+        self._pools = state.engine.private
+
+    @contextmanager
+    def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
+        """Let the requests of this thread go to a pool; within another one, to this.
+
+        Events are asked and memory is given back as ever: PyTorch 2.11 does neither meanwhile (its issue
+        159674). Raises PoolError where requests go to that pool already.
+        """
+        pool_id = _open_id(pool)
+        self.begin_allocate_to_pool(pool_id, of_this_thread())
+        try:
+            yield
+        finally:
+            self._stop_using(pool_id)
+
+    @contextmanager
+    def capture(
+        self,
+        owner: PoolOwner,
+        pool: HeldPool | PoolId | None,
+        stream: int | None,
+        graph: CaptureGraph | None,
+    ) -> Iterator[GraphMemory]:
+        """Do what ``capture`` of an allocator does, for GraphMemory that keeps ``owner`` alive."""
+        number = None if stream is None else stream_number(stream)
+        upstream = self._state.upstream
+        if graph is None and isinstance(upstream, Captured):
+            graph = upstream.graph
+        reuses = self._state.engine.settings.graph_capture_record_stream_reuse
+        captured_graph = CapturedGraph(graph) if graph and reuses else None
+        with self.with_pools() as pools:
+            pool_id = pools.issue(graph=True) if pool is None else _open_id(pool)
+            pools.begin(pool_id, of_capture(number, graph))
+            self._begin_capture(captured_graph)
+        memory = GraphMemory(owner, pool_id)
+        captured = False
+        try:
+            yield memory
+            captured = True
+        finally:
+            self._stop_capture(pool_id, captured_graph)
+            if not captured:
+                memory.close()
+
+    # One by one, as PyTorch's C++ interface has them.
+
+    def graph_pool_handle(self) -> PoolId:
+        """Return the id of a pool that graphs may share (torch.cuda.graph_pool_handle)."""
+        with self.with_pools() as pools:
+            return pools.issue(graph=False)
+
+    def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
+        """Let the requests for which ``takes`` says so go to a pool, and hold it; it is made if need be.
+
+        The last begun that takes a request has it. ``takes`` is called with the number of a stream, in the
+        thread that asks, with the allocator locked. Raises PoolError where requests go there already, where
+        all who held the pool have let go, and for an id that was never issued.
+        """
+        with self.with_pools() as pools:
+            pools.begin(pool_id, takes)
+
+    def end_allocate_to_pool(self, pool_id: PoolId) -> None:
+        """Let no more requests go to a pool; it is held until ``release_pool``. Raises PoolError."""
+        with self.with_pools() as pools:
+            pools.end(pool_id)
+
+    def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+        """Let go of a pool; when all have, ``empty_cache`` gives back what it caches.
+
+        Raises PoolError where nobody holds it, and while requests go there that nobody else holds it for, or
+        any (``unrouted``).
+        """
+        with self.with_pools() as pools:
+            pools.let_go(pool_id, unrouted=unrouted)
+
+    def begin_capture(self) -> None:
+        """Say that a capture begins: until its end nothing looks at events or is given back."""
+        with self._state.inside():
+            self._begin_capture(None)
+
+    def end_capture(self) -> None:
+        """Say that a capture has ended. Raises PoolError where none was begun."""
+        with self._state.inside():
+            self._end_capture(None)
+
+    def create_pool(
+        self,
+        *,
+        source: SegmentSource | None = None,
+        use_on_oom: bool = False,
+        splits: bool = True,
+    ) -> PoolId:
+        """Make a user's pool, held once. MemPool is what to use."""
+        with self.with_pools() as pools:
+            pool_id = pools.issue(graph=False)
+            pools.create(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
+            return pool_id
+
+    def empty_pool(self, pool_id: PoolId) -> None:
+        """Give back what a pool caches that nobody holds any more, unless in a capture. Raises CudaError."""
+        with self.with_pools() as pools:
+            if pools.is_known(pool_id):
+                self._empty_pool(pool_id)
+
+    def abandon_pool(self, pool_id: PoolId, empties: bool) -> None:
+        """Let go of a pool from a finalizer, now or a moment later; nothing is raised."""
+        self._pools.abandoned.append((pool_id, empties))
+        guard = self._state.guard
+        if guard.try_enter():
+            try:
+                self._let_abandoned_go()
+            finally:
+                guard.leave()
+                guard.drain()
+
+    def pool_uses(self, pool_id: PoolId) -> int:
+        """Return how many hold a pool; 0 where it is gone. Raises PoolError for an id never issued."""
+        with self.with_pools() as pools:
+            return pools.find(pool_id).uses if pools.is_known(pool_id) else 0
+
+    def private_pools(self) -> tuple[PoolUsage, ...]:
+        """List the private pools, oldest first."""
+        with self.with_pools() as pools:
+            return tuple(self._usage(pool.id, pool.uses) for pool in pools)
+
+    @contextmanager
+    def with_pools(self, *, flushes: bool = False) -> Iterator[PrivatePools]:
+        """Enter the allocator. The front cache has no blocks of private pools, and need not be flushed."""
+        with self._state.inside(flushes=flushes):
+            self._let_abandoned_go()
+            try:
+                yield self._pools
+            finally:
+                self._state.set_slow("routed", on=bool(self._pools.routes))
+
+    def _begin_capture(self, graph: CapturedGraph | None) -> None:
+        captures = self._state.captures
+        captures.count += 1
+        if graph is not None:
+            captures.graphs.append(graph)
+
+    def _end_capture(self, graph: CapturedGraph | None) -> None:
+        captures = self._state.captures
+        if not captures.count:
+            raise PoolError("no capture is under way", hint="begin_capture() comes first")
+        captures.count -= 1
+        if graph is not None:
+            captures.graphs.remove(graph)
+
+    def _stop_capture(self, pool_id: PoolId, graph: CapturedGraph | None) -> None:
+        with self.with_pools() as pools:
+            try:
+                pools.end(pool_id)
+            finally:
+                self._end_capture(graph)
+
+    def _stop_using(self, pool_id: PoolId) -> None:
+        with self.with_pools() as pools:
+            pools.end(pool_id)
+            pools.let_go(pool_id)
+
+    def _let_abandoned_go(self) -> None:
+        pools = self._pools
+        while pools.abandoned:
+            pool_id, empties = pools.abandoned.popleft()
+            with suppress(CudaError, PoolError):  # what was not released stays cached
+                pools.let_go(pool_id)
+                if empties:
+                    self._empty_pool(pool_id)
+
+    def _empty_pool(self, pool_id: PoolId) -> None:
+        if not self._state.captures.count:
+            self._state.empty_pool(self._pools.find(pool_id), None)
+
+    def _usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
+        segments = [s for s in self._state.engine.segments.values() if s.pool.id == pool_id]
+        live = [block for segment in segments for block in segment.blocks() if block.allocated]
+        return PoolUsage(
+            pool_id,
+            uses,
+            len(segments),
+            sum(segment.size for segment in segments),
+            sum(block.size for block in live),
+        )
+
+
+def id_of(pool: HeldPool | PoolId) -> PoolId:
+    """Return the id of a pool, which may be given as one."""
+    return pool.id if isinstance(pool, HeldPool) else pool
+
+
+def _open_id(pool: HeldPool | PoolId) -> PoolId:
+    """Return the id of a pool. Raises PoolError for one that is closed."""
+    if isinstance(pool, HeldPool) and pool.closed:
+        raise PoolError(f"private pool {pool.id} is closed", hint="make a new one")
+    return id_of(pool)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block of a checkpoint."""
+
+    address: int
+    size_bytes: int
+    allocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """A checkpoint: the blocks of every segment of a pool, by address."""
+
+    pool: PoolId
+    segments: tuple[tuple[BlockState, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The addresses of the allocations that a restore freed, and of those that it created."""
+
+    freed: tuple[int, ...]
+    created: tuple[int, ...]
+
+
+class Checkpoints:
+    """The calls of an allocator for checkpoints of private pools."""
+
+    def __init__(self, state: AllocatorState, routing: PoolRouting) -> None:
+        self._state = state
+        self._routing = routing
+
+    def checkpoint(self, pool: HeldPool | PoolId) -> PoolState:
+        """Return how a private pool is divided, to ``restore`` it (torch's _cuda_getCheckpointState).
+
+        Raises PoolError where nobody holds the pool, or a block of it that was freed is still in use.
+        """
+        with self._routing.with_pools() as pools:
+            self._state.pending.settle()
+            pool_id = pools.live(id_of(pool)).id
+            segments = segments_of(self._state.engine, pool_id)
+            return PoolState(pool_id, tuple(map(_division_of, segments)))
+
+    def restore(self, checkpoint: PoolState) -> Restored:
+        """Make a private pool what it was, and say which allocations are no more and which are there again.
+
+        What is allocated in the pool is freed, at the addresses that were allocated there are allocations
+        again, of the size of their blocks; segments that came later stay, free. The trace has all that, as
+        ``internal_metadata`` "restore" says of it. Raises PoolError, and changes nothing, where nobody holds
+        the pool, segments of it are gone, or other streams use blocks of it (torch's
+        _cuda_setCheckpointPoolState).
+        """
+        state, engine = self._state, self._state.engine
+        stack = gather() if state.history.level else None
+        with self._routing.with_pools() as pools, state.history.tagged("restore"):
+            state.pending.settle(stack)
+            pool_id = pools.live(checkpoint.pool).id
+            _check(engine, pool_id, checkpoint)
+            freed = self._claim(_live_blocks(engine, pool_id))
+            addresses = tuple(int(block.ptr) for block in freed)
+            for block in freed:
+                state.free_live(block, stack)
+            created: list[int] = []
+            for blocks in checkpoint.segments:
+                found = _divide(engine, blocks, stack)
+                for block, was in zip(found, blocks, strict=True):
+                    if was.allocated:
+                        state.live[block.ptr] = block
+                        created.append(was.address)
+                    else:
+                        state.free_live(block, stack)
+            return Restored(addresses, tuple(created))
+
+    def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
+        """Say whether these addresses, and no others, are allocated in a private pool.
+
+        Raises PoolError where there is no such pool (torch's _cuda_checkPoolLiveAllocations).
+        """
+        with self._routing.with_pools() as pools:
+            found = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
+            return {int(block.ptr) for block in found} == set(live)
+
+    def _claim(self, blocks: list[Block]) -> list[Block]:
+        """Take live blocks, so that nobody else frees them. Raises PoolError if another thread just does."""
+        live = self._state.live
+        for number, block in enumerate(blocks):
+            if live.pop(block.ptr, None) is None:
+                live.update((block.ptr, block) for block in blocks[:number])
+                raise PoolError(
+                    f"the block at {block.ptr:#x} is being freed by another thread",
+                    hint="let no other thread use the pool meanwhile",
+                )
+        return blocks
+
+
+def segments_of(engine: Engine, pool: PoolId) -> list[Segment]:
+    """List the segments of a pool by address."""
+    found = [segment for segment in engine.segments.values() if segment.pool.id == pool]
+    return sorted(found, key=lambda segment: segment.ptr)
+
+
+def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
+    segments = segments_of(engine, pool)
+    return [block for segment in segments for block in segment.blocks() if block.allocated]
+
+
+def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
+    """Raise PoolError if a pool cannot be restored: segments are gone, or other streams use blocks."""
+    segments = segments_of(engine, pool)
+    for segment in segments:
+        _check_unused(segment, settled=False)
+    sizes = {int(segment.ptr): segment.size for segment in segments}
+    for blocks in checkpoint.segments:
+        if sizes.get(blocks[0].address, 0) < sum(block.size_bytes for block in blocks):
+            raise PoolError(
+                f"the segment at {blocks[0].address:#x} of private pool {pool} is not there any more",
+                hint="hold the pool from the checkpoint until the return to it",
+            )
+
+
+def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
+    """Divide a free segment as it was; all its blocks are allocated then."""
+    left = engine.segments[Ptr(blocks[0].address)].first
+    found: list[Block] = []
+    for was in blocks:
+        left = found[-1].next or left if found else left
+        left.free_blocks.remove(left)
+        # The rules may have been others at the checkpoint: split wherever it says so.
+        split, size = left.size > was.size_bytes, was.size_bytes
+        engine.alloc_found_block(left, size, size, stack, split=split)
+        found.append(left)
+    return found
+
+
+def _division_of(segment: Segment) -> tuple[BlockState, ...]:
+    """Return the blocks of a segment. Raises PoolError if a freed block is still in use."""
+    _check_unused(segment, settled=True)
+    return tuple(
+        BlockState(int(block.ptr), block.size, block.allocated) for block in segment.blocks()
+    )
+
+
+def _check_unused(segment: Segment, *, settled: bool) -> None:
+    """Raise PoolError if other streams use a freed block, or (not ``settled``) a live one."""
+    for block in segment.blocks():
+        freed = not block.free and not block.allocated
+        if freed or (block.stream_uses and not settled):
+            raise PoolError(
+                f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",
+                hint="wait for them, and allocate something or empty the cache",
+            )

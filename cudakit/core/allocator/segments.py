@@ -1,0 +1,322 @@
+"""Segments: memory taken from the device in one piece, or mapped into reserved addresses page by page.
+
+The addresses of an expandable segment are a chain of blocks. At first it is a single unmapped block, from
+which mapped memory is taken at its left end; where pages are released there are unmapped blocks in between.
+Nothing here calls the driver. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment,
+map_block, unmap_block).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from itertools import pairwise
+from operator import attrgetter
+from typing import cast
+
+from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack
+
+_by_address = attrgetter("ptr")
+
+
+class Segment:
+    """Memory taken from the device in one piece. ``number`` counts the segments of the device from 1."""
+
+    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
+
+    is_expandable = False
+
+    def __init__(self, first: Block, stack: RawStack | None) -> None:
+        self.first = first
+        self.number = 0
+        self.ptr = first.ptr
+        self.size = first.size
+        self.stream = first.stream
+        self.pool = first.pool
+        first.segment_stack = stack
+
+    @property
+    def stack(self) -> RawStack | None:
+        """The stack of its allocation, if the first block still has it.
+
+        When a block is split the upper part takes the stack, as in PyTorch, which makes a new object of the
+        lower part (alloc_found_block, try_merge_blocks).
+        """
+        return self.first.segment_stack
+
+    def releasable_bytes(self, block: Block) -> int:
+        """Return the bytes of a free block that can be released: all, if it is the whole segment."""
+        return 0 if block.is_split else block.size
+
+    def blocks(self) -> list[Block]:
+        """List the blocks by address."""
+        found = [self.first]
+        while (after := found[-1].next) is not None:
+            found.append(after)
+        return found
+
+
+class Segments(dict[int, Segment]):
+    """The segments of a device by address, numbered from 1 in the order of their registration.
+
+    No number is given twice (PyTorch's registration_counter, by which NCCL registers segments in the same
+    order everywhere; PyTorch numbers each Block object, so its numbers differ).
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def __setitem__(self, ptr: int, segment: Segment) -> None:
+        self._last += 1
+        segment.number = self._last
+        super().__setitem__(ptr, segment)
+
+    def at(self, ptr: int) -> Segment | None:
+        """Return the segment that an address lies in."""
+        for segment in self.values():
+            if segment.ptr <= ptr < segment.ptr + segment.size:
+                return segment
+        return None
+
+
+class MappedRange(Segment):
+    """A contiguous mapped range of an expandable segment, which PyTorch's snapshots show as a segment."""
+
+    __slots__ = ("_stack",)
+
+    is_expandable = True
+
+    def __init__(self, first: Block, size: int, stack: RawStack | None) -> None:
+        super().__init__(first, None)
+        self.size = size
+        self._stack = stack
+
+    @property
+    def stack(self) -> RawStack | None:
+        """The stack of its first mapping."""
+        return self._stack
+
+    @property
+    def end(self) -> int:
+        """The first address after it."""
+        return self.ptr + self.size
+
+    def releasable_bytes(self, block: Block) -> int:
+        """Return the bytes of a free block that can be released: the whole pages in it."""
+        assert block.expandable_segment is not None  # noqa: S101
+        begin, end = block.expandable_segment.pages_within(block)
+        return end - begin
+
+    def blocks(self) -> list[Block]:
+        """List the blocks by address."""
+        found = [self.first]
+        while (after := found[-1].next) is not None and after.mapped:
+            found.append(after)
+        return found
+
+
+class StreamSegments:
+    """The expandable segments of one pool and stream, and their unmapped blocks, both by address."""
+
+    __slots__ = ("free", "segments", "unmapped")
+
+    def __init__(self, free: FreeBlocks) -> None:
+        self.free = free
+        self.segments: list[ExpandableSegment] = []
+        self.unmapped: list[Block] = []
+
+    def place_for(self, size: int) -> Block | None:
+        """Return the lowest block from which free and unmapped blocks add up to a size."""
+        for unmapped in self.unmapped:
+            before = unmapped.prev
+            start = before if before is not None and before.free else unmapped
+            if _reaches(start, size):
+                return start
+        return None
+
+    def add_unmapped(self, block: Block) -> None:
+        """Insert an unmapped block."""
+        insort(self.unmapped, block, key=_by_address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        """Remove an unmapped block."""
+        del self.unmapped[bisect_left(self.unmapped, block.ptr, key=_by_address)]
+
+
+class ExpandableSegment:
+    """A range of reserved addresses of one pool and stream.
+
+    Its mapped ranges are registered in ``registry`` too. ``stack`` is that of the first mapping, and is shown
+    for the range at the beginning.
+    """
+
+    __slots__ = ("first", "group", "page_bytes", "ptr", "ranges", "registry", "size", "stack")
+
+    def __init__(
+        self,
+        ptr: int,
+        size: int,
+        page_bytes: int,
+        group: StreamSegments,
+        registry: dict[int, Segment],
+    ) -> None:
+        self.ptr = ptr
+        self.size = size
+        self.page_bytes = page_bytes
+        self.group = group
+        self.registry = registry
+        self.ranges: list[MappedRange] = []
+        self.stack: RawStack | None = None
+        self.first = self._unmapped_block(ptr, size)
+        group.add_unmapped(self.first)
+        insort(group.segments, self, key=_by_address)
+
+    def remove(self) -> None:
+        """Remove the segment, of which nothing is mapped, from those of its stream."""
+        self.group.remove_unmapped(self.first)
+        self.group.segments.remove(self)
+
+    def pages_within(self, block: Block) -> tuple[int, int]:
+        """Return where the whole pages in a block begin and end; equal if there are none."""
+        page, start = self.page_bytes, block.ptr - self.ptr
+        begin = -(-start // page) * page
+        end = (start + block.size) // page * page
+        return self.ptr + begin, self.ptr + max(begin, end)
+
+    def pages_under(self, begin: int, end: int) -> tuple[int, int]:
+        """Return where the pages under a range of addresses begin, and their number."""
+        page = self.page_bytes
+        first, last = (begin - self.ptr) // page, -(-(end - self.ptr) // page)
+        return self.ptr + first * page, last - first
+
+    def map(self, place: Block, size: int) -> Block:
+        """Make the beginning of an unmapped block a free block, merged with its free neighbours."""
+        block = self.group.free.new_block(place.ptr, size, self)
+        block.requested = place.requested
+        self.group.remove_unmapped(place)
+        chain = [block]
+        if size < place.size:
+            rest = self._unmapped_block(place.ptr + size, place.size - size)
+            self.group.add_unmapped(rest)
+            chain.append(rest)
+        self._replace(place, chain)
+        self._extend_ranges(block)
+        return self._merge_free(block)
+
+    def unmap(self, block: Block, begin: int, end: int) -> None:
+        """Make a part of a free block an unmapped block, merged with its unmapped neighbours."""
+        free, after_bytes = self.group.free, block.ptr + block.size - end
+        free.remove(block)
+        gap = self._unmapped_block(begin, end - begin)
+        gap.requested = block.requested
+        chain = [gap]
+        if block.ptr < begin:
+            block.size, block.requested = begin - block.ptr, 0
+            chain.insert(0, block)
+        if after_bytes:
+            chain.append(free.new_block(end, after_bytes, self))
+        self._replace(block, chain)
+        for piece in chain:
+            if piece is not gap:
+                free.add(piece)
+        self._cut_range(gap)
+        self._merge_unmapped(gap)
+
+    def _unmapped_block(self, ptr: int, size: int) -> Block:
+        block = self.group.free.new_block(ptr, size, self)
+        block.mapped = False
+        return block
+
+    def _replace(self, old: Block, chain: list[Block]) -> None:
+        """Put blocks in the place of one, which may be the first of them."""
+        before, after = old.prev, old.next
+        for left, right in pairwise([before, *chain, after]):
+            if left is not None:
+                left.next = right
+            if right is not None:
+                right.prev = left
+        if before is None:
+            self.first = chain[0]
+
+    def _merge_free(self, block: Block) -> Block:
+        free, before, after = self.group.free, block.prev, block.next
+        if after is not None and after.free:
+            free.remove(after)
+            _absorb_next(block)
+        if before is not None and before.free:
+            free.remove(before)
+            before.requested = block.requested
+            _absorb_next(before)
+            block = before
+        free.add(block)
+        return block
+
+    def _merge_unmapped(self, gap: Block) -> None:
+        group, before, after = self.group, gap.prev, gap.next
+        if after is not None and not after.mapped:
+            group.remove_unmapped(after)
+            _absorb_next(gap)
+        if before is not None and not before.mapped:
+            group.remove_unmapped(before)
+            before.requested = gap.requested
+            _absorb_next(before)
+            gap = before
+        group.add_unmapped(gap)
+
+    def _extend_ranges(self, block: Block) -> None:
+        """Add a new block to the mapped ranges: at the end of one, the beginning of another, or both."""
+        ranges, end, size = self.ranges, block.ptr + block.size, block.size
+        index = bisect_right(ranges, block.ptr, key=_by_address)
+        if index < len(ranges) and ranges[index].ptr == end:
+            after = ranges.pop(index)
+            del self.registry[after.ptr]
+            size += after.size
+        if index and ranges[index - 1].end == block.ptr:
+            ranges[index - 1].size += size
+        else:
+            # Only a range at the beginning of all has a stack.
+            self._add_range(index, MappedRange(block, size, self.stack))
+
+    def _cut_range(self, gap: Block) -> None:
+        """Take a new gap out of the mapped range that it lies in."""
+        ranges, end = self.ranges, gap.ptr + gap.size
+        index = bisect_right(ranges, gap.ptr, key=_by_address) - 1
+        cut = ranges[index]
+        after_bytes = cut.end - end
+        cut.size = gap.ptr - cut.ptr
+        if not cut.size:
+            del ranges[index], self.registry[cut.ptr]
+            index -= 1
+        if after_bytes:
+            self._add_range(index + 1, MappedRange(cast("Block", gap.next), after_bytes, None))
+
+    def _add_range(self, index: int, new: MappedRange) -> None:
+        self.ranges.insert(index, new)
+        self.registry[new.ptr] = new
+
+
+def _absorb_next(block: Block) -> None:
+    """Merge the next block, which must be in no list, into a block."""
+    absorbed = block.next
+    assert absorbed is not None  # noqa: S101
+    block.size += absorbed.size
+    block.next = after = absorbed.next
+    if after is not None:
+        after.prev = block
+
+
+def expandable_size(block: Block) -> int:
+    """Return the size that a free block can grow to: with the unmapped addresses after it."""
+    after = block.next
+    return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+def _reaches(start: Block, size: int) -> bool:
+    found = 0
+    block: Block | None = start
+    while block is not None and found < size and (block.free or not block.mapped):
+        found += block.size
+        block = block.next
+    return found >= size

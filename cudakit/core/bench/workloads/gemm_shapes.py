@@ -1,0 +1,164 @@
+"""Shapes of products: how they are written, lists of them in files, and the usual ones by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from cudakit.core.bench.load import read_text
+from cudakit.errors import InputError
+
+_HINT = "write 4096, or 4096x1024x8192 for m by n by k"
+_FILE_HINT = "write a shape a line: m n k"
+# No memory holds a longer side.
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_SEPARATOR = re.compile("[,;]")
+_MOST_QUOTED = 60  # characters
+_COLUMNS = ("m", "n", "k", "batch")
+_NEEDED = _COLUMNS[:3]
+
+_CUBES = tuple(512 << i for i in range(6))
+# Those of a device that no argument names, and of a simulated one, which multiplies on the host.
+_USUAL = (1024, 4096, 8192)
+_USUAL_SIMULATED = (32, 64, 128)
+# A few sequences that answer, a token each, and a prompt that is read.
+_TOKENS = (16, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """m by n by k, so many times; ``batch`` is None where nothing says it, and ``name`` what it is of."""
+
+    m: int
+    n: int
+    k: int
+    batch: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The matrices of a transformer's block: what a token is multiplied by."""
+
+    hidden: int
+    intermediate: int  # of the multilayer perceptron
+    heads: int
+    key_heads: int
+    gated: bool = True  # whether the perceptron has a gate beside its first matrix
+
+    def layers(self) -> Mapping[str, tuple[int, int]]:
+        """Return outputs and inputs of each matrix."""
+        head = self.hidden // self.heads
+        up = "gate and up" if self.gated else "up"
+        return {
+            "qkv": ((self.heads + 2 * self.key_heads) * head, self.hidden),
+            "attention output": (self.hidden, self.hidden),
+            up: (self.intermediate * (2 if self.gated else 1), self.hidden),
+            "down": (self.hidden, self.intermediate),
+        }
+
+
+# "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; "Language Models are Few-Shot Learners",
+# arXiv 2005.14165, table 2.1, whose perceptron has four times the width of the model.
+_MODELS: Mapping[str, _Model] = MappingProxyType(
+    {
+        "llama3-8b": _Model(4096, 14336, 32, 8),
+        "llama3-70b": _Model(8192, 28672, 64, 8),
+        "llama3-405b": _Model(16384, 53248, 128, 8),
+        "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, gated=False),
+    }
+)
+_LLM = ("llama3-8b", "llama3-70b")
+PRESETS = ("cubes", "llm", *_MODELS)
+
+
+def parse_shape(text: str) -> Shape:
+    """Read ``4096``, a cube, or ``4096x1024x8192``, m by n by k. Raises InputError on all else."""
+    parts = text.strip().lower().split("x")
+    if len(parts) not in (1, 3) or not all(map(_WHOLE.fullmatch, parts)):
+        raise InputError(f"{_quoted(text)} is no shape", hint=_HINT)
+    return _shape([int(part) for part in (parts * 3)[:3]], f"the shape {_quoted(text)}")
+
+
+def preset(name: str) -> tuple[Shape, ...]:
+    """Return the shapes of a name: those of a model are its layers for 16 tokens and for 4096.
+
+    m is what the layer gives, n the tokens and k what it takes, which in layout tn is how frameworks keep
+    weights. Raises InputError for a name that there is not.
+    """
+    if name == "cubes":
+        return tuple(Shape(n, n, n) for n in _CUBES)
+    if name == "llm":
+        return tuple(shape for model in _LLM for shape in _layers(model))
+    if name not in _MODELS:
+        raise InputError(f"no such preset: {name!r}", hint=f"there are {', '.join(PRESETS)}")
+    return tuple(_layers(name))
+
+
+def usual_shapes(*, simulated: bool) -> tuple[Shape, ...]:
+    """Return the shapes of who asked for none."""
+    return tuple(Shape(n, n, n) for n in (_USUAL_SIMULATED if simulated else _USUAL))
+
+
+def read_shapes(path: Path) -> tuple[Shape, ...]:
+    """Read a file with a shape a line: ``m n k``, ``m,n,k`` or with a fourth column the batch.
+
+    A first line of names says which column is which. What follows ``#`` is a comment. Raises InputError
+    for a file that cannot be read, and for a line that is no shape, with its number.
+    """
+    rows = list(_rows(read_text(path, hint=_FILE_HINT)))
+    columns: Sequence[str] = _COLUMNS
+    if rows and not any(map(_WHOLE.fullmatch, rows[0][1])):
+        columns = _header(path, *rows.pop(0))
+    if not rows:
+        raise InputError(f"{path} has no shapes", hint=_FILE_HINT)
+    return tuple(_read_row(path, line, words, columns) for line, words in rows)
+
+
+def _layers(model: str) -> Iterator[Shape]:
+    for tokens in _TOKENS:
+        for layer, (outputs, inputs) in _MODELS[model].layers().items():
+            yield Shape(outputs, tokens, inputs, name=f"{model} {layer}, {tokens} tokens")
+
+
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each line that has any, with its number."""
+    for line, content in enumerate(text.splitlines(), 1):
+        words = content.partition("#")[0].strip()
+        if words:
+            yield line, re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words) else r"\s+", words)
+
+
+def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(word.lower() for word in words)
+    if missing := [name for name in _NEEDED if names.count(name) != 1]:
+        raise InputError(
+            f"{path}:{line}: {_quoted(' '.join(words))} is no shape, and as names of columns it lacks "
+            f"{', '.join(missing)}",
+            hint="write m n k, or names of columns as m,n,k,batch",
+        )
+    return names
+
+
+def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
+    where = f"{path}:{line}: {_quoted(' '.join(words))}"
+    given = dict(zip(columns, words, strict=False))
+    fits = len(words) == len(columns) or (columns is _COLUMNS and len(words) == len(_NEEDED))
+    numbers = [given[name] for name in _COLUMNS if name in given]
+    if not fits or not all(map(_WHOLE.fullmatch, numbers)):
+        raise InputError(f"{where} is no shape", hint="write m n k, or with a batch m n k batch")
+    return _shape([int(number) for number in numbers], where)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
+
+
+def _shape(numbers: Sequence[int], where: str) -> Shape:
+    if min(numbers) < 1:
+        raise InputError(f"{where} has a side of 0, and there must be something to multiply")
+    m, n, k, *batch = numbers
+    return Shape(m, n, k, batch[0] if batch else None)

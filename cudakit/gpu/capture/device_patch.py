@@ -1,0 +1,185 @@
+"""Build the device patch, which records accesses: CUDA C++ ▸ NVRTC ▸ PTX ▸ ptxas -astoolspatch ▸ cubin.
+
+The Sanitizer API takes machine code that ptxas was told to assemble as a patch (Sanitizer API guide,
+"Write a Patch"); NVRTC alone cannot, and nvcc would need a C++ compiler of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.capture.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
+from cudakit.gpu.capture.preflight import Ready
+from cudakit.gpu.compile import Nvrtc
+from cudakit.gpu.compile_cache import CompileCache, cache_key, user_cache
+from cudakit.gpu.nvml import Nvml, open_nvml
+from cudakit.units import Unavailable
+
+Accesses: TypeAlias = Literal["exact", "arguments"]
+Capability: TypeAlias = tuple[int, int]
+Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
+
+_SOURCES = Path(__file__).parent / "patch"
+# PTX for the oldest architecture that NVRTC 13 supports can be assembled for any newer one.
+_PTX_TARGET = "compute_75"
+# The last version in which threads of a warp can exchange values without gathering first: "shfl" without
+# ".sync" (PTX ISA, "Data Movement and Conversion Instructions: shfl (deprecated)"); see primitives.h.
+_PTX_VERSION = "6.3"
+_OPTIONS = (
+    f"--gpu-architecture={_PTX_TARGET}",
+    "-rdc=true",
+    "--device-as-default-execution-space",
+)
+# The oldest that both the Sanitizer API 13 and the warp functions of the patch support.
+_OLDEST = (8, 0)
+_INSTALL = "pip install 'nvidia-cuda-nvcc>={},<14'"
+
+
+def add_device_patches(
+    ready: Ready,
+    wanted: Accesses | None,
+    directory: Path,
+    *,
+    devices: Callable[[], Collection[Capability]] | None = None,
+    build: Build | None = None,
+) -> tuple[Ready, str]:
+    """Build a patch per kind of device; return ``ready`` with them, and why there are none, or "".
+
+    ``wanted`` None: exact if possible. The patches are files in ``directory``. ``devices`` and ``build``
+    replace NVML and the compiler. Without a device there are no patches and no reason. Raises
+    EnvironmentUnusable if "exact" is wanted but impossible.
+    """
+    if wanted == "arguments":
+        return ready, ""
+    try:
+        images = _images((devices or device_capabilities)(), build or _built, ready)
+    except EnvironmentUnusable as error:
+        if wanted == "exact":
+            raise
+        return ready, f"accesses are assumed from arguments: {_in_one_line(error)}"
+    patches = {}
+    for number, image in images.items():
+        patches[number] = directory / f"sm_{number}.cubin"
+        patches[number].write_bytes(image)
+    return replace(ready, patches=patches), ""
+
+
+def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Capability]:
+    """Return the compute capabilities of this machine's devices, without creating a context.
+
+    Raises EnvironmentUnusable if there are devices but NVML does not report their capability.
+    """
+    from cudakit.gpu.cuda.current import device_count
+
+    nvml = nvml or open_nvml()
+    found = nvml if isinstance(nvml, Unavailable) else nvml.capabilities()
+    if isinstance(found, Unavailable):
+        if not device_count():
+            return frozenset()
+        raise EnvironmentUnusable(
+            f"the compute capability of the devices is not known: {found.reason}",
+            hint="see what cudakit doctor says",
+        )
+    return found
+
+
+def _images(found: Collection[Capability], build: Build, ready: Ready) -> dict[int, bytes]:
+    """Build the patches; a device that is too old is skipped if there are newer ones."""
+    here = SearchPaths.of_this_process()
+    places = replace(here, packages=(*here.packages, *ready.packages))
+    wanted = [one for one in sorted(found) if one >= _OLDEST] or sorted(found)
+    return {major * 10 + minor: build((major, minor), places) for major, minor in wanted}
+
+
+def _built(capability: Capability, places: SearchPaths) -> bytes:
+    return build_patch(capability, places=places, cache=user_cache(os.environ))
+
+
+def _in_one_line(error: EnvironmentUnusable) -> str:
+    message = error.message.partition("\n")[0]
+    return f"{message}; {error.hint}" if error.hint else message
+
+
+def build_patch(
+    capability: tuple[int, int],
+    *,
+    places: SearchPaths | None = None,
+    options: Sequence[str] = (),
+    cache: CompileCache | None = None,
+) -> bytes:
+    """Return the patch for a compute capability, such as (9, 0); ``options`` are NVRTC's.
+
+    A patch in the ``cache`` is not built again. Raises EnvironmentUnusable if no ptxas is found or none can
+    assemble it, MissingDependency without NVRTC, CudaError with the log if the source does not compile.
+    """
+    if capability < _OLDEST:
+        raise EnvironmentUnusable(
+            f"accesses are recorded on compute capability 8.0 and newer, this device has"
+            f" {capability[0]}.{capability[1]}",
+            hint="use --accesses arguments",
+        )
+    nvrtc = Nvrtc()
+    compiler = nvrtc.version
+    found = find_assemblers(places or SearchPaths.of_this_process())
+    number = capability[0] * 10 + capability[1]
+    keys = {one: _key(compiler, one, number, options) for one in found}
+    if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
+        return cached
+    if not found:
+        raise EnvironmentUnusable(
+            "ptxas, which assembles the patch that records accesses, is not installed:"
+            " looked in the packages of Python (nvidia-cuda-nvcc, torch, triton), in CUDA_HOME,"
+            " in PATH and in /usr/local/cuda*",
+            hint=_INSTALL.format(_dotted(compiler)),
+        )
+    ptx = _ptx(nvrtc, options)
+    assembler, image = _assembled(found, ptx, f"sm_{number}", compiler)
+    if cache:
+        cache.keep(keys[assembler], image)
+    return image
+
+
+def _assembled(
+    found: Sequence[Assembler], ptx: bytes, target: str, compiler: tuple[int, int]
+) -> tuple[Assembler, bytes]:
+    errors = []
+    for assembler in found:
+        try:
+            return assembler, assembler.assemble(ptx, target)
+        except AssemblerError as error:
+            errors.append(f"{assembler}: {str(error).splitlines()[0]}")
+    raise EnvironmentUnusable(
+        f"no ptxas that was found can assemble the patch for {target}: {'; '.join(errors)}",
+        hint=_INSTALL.format(_dotted(compiler)),
+    )
+
+
+def _key(
+    compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
+) -> str:
+    tools = f"NVRTC {_dotted(compiler)} PTX {_PTX_VERSION} ptxas {_dotted(assembler.version)} -astoolspatch"
+    text = "\0".join(text for _, text in _sources())
+    return cache_key(tools, f"sm_{number}", (*_OPTIONS, *options), text)
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _sources() -> list[tuple[str, str]]:
+    names = ("accesses.cu", "arena.h", "primitives.h")
+    return [(name, (_SOURCES / name).read_text(encoding="utf-8")) for name in names]
+
+
+def _ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
+    (name, source), *headers = _sources()
+    asked = (*_OPTIONS, *options)
+    text = nvrtc.compile(source, "PTX", asked, name=name, headers=dict(headers)).rstrip(b"\0")
+    version = f".version {_PTX_VERSION}".encode()
+    return re.sub(rb"(?m)^\.version .*$", version, text, count=1)

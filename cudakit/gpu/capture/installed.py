@@ -1,0 +1,263 @@
+"""Find what recording needs: NVIDIA's Sanitizer API, cudakit's native modules, and ptxas."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from cudakit.errors import EnvironmentUnusable
+
+LIBRARY_OVERRIDE = "CUDAKIT_SANITIZER_LIBRARY"
+PTXAS_OVERRIDE = "CUDAKIT_PTXAS"
+# Older libraries do not report the tensor-map loads of Hopper.
+OLDEST_LIBRARY = (13, 4)
+INSTALL_LIBRARY = "pip install 'cudakit[sanitize]'"
+
+_LIBRARY = "libsanitizer-public.so"
+_HEADERS = "include/sanitizer*.h"
+_IN_PACKAGES = f"nvidia/*/compute-sanitizer/{_LIBRARY}"
+_IN_TOOLKIT = f"compute-sanitizer/{_LIBRARY}"
+_TOOLKITS = (
+    "usr/local/cuda*",
+    "opt/cuda*",
+    "opt/nvidia/cuda*",
+    "opt/nvidia/hpc_sdk/*/*/cuda/*",
+)
+_TOOLKIT_NAME = re.compile(r"(?:cuda-)?(\d+\.\d+)")
+_WHEEL_VERSION = re.compile(r"nvidia_cuda_sanitizer_api-(.+)\.dist-info")
+
+_PTXAS_IN_PACKAGES = (
+    "nvidia/*/bin/ptxas",  # nvidia-cuda-nvcc: cu13, and cuda_nvcc for the one of CUDA 12
+    "torch/bin/ptxas",
+    "triton/backends/nvidia/bin/ptxas",
+    "triton/backends/nvidia/bin/ptxas-blackwell",
+)
+_PTXAS_RELEASE = re.compile(r"release \d+\.\d+, V(\d+(?:\.\d+)*)")
+_PTXAS_SECONDS = 60  # timeout; a run takes a third of a second
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPaths:
+    """Where to search."""
+
+    environment: Mapping[str, str]
+    packages: Sequence[str]  # directories of Python packages, as in sys.path
+    root: Path = Path("/")
+    native: Path = Path(__file__).parent  # where cudakit's native modules are
+
+    @classmethod
+    def of_this_process(cls) -> SearchPaths:
+        """Return the search paths of this process."""
+        return cls(dict(os.environ), tuple(sys.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One libsanitizer-public.so; an empty version is unknown."""
+
+    path: Path
+    version: tuple[int, ...]
+
+    @property
+    def headers(self) -> tuple[Path, ...]:
+        return tuple(sorted(self.path.parent.glob(_HEADERS)))
+
+    def __str__(self) -> str:
+        number = ".".join(map(str, self.version)) or "of an unknown version"
+        return f"Sanitizer API {number} ({self.path})"
+
+
+def find_sanitizer_library(places: SearchPaths) -> Library:
+    """Return the newest library of the Sanitizer API, or the one that CUDAKIT_SANITIZER_LIBRARY names.
+
+    Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
+    """
+    named = places.environment.get(LIBRARY_OVERRIDE)
+    library = (
+        _named_library(Path(named))
+        if named
+        else max(_libraries(places), key=_version, default=None)
+    )
+    if library is None:
+        raise EnvironmentUnusable(
+            f"{_LIBRARY}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
+        )
+    if library.version and library.version < OLDEST_LIBRARY:
+        needed = ".".join(map(str, OLDEST_LIBRARY))
+        hint = f"unset {LIBRARY_OVERRIDE}, or name a newer library" if named else INSTALL_LIBRARY
+        raise EnvironmentUnusable(f"{library} is too old, {needed} is needed", hint=hint)
+    return library
+
+
+def _named_library(path: Path) -> Library:
+    if not path.is_file():
+        raise EnvironmentUnusable(
+            f"{LIBRARY_OVERRIDE} is {str(path)!r}, and that is no file",
+            hint=f"unset {LIBRARY_OVERRIDE}, or name the {_LIBRARY} to use",
+        )
+    return Library(path.absolute(), _version_around(path))
+
+
+def _version(library: Library) -> tuple[int, ...]:
+    return library.version
+
+
+def _libraries(places: SearchPaths) -> Iterator[Library]:
+    for directory in _unique(map(Path, places.packages)):
+        yield from _libraries_in(directory, _IN_PACKAGES)
+    for toolkit in _unique(_toolkits(places)):
+        yield from _libraries_in(toolkit, _IN_TOOLKIT)
+
+
+def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
+    for path in directory.glob(pattern):
+        yield Library(path, _version_around(path))
+
+
+def _toolkits(places: SearchPaths) -> Iterator[Path]:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if place := places.environment.get(name):
+            yield Path(place)
+    for pattern in _TOOLKITS:
+        yield from places.root.glob(pattern)
+
+
+def _unique(places: Iterable[Path]) -> Iterator[Path]:
+    return iter(dict.fromkeys(place.resolve() for place in places if place.is_dir()))
+
+
+def _version_around(library: Path) -> tuple[int, ...]:
+    """Read the version from the directories above the file: a toolkit, or packages with the wheel."""
+    for directory in library.resolve().parents[1:4]:
+        if text := _toolkit_version(directory) or _wheel_version(directory):
+            return tuple(int(number) for number in re.findall(r"\d+", text))
+    return ()
+
+
+def _wheel_version(packages: Path) -> str:
+    records = map(_WHEEL_VERSION.fullmatch, (place.name for place in packages.glob("*.dist-info")))
+    return next((record[1] for record in records if record), "")
+
+
+def _toolkit_version(toolkit: Path) -> str:
+    """Read version.json, or take the directory's name where container images lack that file."""
+    try:
+        components = json.loads((toolkit / "version.json").read_text(encoding="utf-8"))
+        return str(components["cuda_sanitizer_api"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        named = _TOOLKIT_NAME.fullmatch(toolkit.name)
+        return named[1] if named else ""
+
+
+def find_recorder(places: SearchPaths) -> Path:
+    """Return the native recorder. Raises EnvironmentUnusable if it was not built."""
+    spec = PathFinder.find_spec("_recorder", [str(places.native)])
+    if spec is None or not spec.origin:
+        raise EnvironmentUnusable(
+            "the recorder was not built, because no C compiler was there when cudakit was installed",
+            hint="install a C compiler, then"
+            " pip install --force-reinstall --no-binary cudakit cudakit",
+        )
+    return Path(spec.origin)
+
+
+def find_frame_readers(places: SearchPaths) -> dict[str, Path]:
+    """Return the native modules that read Python frames, by the interpreter that each was built for.
+
+    Keys are values of ``sys.implementation.cache_tag``, such as ``cpython-312``. The result may be empty.
+    """
+    built = sorted(places.native.glob("_frames.*.so"))
+    return {"-".join(path.name.split(".")[1].split("-")[:2]): path for path in built}
+
+
+class AssemblerError(Exception):
+    """ptxas failed; the message is its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """One ptxas, with the version of its toolkit."""
+
+    path: Path
+    version: tuple[int, ...]
+
+    def assemble(self, ptx: bytes, target: str) -> bytes:
+        """Assemble a patch for a target, such as "sm_90". Raises AssemblerError."""
+        with tempfile.TemporaryDirectory(prefix="cudakit-") as name:
+            source, image = Path(name, "patch.ptx"), Path(name, "patch.cubin")
+            source.write_bytes(ptx)
+            _output(self.path, "-astoolspatch", f"-arch={target}", str(source), "-o", str(image))
+            return image.read_bytes()
+
+    def __str__(self) -> str:
+        return f"ptxas {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def find_assemblers(places: SearchPaths) -> list[Assembler]:
+    """Return every ptxas that runs, newest first, or only the one that CUDAKIT_PTXAS names.
+
+    Raises EnvironmentUnusable if CUDAKIT_PTXAS names no working ptxas.
+    """
+    named = places.environment.get(PTXAS_OVERRIDE)
+    if named:
+        return [_named_assembler(Path(named))]
+    found = (_assembler(path) for path in dict.fromkeys(_ptxas_files(places)))
+    return sorted((one for one in found if one), key=lambda one: one.version, reverse=True)
+
+
+def _named_assembler(path: Path) -> Assembler:
+    assembler = _assembler(path.absolute())
+    if assembler is None:
+        raise EnvironmentUnusable(
+            f"{PTXAS_OVERRIDE} is {str(path)!r}, and that does not run as ptxas",
+            hint=f"unset {PTXAS_OVERRIDE}, or name the ptxas to use",
+        )
+    return assembler
+
+
+def _ptxas_files(places: SearchPaths) -> Iterator[Path]:
+    for directory in places.packages:
+        for pattern in _PTXAS_IN_PACKAGES:
+            yield from _executables(Path(directory), pattern)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if toolkit := places.environment.get(name):
+            yield from _executables(Path(toolkit), "bin/ptxas")
+    for directory in places.environment.get("PATH", "").split(os.pathsep):
+        if directory:
+            yield from _executables(Path(directory), "ptxas")
+    for pattern in _TOOLKITS:
+        yield from _executables(places.root, f"{pattern}/bin/ptxas")
+
+
+def _executables(directory: Path, pattern: str) -> Iterator[Path]:
+    for path in sorted(directory.glob(pattern)) if directory.is_dir() else ():
+        if path.is_file() and os.access(path, os.X_OK):
+            yield path.resolve()
+
+
+def _assembler(path: Path) -> Assembler | None:
+    try:
+        version = _PTXAS_RELEASE.search(_output(path, "--version"))
+    except AssemblerError:
+        return None
+    return Assembler(path, tuple(map(int, version[1].split(".")))) if version else None
+
+
+def _output(*command: str | Path) -> str:
+    try:
+        ran = subprocess.run(  # noqa: S603 the assembler that was found
+            command, capture_output=True, text=True, check=False, timeout=_PTXAS_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AssemblerError(str(error)) from error
+    if ran.returncode:
+        raise AssemblerError((ran.stderr or ran.stdout).strip() or f"exit status {ran.returncode}")
+    return ran.stdout

@@ -1,0 +1,190 @@
+"""Record the current process, for blocks of code and for tests."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TypeAlias
+
+from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
+from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.gpu.sim.recorder import VARIABLE as SPOOL
+from cudakit.trace.spool import Batch, Spool
+
+Consume: TypeAlias = Callable[[Batch], object]
+
+# The trace of a long block must not fill the disk; a second of it is some megabytes at most.
+_READ_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRecording:
+    """How CUDA is recorded, besides simulated devices."""
+
+    accesses: Accesses | None = None  # how accesses are known; None: CUDA is not recorded
+    notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
+    flush: Callable[[], None] | None = None  # waits for launches and records their accesses
+
+
+NOT_RECORDED = CudaRecording()
+
+
+class Recording:
+    """Passes the GPU work of this process to a consumer, from ``begin`` until the process ends.
+
+    The recorder can be subscribed only once per process, before CUDA is used. Therefore it stays subscribed,
+    and its trace is read every second, so that it does not fill the disk.
+    """
+
+    def __init__(
+        self, consume: Consume, directory: Path, cuda: CudaRecording = NOT_RECORDED
+    ) -> None:
+        self.cuda = cuda
+        self._consume = consume
+        self._directory = directory
+        self._spool = Spool(directory, discard=True)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        atexit.register(self.close)
+        if cuda.accesses:
+            threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
+
+    @contextmanager
+    def drained(self) -> Iterator[None]:
+        """Pass all events so far to the consumer; within the block no more are passed.
+
+        Passes nothing in a forked process: the recording belongs to the parent.
+        """
+        if os.getpid() != self._process:
+            yield
+            return
+        with self._lock:
+            for batch in () if self._closed else self._spool.batches():
+                self._consume(batch)
+            yield
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Like ``drained``, after waiting for all launches and recording their accesses."""
+        if self.cuda.flush and os.getpid() == self._process:
+            self.cuda.flush()
+        with self.drained():
+            yield
+
+    def close(self) -> None:
+        """Stop reading and delete the trace."""
+        if os.getpid() != self._process:
+            self._spool.close()  # the lock may be held by a thread of the parent
+            return
+        with self._lock:
+            self._closed = True
+            self._spool.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def watch_simulated(self, *, wanted: bool) -> None:
+        """Start or stop recording simulated devices that are opened from now on."""
+        if wanted:
+            os.environ[SPOOL] = str(self._directory)
+        else:
+            os.environ.pop(SPOOL, None)
+
+    def _read_periodically(self) -> None:
+        while True:
+            time.sleep(_READ_INTERVAL_S)
+            with self.drained():
+                pass
+
+
+def begin(
+    consume: Consume,
+    *,
+    gpu: str = "auto",
+    accesses: Accesses | None = None,
+    on_missing: str = "refuse",
+    found: Ready | Refusal | None = None,
+) -> Recording:
+    """Record this process; call it before CUDA is used.
+
+    ``gpu`` "sim": do not record CUDA. "auto" does the same if CUDA cannot be recorded and has no device:
+    nothing can be missed. ``accesses`` None: exact if possible. ``on_missing`` "run": continue if CUDA cannot
+    be recorded. ``found`` replaces the preflight. Raises UsageError if CUDA is in use or the process is
+    already recorded, EnvironmentUnusable if the recorder cannot work, or exact accesses are wanted but
+    impossible.
+    """
+    if SPOOL in os.environ:
+        raise UsageError(
+            "this process is watched already: by cudakit run --sanitize, pytest --cuda-sanitize or a block",
+            hint="one of them is enough: it finds the races of all",
+        )
+    directory = Path(mkdtemp(prefix="cudakit-"))
+    try:
+        cuda = _record_cuda(directory, found, accesses) if gpu == "auto" else NOT_RECORDED
+    except CudakitError as error:
+        if on_missing == "refuse":
+            shutil.rmtree(directory)
+            raise
+        cuda = CudaRecording(notes=(f"CUDA was not watched: {error.message}",))
+    return Recording(consume, directory, cuda)
+
+
+def _record_cuda(
+    directory: Path, found: Ready | Refusal | None, accesses: Accesses | None
+) -> CudaRecording:
+    """Start the recorder, unless it cannot work and there is no device."""
+    from cudakit.gpu.cuda.current import device_count
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    if is_initialized():
+        raise UsageError(
+            "CUDA is in use in this process already: what was enqueued before is not known",
+            hint="begin before CUDA is first used, or watch all of it: cudakit run --sanitize SCRIPT",
+        )
+    found = found or preflight(None)
+    if isinstance(found, Ready):
+        ready, why_not = add_device_patches(found, accesses, directory)
+        recorder = _subscribe(ready, directory)
+        return CudaRecording(
+            accesses="exact" if ready.patches else "arguments",
+            notes=(why_not,) if why_not else (),
+            flush=getattr(recorder, "read", None),
+        )
+    if device_count():
+        raise found.error()
+    return NOT_RECORDED
+
+
+def _subscribe(ready: Ready, directory: Path) -> Any:
+    """Start the recorder and return its module."""
+    frames = ready.frames.get(sys.implementation.cache_tag)
+    walker = _load("_frames", frames).walker if frames else 0
+    patches = [(number, path.read_bytes()) for number, path in ready.patches.items()]
+    recorder = _load("_recorder", ready.recorder)
+    try:
+        recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
+    except RuntimeError as error:
+        raise EnvironmentUnusable(
+            f"the recorder does not work in this process: {error}",
+            hint="try the whole program: cudakit run --sanitize SCRIPT",
+        ) from error
+    return recorder
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EnvironmentUnusable(f"{path} is no extension module of this Python")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,218 @@
+"""Compare the structs of the installed Sanitizer API with those that the recorder was compiled with.
+
+The recorder reads callback data at fixed offsets. A release that moves a field would silently break it.
+Therefore the offsets are computed from the headers next to the library, by the rules of C on 64-bit Linux
+(System V ABI, AMD64 and AArch64), and compared before the program starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.capture.installed import INSTALL_LIBRARY, Library
+
+Layout: TypeAlias = Mapping[str, int]  # offset of each field in bytes, and SIZE
+
+SIZE = "sizeof"
+# Releases with known layouts, for libraries without headers.
+_KNOWN = {(13, 4), (13, 5)}
+_INSTALL_KNOWN = "pip install 'nvidia-cuda-sanitizer-api==13.5.*'"
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_TOKEN = re.compile(r"\w+|[^\s\w]")
+_ENUM = re.compile(r"\btypedef\s+enum\s*\w*\s*\{[^}]*\}\s*(\w+)\s*;")
+_HANDLE = re.compile(r"\btypedef\s+struct\s+\w+\s*\*\s*(\w+)\s*;")
+_STRUCT = re.compile(r"\btypedef\s+struct\s*\w*\s*\{")
+_BRACE = re.compile(r"[{}]")
+_STRUCT_NAME = re.compile(r"\s*(\w+)\s*;")
+
+_POINTER = 8
+_ENUMERATOR = 4
+_NUMBERS = {
+    "char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1,
+    "int16_t": 2, "uint16_t": 2,
+    "int": 4, "unsigned": 4, "int32_t": 4, "uint32_t": 4, "float": 4,
+    "int64_t": 8, "uint64_t": 8, "size_t": 8, "uintptr_t": 8, "double": 8, "CUdeviceptr": 8,
+}  # fmt: skip
+# Types of cuda.h that are not handles; all handles are pointers.
+_CUDA_NUMBERS = {"CUdevice", "CUresult", "CUgraphNodeType", "CUlogLevel"}
+
+
+@dataclass(slots=True)
+class _Aggregate:
+    """The layout of a struct or union, built member by member."""
+
+    is_union: bool = False
+    fields: dict[str, int] = field(default_factory=dict)
+    end: int = 0
+    alignment: int = 1
+
+    @property
+    def size(self) -> int:
+        return -(-self.end // self.alignment) * self.alignment
+
+    def place(self, size: int, alignment: int) -> int:
+        offset = 0 if self.is_union else -(-self.end // alignment) * alignment
+        self.end = max(self.end, offset + size)
+        self.alignment = max(self.alignment, alignment)
+        return offset
+
+    def add(self, name: str, size: int, alignment: int, *, count: int = 1) -> None:
+        self.fields[name] = self.place(size * count, alignment)
+
+    def add_unnamed(self, member: _Aggregate) -> None:
+        offset = self.place(member.size, member.alignment)
+        self.fields |= {name: offset + inner for name, inner in member.fields.items()}
+
+
+class Header:
+    """A C header with typedefs of structs whose members are numbers, pointers, enums and structs."""
+
+    def __init__(self, text: str) -> None:
+        text = _COMMENT.sub(" ", text)
+        self._structs = dict(_bodies(text))
+        self._enums = frozenset(_ENUM.findall(text))
+        self._handles = frozenset(_HANDLE.findall(text))
+
+    def layout(self, name: str) -> Layout | None:
+        """Compute the layout of a struct; None if the header does not define it.
+
+        Members of an unnamed struct or union count as fields of the outer one. Raises ValueError for a
+        declaration that cannot be parsed.
+        """
+        if name not in self._structs:
+            return None
+        struct = self._struct(name)
+        return {**struct.fields, SIZE: struct.size}
+
+    def _struct(self, name: str) -> _Aggregate:
+        struct = _Aggregate()
+        self._fill(struct, _TOKEN.findall(self._structs[name]))
+        return struct
+
+    def _fill(self, outer: _Aggregate, tokens: list[str]) -> None:
+        """Add the declared members, up to a closing brace."""
+        while tokens and tokens[0] != "}":
+            if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
+                self._add_inner(outer, tokens)
+            else:
+                self._declare(outer, _upto(tokens, ";"))
+
+    def _add_inner(self, outer: _Aggregate, tokens: list[str]) -> None:
+        inner = _Aggregate(is_union=_upto(tokens, "{")[0] == "union")
+        self._fill(inner, tokens)
+        match _upto(tokens, ";"):
+            case ["}"]:
+                outer.add_unnamed(inner)
+            case ["}", name]:
+                outer.add(name, inner.size, inner.alignment)
+            case words:
+                raise ValueError(f"the declaration {' '.join(words)!r} is not understood")
+
+    def _declare(self, outer: _Aggregate, words: list[str]) -> None:
+        """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""
+        words = [word for word in words if word not in ("const", "struct", "enum", "volatile")]
+        kind, declarators = words[0], words[1:]
+        while declarators:
+            match _upto(declarators, ","):
+                case ["*", *_, name]:
+                    outer.add(name, _POINTER, _POINTER)
+                case [name]:
+                    outer.add(name, *self._measure(kind))
+                case [name, "[", count, "]"] if count.isdecimal():
+                    outer.add(name, *self._measure(kind), count=int(count))
+                case _:
+                    raise ValueError(f"the declaration {' '.join(words)!r} is not understood")
+
+    def _measure(self, kind: str) -> tuple[int, int]:
+        if kind in self._structs:
+            struct = self._struct(kind)
+            return struct.size, struct.alignment
+        if kind in self._enums or kind in _CUDA_NUMBERS:
+            return _ENUMERATOR, _ENUMERATOR
+        if kind in self._handles or (kind.startswith("CU") and kind not in _NUMBERS):
+            return _POINTER, _POINTER
+        if kind not in _NUMBERS:
+            raise ValueError(f"the type {kind} is not understood")
+        return _NUMBERS[kind], _NUMBERS[kind]
+
+
+def _bodies(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each struct and the text between its braces."""
+    for start in _STRUCT.finditer(text):
+        depth = 1
+        for brace in _BRACE.finditer(text, start.end()):
+            depth += 1 if brace[0] == "{" else -1
+            if not depth:
+                if name := _STRUCT_NAME.match(text, brace.end()):
+                    yield name[1], text[start.end() : brace.start()]
+                break
+
+
+def _upto(tokens: list[str], end: str) -> list[str]:
+    """Remove and return the tokens before the next ``end``; also remove ``end``."""
+    index = tokens.index(end) if end in tokens else len(tokens)
+    taken = tokens[:index]
+    del tokens[: index + 1]
+    return taken
+
+
+def difference(compiled: Mapping[str, Layout], header: Header) -> str:
+    """Return the first field in which the recorder and a header differ, or "".
+
+    A struct may have grown at its end, because the recorder receives pointers. Structs that are not of the
+    API, such as the recorder's own, are ignored.
+    """
+    for name in filter(_is_of_the_api, compiled):
+        installed = header.layout(name)
+        if installed is None:
+            return f"{name} is gone"
+        for part, offset in compiled[name].items():
+            if problem := _moved(part, offset, installed.get(part)):
+                return f"{name}{problem}"
+    return ""
+
+
+def _is_of_the_api(name: str) -> bool:
+    return name.startswith("Sanitizer_")
+
+
+def _moved(part: str, offset: int, installed: int | None) -> str:
+    if part == SIZE:
+        short = installed is not None and installed < offset
+        return f" has {installed} bytes, the recorder reads {offset}" if short else ""
+    if installed is None:
+        return f".{part} is gone, the recorder reads it at byte {offset}"
+    if installed != offset:
+        return f".{part} is at byte {installed}, the recorder reads it at byte {offset}"
+    return ""
+
+
+def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
+    """Raise EnvironmentUnusable if the recorder would misread callback data of the library."""
+    headers = library.headers
+    if not headers:
+        return _check_version(library)
+    header = Header("".join(path.read_text(encoding="utf-8", errors="replace") for path in headers))
+    try:
+        problem = difference(compiled, header)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise EnvironmentUnusable(
+            f"the recorder was built for other structures than those of {library}: {problem}",
+            hint=f"pip install --upgrade cudakit, or {_INSTALL_KNOWN}",
+        )
+    return None
+
+
+def _check_version(library: Library) -> None:
+    if library.version[:2] not in _KNOWN:
+        raise EnvironmentUnusable(
+            f"{library} comes without its headers, and its structures are not known",
+            hint=INSTALL_LIBRARY,
+        )

@@ -1,0 +1,49 @@
+"""Try the recorder in a separate process before the program starts; run as a script.
+
+Without arguments it describes its interpreter. With the paths of the recorder and of NVIDIA's library it
+loads both and subscribes once, so that failures happen here. It imports only the standard library, since
+it runs in the program's interpreter. The result is one JSON object, in the last line of the output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+
+def interpreter() -> dict[str, Any]:
+    """Return the implementation, version and search path of this Python."""
+    name = sys.implementation.name
+    return {"name": name, "version": sys.version_info[:3], "packages": sys.path}
+
+
+def attempt(recorder: str, library: str) -> dict[str, Any]:
+    """Return the struct layouts that the recorder was compiled with, or why it does not work."""
+    try:
+        module = _load(recorder)
+        module.check(library)
+    except (ImportError, OSError, RuntimeError) as error:
+        return {"error": str(error)}
+    return {"offsets": module.offsets()}
+
+
+def _load(path: str) -> Any:
+    spec = spec_from_file_location("_recorder", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no extension module of this Python")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(recorder: str = "", library: str = "") -> None:
+    """Print the result after other output, such as that of a start-up file of the user."""
+    result = attempt(recorder, library) if recorder else interpreter()
+    os.write(1, f"\n{json.dumps(result)}\n".encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

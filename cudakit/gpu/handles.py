@@ -1,0 +1,108 @@
+"""What the real and the simulated device check alike: ids, sizes and kernel arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from cudakit.gpu.api import Argument
+from cudakit.gpu.driver_errors import Status, cuda_error
+
+_T = TypeVar("_T")
+_Ptr = TypeVar("_Ptr", bound=int)
+
+_POINTER_BYTES = 8
+
+
+class Handles(Generic[_T]):
+    """Objects of one kind by their id. An id is never given twice."""
+
+    def __init__(self, kind: str, *, first: int = 1) -> None:
+        self._kind = kind
+        self._numbers = count(first)  # atomic, so that threads need no lock
+        self._objects: dict[int, _T] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def add(self, known: _T) -> int:
+        """Keep an object, and return its id."""
+        number = next(self._numbers)
+        self._objects[number] = known
+        return number
+
+    def make(self, factory: Callable[[int], _T]) -> _T:
+        """Make and keep an object that knows its id, and return it."""
+        number = next(self._numbers)
+        made = self._objects[number] = factory(number)
+        return made
+
+    def __getitem__(self, number: int) -> _T:
+        try:
+            return self._objects[number]
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def remove(self, number: int) -> _T:
+        """Remove and return an object. Raises CUDA_ERROR_INVALID_HANDLE for an unknown id."""
+        try:
+            return self._objects.pop(number)
+        except KeyError:
+            raise self._unknown(number) from None
+
+    def discard(self, unwanted: Callable[[_T], bool]) -> None:
+        """Remove the objects that a predicate is true of."""
+        for number in [number for number, known in self._objects.items() if unwanted(known)]:
+            self._objects.pop(number, None)
+
+    def clear(self) -> list[_T]:
+        """Remove and return all objects, the newest first."""
+        objects = [*reversed(self._objects.values())]
+        self._objects.clear()
+        return objects
+
+    def _unknown(self, number: int) -> Exception:
+        return cuda_error(
+            Status.INVALID_HANDLE,
+            seen=f"{self._kind} {number} is not of this device, or was destroyed",
+        )
+
+
+def check_size(size_bytes: int) -> None:
+    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
+    if size_bytes <= 0:
+        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
+
+
+def forget(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, what: str) -> _T:
+    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+    try:
+        return allocations.pop(ptr)
+    except KeyError:
+        raise cuda_error(
+            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
+        ) from None
+
+
+def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Argument]) -> None:
+    """Raise CUDA_ERROR_INVALID_VALUE unless arguments have the sizes of the kernel's parameters.
+
+    A launch reads as many bytes as the parameters have. ``sizes`` are bytes, None if they are unknown.
+    """
+    given = tuple([_size(arg) for arg in args])
+    if sizes is not None and given != sizes:
+        raise cuda_error(
+            Status.INVALID_VALUE,
+            seen=f"{name} takes arguments of {sizes} bytes, given were {given}",
+        )
+
+
+def _size(arg: Argument) -> int:
+    if isinstance(arg, np.generic):
+        return arg.itemsize
+    if isinstance(arg, int):
+        return _POINTER_BYTES
+    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core.bench.made import WRONG, gemm, launch, machine, result
+
+from cudakit.cli.bench.measure import FORMATS, exit_code, open_files, write_files
+from cudakit.cli.failure import ExitCode
+from cudakit.core.bench.result import BenchResult
+from cudakit.errors import UsageError
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
+    def write(made: BenchResult) -> dict[str, str]:
+        places = {form: tmp_path / f"run.{form}" for form in FORMATS}
+        with open_files(map(str, places.values()), force=True) as opened:
+            write_files(opened, made)
+        return {form: place.read_text(encoding="utf-8") for form, place in places.items()}
+
+    return write
+
+
+def test_the_name_of_a_file_says_what_it_holds(
+    written: Callable[[BenchResult], dict[str, str]],
+) -> None:
+    texts = written(result(gemm(), gemm(4096)))
+
+    assert json.loads(texts["json"])["schema"] == "cudakit.bench/1"
+    assert json.loads(texts["nvbench.json"])["benchmarks"][0]["name"] == "gemm"
+    assert texts["csv"].startswith("name,m,n,k,dtype,median_s,")
+    assert texts["md"].startswith("# bench gemm, NVIDIA H200\n")
+    assert texts["html"].startswith("<!DOCTYPE html>")
+    assert 'class="lanes spread"' in texts["html"]
+
+
+def test_every_file_of_a_simulated_run_says_so(
+    written: Callable[[BenchResult], dict[str, str]],
+) -> None:
+    texts = written(result(gemm(environment=machine(simulated=True)), simulated=True))
+
+    assert json.loads(texts["json"])["simulated"] is True
+    assert "Simulated: " in json.loads(texts["nvbench.json"])["meta"]["argv"][0]
+    header, row = (line.split(",") for line in texts["csv"].splitlines())
+    assert dict(zip(header, row, strict=True))["simulated"] == "true"
+    assert texts["md"].startswith("# Simulated: ")
+    assert "<h1>Simulated: " in texts["html"]
+
+
+def test_what_failed_its_verification_has_no_figure_in_any_file(
+    written: Callable[[BenchResult], dict[str, str]],
+) -> None:
+    texts = written(result(gemm(verification=WRONG)))
+
+    (case,) = json.loads(texts["json"])["results"]
+    assert (case["median_s"], case["samples_s"], case["verified"]) == (None, [], False)
+    (state,) = json.loads(texts["nvbench.json"])["benchmarks"][0]["states"]
+    assert (state["is_skipped"], state["summaries"]) == (True, [])
+    header, row = (line.split(",") for line in texts["csv"].splitlines())
+    assert dict(zip(header, row, strict=True))["median_s"] == ""
+    for form in ("md", "html"):
+        assert "figures are withheld" in texts[form]
+        assert "TFLOP" not in texts[form]
+
+
+@pytest.mark.parametrize("name", ["run", "run.txt", "json", "run.json.gz"])
+def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
+    name: str, tmp_path: Path
+) -> None:
+    paths = [str(tmp_path / "run.json"), str(tmp_path / name)]
+
+    with (
+        pytest.raises(UsageError, match="does not say what it is to hold"),
+        open_files(paths, force=False),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        (result(gemm()), ExitCode.OK),
+        (result(launch()), ExitCode.OK),  # there is nothing to verify
+        (result(gemm(verification=WRONG), gemm(4096)), ExitCode.FINDINGS),
+        (result(gemm(), complete=False), ExitCode.INTERRUPTED),
+        (result(gemm(verification=WRONG), complete=False), ExitCode.FINDINGS),
+    ],
+)
+def test_the_exit_code_says_what_became_of_it(made: BenchResult, code: ExitCode) -> None:
+    assert exit_code(made) is code

@@ -1,0 +1,199 @@
+"""Every bench from its command line to its report, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+
+# The line of progress, once the warm-up is over.
+_SAMPLED = re.compile(rb"size_bytes=4096 +\d+%")
+ON_SIM = ("--gpu", "sim", "--warmup", "0")
+SMALL: dict[str, tuple[str, ...]] = {
+    "memory": ("--operations", "copy,read", "--sizes", "4KiB..8KiB", "--mode", "isolated"),
+    "copy": ("--directions", "h2d,d2h,both", "--sizes", "4KiB,8KiB"),
+    "launch": ("--calls", "launch,event-record"),
+    "alloc": ("--allocators", "driver,virtual", "--sizes", "1MiB"),
+    "graph": ("--topologies", "chain", "--nodes", "1,4", "--steps", "launch,run"),
+}
+CASES = {"memory": 4, "copy": 6, "launch": 2, "alloc": 2, "graph": 4}
+VERIFIED = {"memory", "copy"}
+
+
+@pytest.mark.parametrize("bench", SMALL)
+def test_a_bench_ends_in_a_table_that_says_it_is_simulated(bench: str, cli: Cli) -> None:
+    run = cli("bench", bench, *ON_SIM, *SMALL[bench])
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert run.stdout.startswith(f"Simulated: bench {bench}, NVIDIA H200\n")
+    assert "nothing here is a measurement" in run.stdout
+    assert max(map(len, run.stdout.splitlines())) <= 100
+    if bench in VERIFIED:
+        assert f"{CASES[bench]} cases computed the right values" in run.stdout
+
+
+@pytest.mark.parametrize("bench", SMALL)
+def test_the_json_of_a_bench_has_every_sample_and_how_it_was_made(bench: str, cli: Cli) -> None:
+    arguments = ("bench", bench, *ON_SIM, *SMALL[bench], "--json", "--seed", "7")
+    result = json.loads(cli(*arguments).stdout)
+
+    assert (result["schema"], result["bench"]) == ("cudakit.bench/1", bench)
+    assert (result["simulated"], result["complete"]) == (True, True)
+    assert len(result["results"]) == CASES[bench]
+    for case in result["results"]:
+        assert case["median_s"] > 0
+        assert len(case["samples_s"]) >= 10
+        assert case["verified"] or bench not in VERIFIED
+        assert case["method"]["seed"] == 7
+        assert case["environment"]["simulated"] is True
+        assert case["environment"]["versions"].keys() >= {"driver", "CUDA", "cudakit", "python"}
+        # Which only NVML knows, and the limit of copies depends on.
+        assert case["environment"]["pcie"] == "5.0 x16"
+        assert case["environment"]["command"] == ["cudakit", *arguments]
+
+
+def test_what_was_asked_is_what_is_measured(cli: Cli) -> None:
+    options = ("--mode", "isolated", "--cache", "flush", "--samples", "12", "--precision", "5%")
+    more = ("--timeout", "3", "--no-blocker", "--operations", "write", "--sizes", "64KiB")
+    run = cli("bench", "memory", "--gpu", "sim", *options, *more, "--json")
+
+    (case,) = json.loads(run.stdout)["results"]
+    method, rule = case["method"], case["method"]["rule"]
+    assert case["axes"] == {"operation": "write", "size_bytes": 1 << 16}
+    assert (method["mode"], method["cache"], method["blocker"]) == ("isolated", "flush", False)
+    assert (rule["min_samples"], rule["precision"], rule["timeout_s"]) == (12, 0.05, 3.0)
+    assert len(case["samples_s"]) >= 12
+
+
+def test_files_are_written_beside_the_report_and_can_be_compared(cli: Cli, tmp_path: Path) -> None:
+    places = [tmp_path / f"run.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
+    options = [word for place in places for word in ("-o", place)]
+    arguments = ("bench", "copy", *ON_SIM, *SMALL["copy"], *options)
+    run = cli(*arguments)
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert run.stdout.startswith("Simulated: ")
+    assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
+    again = cli(*arguments)
+    assert (again.exit_code, again.stdout) == (ExitCode.USAGE, "")
+    assert "--force" in again.stderr
+    compared = cli("bench", "compare", places[0], places[0], "--fail-on", "slower")
+    assert compared.exit_code == 0
+    assert "6 same." in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("memory", "--operations", "fly"), 2, "there are read, write"),
+        (("memory", "--sizes", "0"), 2, "64MiB"),
+        (("memory", "--sizes", "100"), 2, "multiple of 16"),
+        (("memory", "--sizes", "100TiB"), 2, "would fit"),
+        (("memory", "--mode", "fast"), 2, "'isolated'"),
+        (("copy", "--directions", "pageable"), 2, "pageable"),
+        (("graph", "--nodes", "0"), 2, "number of nodes"),
+        (("launch", "--precision", "0"), 2, "precision"),
+        (("launch", "--precision", "5"), 2, "write 5%"),
+        (("launch", "--timeout", "-1"), 2, "timeout"),
+        (("launch", "--samples", "0"), 2, "samples"),
+        (("launch", "-o", "run.txt"), 2, "run.txt"),
+        (("launch", "--gpu", "sim:b9000"), 2, "b9000"),
+        (("launch", "--gpu", "none"), 2, "auto, cuda"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_hint(
+    arguments: tuple[str, ...], code: int, said: str, cli: Cli
+) -> None:
+    gpu = () if "--gpu" in arguments else ("--gpu", "sim")
+    run = cli("bench", *arguments, *gpu)
+
+    assert (run.exit_code, run.stdout) == (code, "")
+    assert said in run.stderr
+
+
+@pytest.mark.skipif(
+    any(Path(place).exists() for place in ("/dev/nvidiactl", "/dev/dxg")), reason="there is a GPU"
+)
+def test_without_a_gpu_nothing_is_simulated_in_its_place(cli: Cli) -> None:
+    run = cli("bench", "launch")
+
+    assert (run.exit_code, run.stdout) == (ExitCode.ENVIRONMENT, "")
+    assert "--gpu sim" in run.stderr
+
+
+def test_files_stay_where_nobody_reads_the_report(command: list[str], tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    arguments = ["bench", "launch", *ON_SIM, *SMALL["launch"], "-o", str(target)]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        child.wait(timeout=60)
+
+    assert child.returncode == ExitCode.BROKEN_PIPE
+    assert json.loads(target.read_text())["complete"] is True
+
+
+def test_ctrl_c_keeps_what_was_measured(command: list[str], tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    terminal, side = pty.openpty()
+    arguments = ["bench", "copy", "--gpu", "sim", "--directions", "d2h", "--sizes", "4KiB,64MiB"]
+    # Thousands of copies of what the host needs time for: it does not end by itself before it is told to.
+    slow = ["--samples", "100000", "--timeout", "1000", "-o", str(target)]
+    with subprocess.Popen(
+        [*command, *arguments, *slow],
+        stdout=subprocess.PIPE,
+        stderr=side,
+        env={**os.environ, "TERM": "xterm"},
+        text=True,
+    ) as child:
+        os.close(side)
+        shown = b""
+        while not _SAMPLED.search(shown):
+            shown += os.read(terminal, 4096)
+        child.send_signal(signal.SIGINT)
+        report = child.communicate(timeout=60)[0]
+    os.close(terminal)
+
+    assert child.returncode == ExitCode.INTERRUPTED
+    assert "Interrupted after 1 case." in report
+    result = json.loads(target.read_text())
+    assert result["complete"] is False
+    assert len(result["results"]) == 1
+
+
+SMALL_COPIES = ("--sizes", "64KiB", "--warmup", "0")
+
+
+def test_two_gpus_copy_to_each_other_without_being_asked(cli: Cli) -> None:
+    run = cli("bench", "copy", "--gpu", "sim:h200x2", *SMALL_COPIES, "--json")
+
+    cases = json.loads(run.stdout)["results"]
+    peers = [case["axes"] for case in cases if "peer" in case["axes"]]
+    assert [(axes["direction"], axes["peer"], axes["access"]) for axes in peers] == [
+        ("peer", 1, "direct"),
+        ("peer-both", 1, "direct"),
+    ]
+    assert all(case["verified"] and case["limit"] for case in cases)
+
+
+def test_one_gpu_has_no_peer_and_says_so_in_a_line(cli: Cli) -> None:
+    run = cli("bench", "copy", "--gpu", "sim", "--directions", "peer", *SMALL_COPIES)
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    assert "CUDA shows one GPU only" in run.stderr
+
+
+def test_pageable_memory_is_timed_by_the_host_and_the_report_says_so(cli: Cli) -> None:
+    run = cli("bench", "copy", "--gpu", "sim", "--directions", "h2d,pageable-h2d", *SMALL_COPIES)
+
+    assert run.exit_code == ExitCode.OK
+    assert "pageable-h2d: clock of the host" in run.stdout

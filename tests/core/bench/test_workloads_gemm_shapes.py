@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.workloads.gemm_shapes import (
+    PRESETS,
+    Shape,
+    parse_shape,
+    preset,
+    read_shapes,
+    usual_shapes,
+)
+from cudakit.errors import InputError
+
+sides = st.integers(1, 10**9)
+
+
+@given(sides, sides, sides)
+def test_a_shape_is_read_as_it_is_written(m: int, n: int, k: int) -> None:
+    assert parse_shape(f"{m}x{n}x{k}") == Shape(m, n, k)
+    assert parse_shape(str(m)) == Shape(m, m, m)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "4x4", "4x4x4x4", "-4", "4.0", "4e3", "1 2 3", "4X4Xq", "٤"]
+)
+def test_what_is_no_shape_is_refused_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(InputError, match="is no shape") as no:
+        parse_shape(text)
+    assert "4096x1024x8192" in no.value.hint
+
+
+@pytest.mark.parametrize("text", ["0", "4x0x4"])
+def test_a_side_of_0_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=f"'{text}' has a side of 0"):
+        parse_shape(text)
+
+
+def test_every_preset_has_shapes_and_those_of_models_have_names() -> None:
+    for name in PRESETS:
+        shapes = preset(name)
+        assert len(shapes) == len(set(shapes)) > 3
+        assert all(shape.name for shape in shapes) == (name != "cubes")
+    with pytest.raises(InputError, match="no such preset: 'gpt5'") as no:
+        preset("gpt5")
+    assert "llama3-8b" in no.value.hint
+
+
+def test_cubes_are_powers_of_two_from_512_to_16384() -> None:
+    assert [shape.m for shape in preset("cubes")] == [512, 1024, 2048, 4096, 8192, 16384]
+
+
+def test_the_layers_of_a_model_are_those_of_its_paper() -> None:
+    by_name = {shape.name: (shape.m, shape.n, shape.k) for shape in preset("llama3-8b")}
+
+    assert by_name["llama3-8b qkv, 4096 tokens"] == (6144, 4096, 4096)
+    assert by_name["llama3-8b gate and up, 16 tokens"] == (28672, 16, 4096)
+    assert by_name["llama3-8b down, 4096 tokens"] == (4096, 4096, 14336)
+    # 96 heads of 128, each with its own keys and values, and no gate.
+    assert any(
+        (shape.m, shape.k) == (36864, 12288) and "qkv" in shape.name
+        for shape in preset("gpt3-175b")
+    )
+    assert not any("gate" in shape.name for shape in preset("gpt3-175b"))
+
+
+def test_a_simulated_device_is_asked_for_less() -> None:
+    simulated, real = (usual_shapes(simulated=which) for which in (True, False))
+
+    assert max(shape.m for shape in simulated) < min(shape.m for shape in real)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 2 3\n", [Shape(1, 2, 3)]),
+        ("1,2,3\n4, 5 ,6,7\n", [Shape(1, 2, 3), Shape(4, 5, 6, 7)]),
+        ("# of a model\n\n  1\t2   3 # qkv\r\n", [Shape(1, 2, 3)]),
+        ("m,n,k\n1,2,3\n", [Shape(1, 2, 3)]),
+        ("batch;K;N;M;what\n4;3;2;1;qkv\n", [Shape(1, 2, 3, 4)]),
+        ("\ufeffm n k batch\n1 2 3 4\n", [Shape(1, 2, 3, 4)]),
+    ],
+)
+def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: Path) -> None:
+    file = tmp_path / "shapes.txt"
+    file.write_text(text, encoding="utf-8")
+
+    assert list(read_shapes(file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 2 3\n\n1 2\n", ":3: '1 2' is no shape"),
+        ("1 2 3 4 5\n", ":1: '1 2 3 4 5' is no shape"),
+        ("1 2 3\n1 -2 3\n", ":2: '1 -2 3' is no shape"),
+        ("1 2 0\n", ":1: '1 2 0' has a side of 0"),
+        ("m,n,k,batch\n1,2,3\n", ":2: '1 2 3' is no shape"),
+        ("m,n\n1,2\n", ":1: 'm n' is no shape, and as names of columns it lacks k"),
+        ("m,n,k,k\n1,2,3,3\n", "it lacks k"),
+        ("", "has no shapes"),
+        ("# nothing\n", "has no shapes"),
+        ("m n k\n", "has no shapes"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "shapes.txt"
+    file.write_text(text)
+
+    with pytest.raises(InputError, match=said) as no:
+        read_shapes(file)
+    assert str(file) in no.value.message
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(InputError, match="cannot be read"):
+        read_shapes(tmp_path / "missing")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_shapes(tmp_path)
+    with pytest.raises(InputError, match="not a text file"):
+        read_shapes(binary)

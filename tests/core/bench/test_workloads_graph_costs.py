@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from core.bench.made import gemm, machine, result, times
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.load import load_result
+from cudakit.core.bench.measurement import Samples
+from cudakit.core.bench.method import Method
+from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.core.bench.summarize import case_result
+from cudakit.core.bench.workloads.graph_costs import graph_costs, line
+from cudakit.render.json import render
+from cudakit.units import Unavailable
+
+STEPS = {"capture": 20e-6, "instantiate": 10e-6, "run": 5e-6, "replay": 8e-6, "eager": 11e-6}
+AMOUNTS = st.floats(1e-9, 1e-3)
+
+
+def measured(
+    steps: Mapping[str, float], *, nodes: int = 1, topology: str = "chain", kind: str = "kernel"
+) -> list[CaseResult]:
+    return [
+        case_result(
+            "graph",
+            {"step": step, "topology": topology, "kind": kind, "nodes": nodes},
+            times(median_s),
+            method=Method("host", "hot"),
+            environment=machine(),
+        )
+        for step, median_s in steps.items()
+    ]
+
+
+def costs(*cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
+    return graph_costs([case for some in cases for case in some])
+
+
+def payoff(steps: Mapping[str, float]) -> Payoff:
+    ((only,),) = (graph.payoffs for graph in costs(measured(steps)))
+    return only
+
+
+def test_a_graph_has_paid_when_its_replays_saved_what_it_took_to_make() -> None:
+    found = payoff(STEPS)
+
+    assert found.made_s == pytest.approx(30e-6, rel=0.01)
+    assert found.saved_s == pytest.approx(3e-6, rel=0.05)
+    assert found.replays == pytest.approx(10, rel=0.05)
+
+
+def test_what_saves_nothing_never_pays() -> None:
+    assert payoff({**STEPS, "replay": 12e-6}).replays == Unavailable("a replay takes no less time")
+
+
+def test_what_saves_less_than_medians_differ_by_themselves_never_pays() -> None:
+    found = payoff({**STEPS, "replay": 10.99e-6})
+
+    assert found.replays == Unavailable("a replay takes no less time")
+
+
+def test_a_step_that_was_left_out_is_named() -> None:
+    found = payoff({"run": 5e-6})
+
+    assert found.saved_s == Unavailable("the step eager was not measured")
+    assert found.made_s == Unavailable("the step capture was not measured")
+    assert found.replays == Unavailable("the step eager was not measured")
+
+
+def test_a_step_is_a_line_over_the_number_of_nodes() -> None:
+    cases = [
+        measured({"launch": 2.5e-6 + nodes * 1e-9, "run": nodes * 2e-6}, nodes=nodes)
+        for nodes in (512, 1, 4096)
+    ]
+    ((launch, run),) = (graph.steps for graph in costs(*cases))
+
+    assert (launch.step, run.step) == ("launch", "run")
+    assert launch.fixed_s == pytest.approx(2.5e-6, rel=0.01)
+    assert launch.node_s == pytest.approx(1e-9, rel=0.01)
+    assert run.fixed_s == pytest.approx(0, abs=5e-9)
+    assert run.node_s == pytest.approx(2e-6, rel=0.01)
+    assert all(float(str(step.deviation)) < 0.01 for step in (launch, run))
+
+
+def test_a_line_says_how_far_off_a_graph_is() -> None:
+    cases = [measured({"run": 1e-6 * nodes**0.5}, nodes=nodes) for nodes in (1, 64, 4096)]
+    ((run,),) = (graph.steps for graph in costs(*cases))
+
+    assert isinstance(run.deviation, float)
+    assert run.deviation > 0.3
+
+
+def test_one_size_makes_no_line() -> None:
+    ((run,),) = (graph.steps for graph in costs(measured({"run": 1e-6})))
+
+    assert run == StepCost("run", *[Unavailable("a line needs graphs of two sizes")] * 3)
+
+
+def test_a_size_without_a_figure_is_no_part_of_a_line() -> None:
+    (bad,) = measured({"run": 1.0}, nodes=50)
+    withheld = case_result(
+        "graph", bad.axes, Samples(()), method=bad.method, environment=bad.environment
+    )
+    good = [measured({"run": nodes * 1e-6}, nodes=nodes) for nodes in (1, 100)]
+    ((run,),) = (graph.steps for graph in costs(*good, [withheld]))
+
+    assert run.node_s == pytest.approx(1e-6, rel=0.01)
+
+
+def test_topologies_and_kinds_are_kept_apart_in_the_order_measured() -> None:
+    cases = [
+        measured(STEPS, topology=topology, kind=kind, nodes=nodes)
+        for nodes in (10, 1)
+        for topology in ("fork-join", "chain")
+        for kind in ("kernel", "copy")
+    ]
+    found = costs(*cases, [gemm()])
+
+    assert [(graph.topology, graph.kind) for graph in found] == [
+        (topology, kind) for topology in ("fork-join", "chain") for kind in ("kernel", "copy")
+    ]
+    assert all([p.nodes for p in graph.payoffs] == [1, 10] for graph in found)
+
+
+def test_costs_are_part_of_the_json_and_are_read_back(tmp_path: Path) -> None:
+    cases = [case for nodes in (1, 10) for case in measured(STEPS, nodes=nodes)]
+    made = result(*cases, graphs=graph_costs([*cases, *measured({"run": 1e-6}, kind="fill")]))
+    path = tmp_path / "graphs.json"
+    path.write_text(render(made))
+
+    assert json.loads(path.read_text())["graphs"][0]["payoffs"][0]["nodes"] == 1
+    assert load_result(path) == made
+
+
+@given(AMOUNTS, AMOUNTS, st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True))
+def test_times_on_a_line_give_that_line(fixed_s: float, node_s: float, nodes: list[int]) -> None:
+    times_s = [fixed_s + node_s * n for n in nodes]
+    found = line(nodes, times_s)
+
+    assert [found[0] + found[1] * n for n in nodes] == pytest.approx(times_s, rel=1e-6)
+
+
+@given(st.dictionaries(st.integers(1, 4096), AMOUNTS, min_size=2, max_size=8))
+def test_no_time_of_a_line_is_negative_and_none_is_a_better_one(times_s: dict[int, float]) -> None:
+    def error(fixed_s: float, node_s: float) -> float:
+        return sum(((fixed_s + node_s * n) / s - 1) ** 2 for n, s in times_s.items())
+
+    fixed_s, node_s = line([*times_s], [*times_s.values()])
+
+    assert fixed_s >= 0
+    assert node_s >= 0
+    for factor in (0.9, 1.1):
+        assert error(fixed_s, node_s) <= error(fixed_s * factor, node_s) + 1e-6
+        assert error(fixed_s, node_s) <= error(fixed_s, node_s * factor) + 1e-6
+
+
+def test_a_time_of_nothing_is_no_part_of_a_line() -> None:
+    with pytest.raises(ValueError, match="not positive"):
+        line([1, 2], [0.0, 1.0])

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.devices.visible_devices import visibility
+
+FIRST = "GPU-51053698-363a-a59f-4199-60617802a154"
+SECOND = "GPU-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9"
+
+# What a driver (580.159.04, 2026-11-21) left of two GPUs; <0> and <1> stand for their UUIDs.
+SEEN: list[tuple[str, tuple[int, ...]]] = [
+    ("", ()),
+    (" ", ()),
+    ("0", (0,)),
+    ("1", (1,)),
+    ("0,1", (0, 1)),
+    ("1,0", (1, 0)),
+    ("2", ()),
+    ("0,2,1", (0,)),
+    ("-1", ()),
+    ("1,-1,0", (1,)),
+    # Twice is once too often: CUDA then does not start.
+    ("1,0,1", ()),
+    ("1,1,0", ()),
+    ("0,1,0", ()),
+    # Numbers are read as strtoul does, and what is behind them is passed over.
+    (" 1", (1,)),
+    ("\t1", (1,)),
+    ("1 ,0", (1, 0)),
+    ("01", (1,)),
+    ("+1", (1,)),
+    ("-0", (0,)),
+    ("-0,1", (0, 1)),
+    ("0x1", (0,)),
+    ("1gpu2,0ampere", (1, 0)),
+    ("1;0", (1,)),
+    ("0.9,1", (0, 1)),
+    ("4294967296", (0,)),
+    ("4294967297", (1,)),
+    ("99999999999999999999", ()),
+    # What is no number ends the list.
+    ("a", ()),
+    ("1,a,0", (1,)),
+    ("1,,0", (1,)),
+    (",1", ()),
+    # UUIDs, or as much of them as is not ambiguous.
+    ("<0>", (0,)),
+    ("<1>,<0>", (1, 0)),
+    ("GPU-5", (0,)),
+    ("GPU-6", (1,)),
+    ("GPU-", ()),
+    ("GPU-,<1>", ()),
+    ("GPU-61972AE1-FE9A-6BFB-1A3C-4DD28DA50FB9", (1,)),
+    ("gpu-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9", ()),
+    ("<1>,<1>", ()),
+    ("<1>, <0>", (1,)),
+    ("<1> ,<0>", (1, 0)),
+    (" <1>", ()),
+    ("GPU-ffffffff,<0>", ()),
+    ("<0>,GPU-ffffffff,<1>", (0,)),
+    # The first entry decides of which kind all are.
+    ("0,<1>", (0,)),
+    ("<1>,0", (1,)),
+    ("MIG-51053698-363a-a59f-4199-60617802a154", (0,)),
+    ("MIG-51053698-363a-a59f-4199-60617802a154,<1>", (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("value", "kept"), SEEN)
+def test_rules_agree_with_observed_driver(value: str, kept: tuple[int, ...]) -> None:
+    named = value.replace("<0>", FIRST).replace("<1>", SECOND)
+
+    assert visibility(named, [FIRST, SECOND]).kept == kept
+
+
+def test_unset_variable_leaves_all_devices() -> None:
+    found = visibility(None, [FIRST, SECOND])
+
+    assert (found.kept, found.notes) == ((0, 1), ())
+
+
+def test_negative_number_ends_list_as_in_programming_guide() -> None:
+    # CUDA Programming Guide, "Environment variables": 0,2,-1,1 leaves 0 and 2.
+    found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
+
+    assert found.kept == (0, 2)
+    assert found.notes == (
+        "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, and all entries behind it are ignored",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", "is empty: it hides every device"),
+        ("0,5,1", "there is no device 5 (there are 2), and all entries behind it are ignored"),
+        ("7", "there is no device 7 (there are 2)"),
+        ("x", "'x' is not a number"),
+        ("0,0", "'0' names a device for the second time: CUDA refuses to start"),
+        (f"{FIRST},1", "'1' does not begin with GPU- or MIG-"),
+        ("GPU-abc", "no device has a UUID that begins with 'GPU-abc'"),
+    ],
+)
+def test_ineffective_entry_has_note(value: str, reason: str) -> None:
+    (note,) = visibility(value, [FIRST, SECOND]).notes
+
+    assert note.endswith(reason)
+
+
+def test_ambiguous_uuid_prefix_matches_none() -> None:
+    found = visibility("GPU-1", ["GPU-11", "GPU-12"])
+
+    assert found.kept == ()
+    assert "2 devices have UUIDs that begin with 'GPU-1'" in found.notes[0]
+
+
+@given(st.text(), st.integers(0, 4))
+def test_any_value_leaves_distinct_existing_devices(value: str, count: int) -> None:
+    kept = visibility(value, [f"GPU-{at}" for at in range(count)]).kept
+
+    assert set(kept) <= set(range(count))
+    assert len(kept) == len(set(kept))
+
+
+@given(st.lists(st.integers(0, 7), unique=True, min_size=1))
+def test_valid_numbers_keep_their_order_without_note(numbers: list[int]) -> None:
+    found = visibility(",".join(map(str, numbers)), [f"GPU-{at}" for at in range(8)])
+
+    assert (found.kept, found.notes) == (tuple(numbers), ())

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from gpu.capture.fake_ptxas import fake_ptxas, search_only
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.capture.installed import (
+    AssemblerError,
+    SearchPaths,
+    find_assemblers,
+    find_frame_readers,
+    find_recorder,
+    find_sanitizer_library,
+)
+
+LIBRARY = "libsanitizer-public.so"
+
+
+def wheel(packages: Path, version: str) -> Path:
+    """Lay out what the wheel of the Sanitizer API installs."""
+    (packages / f"nvidia_cuda_sanitizer_api-{version}.dist-info").mkdir(parents=True)
+    return library(packages / "nvidia" / "cu13")
+
+
+def toolkit(directory: Path, version: str) -> Path:
+    place = library(directory)
+    components = {"cuda": {"version": "13.9"}, "cuda_sanitizer_api": {"version": version}}
+    (directory / "version.json").write_text(json.dumps(components))
+    return place
+
+
+def library(directory: Path) -> Path:
+    place = directory / "compute-sanitizer" / LIBRARY
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"")
+    return place
+
+
+def places(
+    root: Path, *packages: Path, environment: Mapping[str, str] | None = None
+) -> SearchPaths:
+    return SearchPaths(environment or {}, [str(place) for place in packages], root, root / "native")
+
+
+def test_library_of_wheel_is_found(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    place = wheel(packages, "13.5.25")
+
+    found = find_sanitizer_library(places(tmp_path, tmp_path / "missing", packages))
+
+    assert (found.path, found.version) == (place, (13, 5, 25))
+
+
+def test_newest_library_wins(tmp_path: Path) -> None:
+    wheel(tmp_path / "a", "13.4.99")
+    newest = toolkit(tmp_path / "usr/local/cuda-13.10", "13.10.1")
+    toolkit(tmp_path / "usr/local/cuda-13.0", "13.0.85")
+    wheel(tmp_path / "b", "13.9.1")
+
+    assert find_sanitizer_library(places(tmp_path, tmp_path / "a", tmp_path / "b")).path == newest
+
+
+def test_library_of_packages_wins_over_equal_toolkit(tmp_path: Path) -> None:
+    toolkit(tmp_path / "usr/local/cuda", "13.5.25")
+    place = wheel(tmp_path / "packages", "13.5.25")
+
+    assert find_sanitizer_library(places(tmp_path, tmp_path / "packages")).path == place
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> None:
+    place = toolkit(tmp_path / "elsewhere", "13.4.1")
+
+    found = find_sanitizer_library(
+        places(tmp_path, environment={variable: str(tmp_path / "elsewhere")})
+    )
+
+    assert (found.path, found.version) == (place, (13, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "directory",
+    ["usr/local/cuda-13.4", "opt/cuda", "opt/nvidia/hpc_sdk/Linux_x86_64/26.1/cuda/13.4"],
+)
+def test_toolkits_are_found_in_standard_places(tmp_path: Path, directory: str) -> None:
+    place = toolkit(tmp_path / directory, "13.4.1")
+
+    assert find_sanitizer_library(places(tmp_path)).path == place
+
+
+def test_symlinked_toolkit_counts_once(tmp_path: Path) -> None:
+    place = toolkit(tmp_path / "usr/local/cuda-13.4", "13.4.1")
+    (tmp_path / "usr/local/cuda").symlink_to("cuda-13.4")
+
+    assert find_sanitizer_library(places(tmp_path)).path == place
+
+
+def test_missing_library_error_names_the_extra(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match="is not installed") as refused:
+        find_sanitizer_library(places(tmp_path))
+
+    assert refused.value.hint == "pip install 'cudakit[sanitize]'"
+
+
+def test_old_library_error_names_version_and_path(tmp_path: Path) -> None:
+    place = toolkit(tmp_path / "usr/local/cuda", "13.0.85")
+
+    with pytest.raises(EnvironmentUnusable) as refused:
+        find_sanitizer_library(places(tmp_path))
+
+    assert refused.value.message == f"Sanitizer API 13.0.85 ({place}) is too old, 13.4 is needed"
+    assert refused.value.hint == "pip install 'cudakit[sanitize]'"
+
+
+def named(path: Path) -> dict[str, str]:
+    return {"CUDAKIT_SANITIZER_LIBRARY": str(path)}
+
+
+def test_named_library_wins(tmp_path: Path) -> None:
+    wheel(tmp_path / "packages", "13.9.1")
+    place = wheel(tmp_path / "named", "13.4.2")
+
+    found = find_sanitizer_library(
+        places(tmp_path, tmp_path / "packages", environment=named(place))
+    )
+
+    assert (found.path, found.version) == (place, (13, 4, 2))
+
+
+def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
+    place = tmp_path / "mine.so"
+    place.write_bytes(b"")
+
+    found = find_sanitizer_library(places(tmp_path, environment=named(place)))
+
+    assert (found.path, found.version) == (place, ())
+    assert "unknown version" in str(found)
+
+
+def test_missing_named_library_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"mine\.so.*no file"):
+        find_sanitizer_library(places(tmp_path, environment=named(tmp_path / "mine.so")))
+
+
+def test_old_named_library_error_names_the_variable(tmp_path: Path) -> None:
+    place = toolkit(tmp_path / "old", "12.9.1")
+
+    with pytest.raises(EnvironmentUnusable, match="too old") as refused:
+        find_sanitizer_library(places(tmp_path, environment=named(place)))
+
+    assert "CUDAKIT_SANITIZER_LIBRARY" in refused.value.hint
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"cuda_sanitizer_api": null}', "\ud800"])
+def test_damaged_version_json_is_unknown_version(tmp_path: Path, content: str) -> None:
+    library(tmp_path / "usr/local/cuda")
+    (tmp_path / "usr/local/cuda/version.json").write_text(content, errors="surrogatepass")
+
+    assert find_sanitizer_library(places(tmp_path)).version == ()
+
+
+@pytest.mark.parametrize("directory", ["usr/local/cuda-13.4", "opt/nvidia/hpc_sdk/a/b/cuda/13.4"])
+def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory: str) -> None:
+    place = library(tmp_path / directory)
+    link = tmp_path / "linked.so"
+    link.symlink_to(place)
+
+    assert find_sanitizer_library(places(tmp_path)).version == (13, 4)
+    assert find_sanitizer_library(places(tmp_path, environment=named(link))).version == (13, 4)
+
+
+def test_library_headers_are_beside_it(tmp_path: Path) -> None:
+    place = wheel(tmp_path / "packages", "13.5.25")
+    include = place.parent / "include"
+    include.mkdir()
+    for name in ("sanitizer_callbacks.h", "sanitizer_stream.h", "generated_cuda_meta.h"):
+        (include / name).write_text("")
+
+    headers = find_sanitizer_library(places(tmp_path, tmp_path / "packages")).headers
+
+    assert [path.name for path in headers] == ["sanitizer_callbacks.h", "sanitizer_stream.h"]
+
+
+def test_missing_recorder_error_names_the_compiler(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match="was not built") as refused:
+        find_recorder(places(tmp_path))
+
+    assert "install a C compiler" in refused.value.hint
+    assert "pip install --force-reinstall --no-binary cudakit cudakit" in refused.value.hint
+
+
+def test_native_modules_are_found_beside_the_package(tmp_path: Path) -> None:
+    native = tmp_path / "native"
+    native.mkdir()
+    names = [
+        "_recorder.abi3.so",
+        "_frames.cpython-311-x86_64-linux-gnu.so",
+        "_frames.cpython-314-aarch64-linux-gnu.so",
+        "_frames.c",
+    ]
+    for name in names:
+        (native / name).write_bytes(b"")
+
+    assert find_recorder(places(tmp_path)) == native / "_recorder.abi3.so"
+    assert find_frame_readers(places(tmp_path)) == {
+        "cpython-311": native / names[1],
+        "cpython-314": native / names[2],
+    }
+
+
+def test_frame_readers_may_be_missing(tmp_path: Path) -> None:
+    assert find_frame_readers(places(tmp_path)) == {}
+
+
+def test_assemblers_are_found_newest_first(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    expected = [
+        fake_ptxas(site / "nvidia/cu13/bin/ptxas", "13.10", then="exit 1"),
+        fake_ptxas(tmp_path / "home/bin/ptxas", "13.9", then="exit 1"),
+        fake_ptxas(tmp_path / "opt/cuda/bin/ptxas", "13.2", then="exit 1"),
+        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas-blackwell", "13.1", then="exit 1"),
+        fake_ptxas(site / "torch/bin/ptxas", "12.9", then="exit 1"),
+        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas", "12.8", then="exit 1"),
+        fake_ptxas(site / "nvidia/cuda_nvcc/bin/ptxas", "12.6", then="exit 1"),
+    ]
+    fake_ptxas(tmp_path / "broken/bin/ptxas", "13.99", then="exit 1").write_text(
+        "#!/bin/sh\nexit 1\n"
+    )
+    (tmp_path / "linked").symlink_to(site / "torch/bin")
+    environment = {
+        "CUDA_HOME": str(tmp_path / "home"),
+        "CUDA_PATH": str(tmp_path / "broken"),
+        "PATH": f"{tmp_path / 'linked'}::{tmp_path / 'missing'}",
+    }
+    found = find_assemblers(
+        SearchPaths(environment, (str(site), str(tmp_path / "missing")), tmp_path)
+    )
+    assert [one.path for one in found] == expected
+    assert found[0].version == (13, 10, 7)
+
+
+def test_named_assembler_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"CUDAKIT_PTXAS is .*/none'.* does not run"):
+        find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(tmp_path / "none")))
+
+
+def test_assembler_error_has_its_output(tmp_path: Path) -> None:
+    ptxas = fake_ptxas(tmp_path / "ptxas", "13.0", then="echo because >&2; exit 3")
+    (one,) = find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)))
+    with pytest.raises(AssemblerError, match="because"):
+        one.assemble(b"", "sm_90")
