@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         device,
         device_count,
         device_name,
+        devices,
         is_available,
         is_initialized,
         mem_get_info,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         stream,
         synchronize,
     )
-    from cudakit.api.devices import devices
     from cudakit.api.graph import graph
     from cudakit.api.memory import (
         load_snapshot,
@@ -94,7 +94,7 @@ _HOMES = {
     "device": "cudakit.api.device",
     "device_count": "cudakit.api.device",
     "device_name": "cudakit.api.device",
-    "devices": "cudakit.api.devices",
+    "devices": "cudakit.api.device",
     "graph": "cudakit.api.graph",
     "is_available": "cudakit.api.device",
     "is_initialized": "cudakit.api.device",

@@ -1,4 +1,4 @@
-"""The devices that CUDA shows to this process, and the one that is current.
+"""The devices of this machine, those that CUDA shows to this process, and the one that is current.
 
 Whatever torch, CuPy or the CUDA runtime make current in a thread is current here, and the other way round.
 """
@@ -7,10 +7,28 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from cudakit.core.devices import query
+from cudakit.core.devices.result import DevicesResult
 from cudakit.gpu.api import MemoryInfo
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.cuda import current
 from cudakit.gpu.cuda import driver as cuda_driver
+from cudakit.gpu.machine import open_machine
+
+
+def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = False) -> DevicesResult:
+    """Look at the GPUs of this machine: what ``cudakit devices --json`` prints, as an object.
+
+    ``gpu`` is "auto", or "sim" or "sim:MODEL" for a simulated machine. NVML is asked here and the CUDA
+    driver in a child process: no context is made, and the caller can still fork. Raises
+    EnvironmentUnusable where no GPU can be seen, UsageError for another ``gpu``.
+
+    >>> for device in devices(gpu="sim:h200x2").visible:
+    ...     print(device.cuda_index, device.name, device.field("multiprocessor_count"))
+    0 NVIDIA H200 132
+    1 NVIDIA H200 132
+    """
+    return query.devices(open_machine(gpu), processes=processes, topology=topology)
 
 
 def is_available() -> bool:

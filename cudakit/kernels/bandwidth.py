@@ -1,4 +1,4 @@
-"""Bandwidth: kernels that only move memory, 16 bytes at a time.
+"""Bandwidth: kernels that only move memory, 16 bytes per access.
 
 Copy, scale and triad are those of STREAM (J. D. McCalpin, "Memory Bandwidth and Machine Balance in Current
 High Performance Computers", 1995).
@@ -14,9 +14,9 @@ from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16
-SOUGHT = 0x6B8B4567  # any number
-# With one vector for each thread of blocks of 256, an H200 copies 4268 GB/s of its own memory, against 4020
-# with four and 4230 by cuMemcpyAsync.
+SOUGHT = 0x6B8B4567  # arbitrary
+# With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s, against 4020 with
+# four vectors and 4230 by cuMemcpyAsync.
 _THREADS = 256
 _LANES = 4  # floats of a vector
 
@@ -31,7 +31,7 @@ extern "C" __global__ void cudakit_copy(uint4* to, const uint4* from, u64 count)
     __stcs(to + i, __ldcs(from + i));
 }
 
-// What it looks for hardly ever comes, but only who reads everything can tell.
+// The value hardly ever occurs, but the compiler must keep all reads to find out.
 extern "C" __global__ void cudakit_read(u32* sink, const uint4* from, u32 sought, u64 count) {
     MINE
     const uint4 v = __ldcs(from + i);
@@ -62,34 +62,34 @@ _NAMES = ("copy", "read", "write", "scale", "triad")
 
 
 class Bandwidth:
-    """The kernels of one device. Sizes are of one buffer in bytes, a multiple of 16.
+    """The bandwidth kernels of one device. Sizes are bytes of one buffer, multiples of 16.
 
-    Raises UsageError for another size. What has no bytes is done at once.
+    Raises UsageError for another size. A size of 0 launches nothing.
     """
 
     def __init__(self, gpu: Kernels) -> None:
         self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
 
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Copy: reads and writes ``size_bytes`` each."""
+        """Copy: read and write ``size_bytes`` each."""
         self._launch("cudakit_copy", size_bytes, stream, to, from_)
 
     def read(self, sink: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Read; ``sink`` becomes SOUGHT where the exclusive or of a vector's four words is that."""
+        """Read; ``sink`` becomes SOUGHT if the exclusive or of a vector's four words is SOUGHT."""
         self._launch("cudakit_read", size_bytes, stream, sink, from_, np.uint32(SOUGHT))
 
     def write(self, to: Ptr, word: int, size_bytes: int, stream: Stream) -> None:
-        """Write a 32-bit word over and over."""
+        """Write a 32-bit word repeatedly."""
         self._launch("cudakit_write", size_bytes, stream, to, np.uint32(word))
 
     def scale(self, to: Ptr, from_: Ptr, factor: float, size_bytes: int, stream: Stream) -> None:
-        """Write ``factor * from_`` in fp32: reads and writes ``size_bytes`` each."""
+        """Write ``factor * from_`` in fp32: read and write ``size_bytes`` each."""
         self._launch("cudakit_scale", size_bytes, stream, to, from_, np.float32(factor))
 
     def triad(
         self, to: Ptr, b: Ptr, c: Ptr, factor: float, size_bytes: int, stream: Stream
     ) -> None:
-        """Write ``b + factor * c``, fused, in fp32: reads twice ``size_bytes``, writes it once."""
+        """Write ``b + factor * c``, fused, in fp32: read ``size_bytes`` twice, write it once."""
         self._launch("cudakit_triad", size_bytes, stream, to, b, c, np.float32(factor))
 
     def close(self) -> None:
@@ -136,6 +136,6 @@ def _scale(launch: Launch, to: Ptr, from_: Ptr, factor: np.float32, count: np.ui
 @host_kernel("cudakit_triad")
 def _triad(launch: Launch, to: Ptr, b: Ptr, c: Ptr, factor: np.float32, count: np.uint64) -> None:
     floats = _LANES * int(count)
-    # In fp64 the product is exact, and only the sum is rounded: what a fused operation does, but for ties.
+    # The product is exact in fp64, and only the sum is rounded: as a fused operation, except for ties.
     product = np.float64(factor) * launch.read(c, np.float32, floats)
     launch.write(to, np.float32, floats)[:] = launch.read(b, np.float32, floats) + product

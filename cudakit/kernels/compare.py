@@ -1,6 +1,6 @@
-"""Compare: how many words of a buffer are wrong, and a sample of its elements.
+"""Compare: the number of wrong words of a buffer, and a sample of its elements.
 
-The buffer stays where it is: of what is on the device, only the answer comes to the host.
+The comparison runs on the device; only its result is copied to the host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ extern "C" __global__ void cudakit_gather(
 
 
 class Compare:
-    """Comparisons on one device. Each call waits for its answer, in the order of its stream."""
+    """Comparisons on one device. Each call is stream-ordered, and waits for its result."""
 
     def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
@@ -71,7 +71,7 @@ class Compare:
     def sample(
         self, ptr: Ptr, element: Element, places: npt.NDArray[np.int64], stream: Stream
     ) -> Floats:
-        """Return the values of the elements with those numbers, as fp64."""
+        """Return the values of the elements with these indices, as fp64."""
         gpu, size = self._gpu, element.size_bytes
         if not len(places):
             return np.empty(0)
@@ -106,7 +106,7 @@ class Compare:
 
 
 class _Scratch:
-    """As much memory on the device as on the host, for as long as it is needed."""
+    """Equal amounts of device and pinned host memory, within a block."""
 
     def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
         self._gpu = gpu

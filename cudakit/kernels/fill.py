@@ -1,7 +1,7 @@
-"""Fill: random and constant values, made on the device.
+"""Fill: random and constant values, generated on the device.
 
-Element number i of a sequence depends on the seed, the sequence, i and whether the type is fp64, never on
-the grid. A block of Philox makes 4 elements, of fp64 two.
+Element i of a sequence depends on the seed, the sequence, i and whether the type is fp64, never on the grid.
+A Philox block gives four elements, two of fp64.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORDS = 4
-_STEP = 2.0**-23  # of uniform values made of one word
-_FINE_STEP = 2.0**-52  # made of two
+_STEP = 2.0**-23  # of uniform values from one word
+_FINE_STEP = 2.0**-52  # from two words
 
 SOURCE = (
     philox.SOURCE
@@ -140,7 +140,7 @@ _BY_CODE = {element.code: element for element in ELEMENTS.values()}
 
 
 class Fill:
-    """The fills of one device. Sizes are counts of elements; no elements are filled at once."""
+    """The fill kernels of one device. Sizes are numbers of elements; a fill of none launches nothing."""
 
     def __init__(self, gpu: Kernels) -> None:
         self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
@@ -148,7 +148,7 @@ class Fill:
     def bits(
         self, out: Ptr, blocks: int, stream: Stream, *, seed: int, sequence: int = 0, first: int = 0
     ) -> None:
-        """Write the blocks of Philox from a place of a sequence on, of 16 bytes each."""
+        """Write the Philox blocks of a sequence from a position on, 16 bytes each."""
         args = (out, np.uint64(blocks), np.uint64(first), np.uint64(sequence), np.uint64(seed))
         self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
 
@@ -163,7 +163,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write values of (-scale, scale), rounded to the type; by default 1, for int8 127."""
+        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, for int8 127."""
         factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
         self._random("uniform", out, count, element, factor, sequence, seed, stream)
 
@@ -178,7 +178,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write values of mean 0 and standard deviation ``scale``; by default 1, for int8 32."""
+        """Write normal values of mean 0 and standard deviation ``scale``; the default is 1, for int8 32."""
         factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
         self._random("normal", out, count, element, factor, sequence, seed, stream)
 
@@ -194,7 +194,7 @@ class Fill:
         seed: int,
         sequence: int = 0,
     ) -> None:
-        """Write whole numbers of [least, most], of which there are at most 2 ** 32."""
+        """Write integers in [least, most], a range of at most 2 ** 32 numbers."""
         choices = most - least + 1
         if not 0 < choices <= 1 << 32:
             raise UsageError(f"[{least}, {most}] holds {choices} whole numbers, not 1 to 2 ** 32")
@@ -205,7 +205,7 @@ class Fill:
     def constant(
         self, out: Ptr, count: int, element: Element, stream: Stream, *, value: float
     ) -> None:
-        """Write one value everywhere."""
+        """Write one value to all elements."""
         args = (out, *_what(count, element), np.float64(value))
         self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
 
@@ -231,7 +231,7 @@ class Fill:
 
 
 def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
-    """Return the values of (-1, 1) that ``uniform`` scales and rounds."""
+    """Return the values in (-1, 1) that ``uniform`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
         wide = words.view(np.int64)
@@ -240,7 +240,7 @@ def uniform_values(count: int, element: Element, sequence: int, seed: int) -> np
 
 
 def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
-    """Return the values of mean 0 and deviation 1 that ``normal`` scales and rounds."""
+    """Return the values of mean 0 and standard deviation 1 that ``normal`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
         pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53

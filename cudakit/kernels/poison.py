@@ -1,7 +1,7 @@
-"""Poison: what stands where a result is to be written, so that one can tell what nobody wrote.
+"""Poison: a pattern in result buffers that shows which elements were not written.
 
-The pattern is no value that a result can have: as a floating-point number it is none at all, and as a whole
-number it is -2139062144, which sums of products of 8 bits do not reach with fewer than 130 560 terms.
+No result has the pattern as a value: as floating point it is NaN, and as an integer -2139062144, which sums
+of 8-bit products do not reach with fewer than 130 560 terms.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __device__ u64 raw(const void* from, u64 at, int size) {
     }
 }
 
-// Matrices lie one pitch apart. Counts what is poison among the rows of their columns, and what is not in
-// between: behind the rows of a column, and behind a matrix.
+// Matrices lie one pitch apart. Counts poison within columns, and its absence in the padding behind columns
+// and behind matrices.
 extern "C" __global__ void cudakit_count_poison(
     u64* found, const void* matrices, u64 pattern, u64 rows, u64 leading, u64 elements, u64 pitch, u64 count,
     int size) {
@@ -54,14 +54,14 @@ extern "C" __global__ void cudakit_count_poison(
 
 
 class Traces(NamedTuple):
-    """What became of the poison of matrices, in elements."""
+    """Counts of poison in matrices, in elements."""
 
-    unwritten: int  # of a matrix, and poison still
-    overwritten: int  # between columns or matrices, and poison no more
+    unwritten: int  # elements of a matrix that still are poison
+    overwritten: int  # elements of padding that no longer are poison
 
 
 class Poison:
-    """Poison on one device."""
+    """The poison kernel of one device, with its buffers."""
 
     def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
@@ -75,13 +75,13 @@ class Poison:
             self._owned = owned.pop_all()
 
     def spread(self, at: Ptr, element: Element, count: int, stream: Stream) -> None:
-        """Enqueue a write of poison over so many elements."""
+        """Enqueue a fill of ``count`` elements with poison."""
         self._gpu.fill(at, poison_byte(element), count * element.size_bytes, stream)
 
     def find(self, at: Ptr, matrix: Matrix, pitch: int, count: int, stream: Stream) -> Traces:
-        """Count what of it is left, and what is gone, in so many matrices; waits for the answer.
+        """Count remaining and overwritten poison in ``count`` matrices, and wait for the result.
 
-        They are ``pitch`` elements apart, and poison was spread over all of them, the last pitch included.
+        Matrices are ``pitch`` elements apart; all of them, the last pitch included, were filled with poison.
         """
         gpu, size = self._gpu, matrix.element.size_bytes
         gpu.fill(self._device, 0, _ANSWER_BYTES, stream)
@@ -95,12 +95,12 @@ class Poison:
         return Traces(*map(int, found))
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free the buffers and unload the kernel."""
         self._owned.close()
 
 
 def poison_byte(element: Element) -> int:
-    """Return the byte of which the poison of a type consists."""
+    """Return the byte that the poison of a type consists of."""
     return _FAR_BELOW if element.is_integer else _NO_NUMBER
 
 

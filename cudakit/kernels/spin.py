@@ -1,4 +1,4 @@
-"""Spin: kernels that only take time: until the host lets go, for as long as is asked, or none at all."""
+"""Spin: kernels that only take time: until the host signals, for a duration, or none at all."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ extern "C" __global__ void cudakit_spin_not() {}
 
 
 class Spin:
-    """The spinning kernels of one device, each of one thread."""
+    """The spin kernels of one device, each of one thread."""
 
     def __init__(self, gpu: Kernels) -> None:
         names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_spin_not")
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
     def until(self, go: Ptr, late: Ptr, limit_ns: int, stream: Stream) -> None:
-        """Spin until the 32-bit word ``go`` is not 0, which pinned memory lets the host decide.
+        """Spin until the 32-bit word ``go``, in pinned memory, is not 0.
 
-        After ``limit_ns`` it ends by itself and sets the word ``late`` to 1: whatever the host does, the
-        device never hangs.
+        After ``limit_ns`` the kernel ends by itself and sets the word ``late`` to 1, so that the device never
+        hangs.
         """
         self._kernels.launch("cudakit_spin_until", (go, late, np.uint64(limit_ns)), stream)
 
     def for_(self, duration_ns: int, stream: Stream) -> None:
-        """Spin for a time."""
+        """Spin for a duration."""
         self._kernels.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
 
     def not_at_all(self, stream: Stream) -> None:
-        """Launch a kernel that does nothing: what a launch costs."""
+        """Launch an empty kernel, to measure the cost of a launch."""
         self._kernels.launch("cudakit_spin_not", (), stream)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Timestamp: what each SM's cycle counter says, and what time it is, written down by one thread an SM.
+"""Timestamp: the cycle counter and the time of each SM, written by one thread per SM.
 
-Two of them give the clock at which the SMs ran in between; no management library is asked.
+Two timestamps give the SM clock in between, without NVML.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
-# Two words an SM: its cycles since some time, and nanoseconds since some other; 0 where none was written.
+# Two words per SM: cycles and nanoseconds, each since some origin; 0 if none was written.
 _WORDS = 2
 STAMP_BYTES = 8 * _WORDS
 
@@ -37,7 +37,7 @@ class Timestamp:
         self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_timestamp"])
 
     def stamp(self, stamps: Ptr, count: int, stream: Stream) -> None:
-        """Write the stamps of up to ``count`` SMs, each at its number; one that got no block writes none."""
+        """Write the timestamps of up to ``count`` SMs, indexed by SM; an SM without a block writes none."""
         self._kernels.launch("cudakit_timestamp", (stamps, np.uint32(count)), stream, grid=count)
 
     def close(self) -> None:
@@ -46,9 +46,9 @@ class Timestamp:
 
 
 def clock_hz(first: memoryview, last: memoryview) -> float | None:
-    """Return the clock of the first SM that has a stamp in both; None where there is none.
+    """Return the clock of the first SM with a timestamp in both arrays of 64-bit words; None without one.
 
-    They are the stamps as 64-bit words. All SMs of a device have one clock.
+    All SMs of a device have one clock.
     """
     for sm in range(0, len(first), _WORDS):
         (begin, begin_ns), (end, end_ns) = first[sm : sm + _WORDS], last[sm : sm + _WORDS]

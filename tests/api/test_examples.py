@@ -28,12 +28,14 @@ def shown() -> Iterator[Any]:
 @pytest.mark.parametrize("function", list(shown()))
 def test_an_example_answers_what_it_shows(function: Callable[..., object]) -> None:
     text = (function.__doc__ or "").replace(SKIPPED, "")
-    examples = doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None)
+    examples = doctest.DocTestParser().get_doctest(
+        text, {function.__name__: function}, function.__name__, None, None
+    )
     said: list[str] = []
 
     # In a thread of its own: what an example makes current stays so.
     with ThreadPoolExecutor(1) as pool:
         results = pool.submit(doctest.DocTestRunner().run, examples, out=said.append).result()
 
-    assert results.attempted >= 2
+    assert results.attempted >= (2 if ">>> import cudakit" in text else 1)
     assert results.failed == 0, "".join(said)

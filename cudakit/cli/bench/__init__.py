@@ -1,4 +1,4 @@
-"""``cudakit bench``: how fast can this GPU go?"""
+"""``cudakit bench``: benchmark this GPU."""
 
 from __future__ import annotations
 

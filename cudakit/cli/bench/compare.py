@@ -1,4 +1,4 @@
-"""``cudakit bench compare``: did something get slower?"""
+"""``cudakit bench compare``: compare two results."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def _write(comparison: Comparison, target: Output, *, as_json: bool, as_markdown
 
 
 def _lacks_figures(comparison: Comparison) -> bool:
-    """Say whether the later run withholds a figure: nobody knows that it is not slower.
+    """Return whether the later run lacks a figure, so that it may be slower.
 
-    What neither run has, for the same reason, is not offered here.
+    A figure that both runs lack for the same reason is not offered here.
     """
     from cudakit.units import Unavailable
 

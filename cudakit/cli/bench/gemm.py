@@ -1,4 +1,4 @@
-"""``cudakit bench gemm``: how fast do libraries multiply matrices?"""
+"""``cudakit bench gemm``: benchmark matrix products of libraries."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _HOW = (
 
 
 def gemm_options(command: Any) -> Any:
-    """Give a command everything that says which products, by whom, and how."""
+    """Add the options for shapes, libraries and method to a command."""
     return with_options((*PRODUCT_OPTIONS, *_SETTINGS, *_HOW), command)
 
 
@@ -105,7 +105,7 @@ def gemm(*, gpu: str, outputs: Outputs, tuning: TuneOptions, **asked: Any) -> in
 
 
 def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:
-    """Read what was asked. Raises InputError for what makes no sense."""
+    """Return the Spec of the options. Raises InputError for invalid ones."""
     from cudakit.core.bench.spec import GemmSpec
 
     simulated = _is_simulated()
@@ -114,7 +114,7 @@ def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:
     settings = _settings(asked)
     how = given(baselines=baselines, **asked)
     if simulated:
-        # The host does what the device is asked for: one at a time, on one buffer set.
+        # A simulated device computes on the host: one execution at a time, on one buffer set.
         how = {"mode": "isolated", "cache": "hot", **how}
     return GemmSpec(gemms=gemms, shapes=shapes, settings=settings, **how, **effort)
 

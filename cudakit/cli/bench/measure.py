@@ -41,7 +41,7 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
 
 
 def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
-    """Measure what a Spec asks for, write it into every file, and report."""
+    """Measure what a Spec asks for, write the files, and print the report."""
     from cudakit.core.bench.pipeline import run
 
     with open_output(None) as target:
@@ -96,7 +96,7 @@ def open_files(paths: Iterable[str], *, force: bool) -> AbstractContextManager[F
 
 
 def write_files(files: Files, result: BenchResult | SuiteResult) -> None:
-    """Write the result into every file."""
+    """Write the result to every file."""
     for form, file in files:
         file.write(_rendered(result, form))
 

@@ -1,4 +1,4 @@
-"""The options that every bench has, and how their values are read."""
+"""The options that benches share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from cudakit.cli.options import byte_size, json_option, percent, quiet_option
 if TYPE_CHECKING:
     pass
 
-# What a Spec takes besides what is measured, and an option for what was left out has none of.
+# Arguments of a Spec that control precision; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# A sweep that is longer was a slip of the finger.
+# A longer sweep is a typing error.
 _MOST_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a result goes."""
+    """Files and format of a result."""
 
-    paths: tuple[str, ...]  # files, each in the form that its name says
+    paths: tuple[str, ...]  # files, in the format of their suffix
     force: bool  # replace files that exist
     json: bool  # print the result as JSON instead of a report
     quiet: bool  # show no progress
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Keep the options that were given: a Spec has a default for all others."""
+    """Return the options that were given; a Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
 def names(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Read ``read,write`` as names; which of them exist the Spec knows."""
+    """Parse ``read,write`` as names; the Spec validates them."""
     return tuple(dict.fromkeys(_parts(text))) if isinstance(text, str) else text
 
 
 def sizes(text: str | tuple[int, ...]) -> tuple[int, ...]:
-    """Read ``64KiB,1MiB..1GiB`` as bytes; a range goes on by doubling."""
+    """Parse ``64KiB,1MiB..1GiB`` as bytes; a range doubles."""
     if not isinstance(text, str):
         return text
     found = [size for part in _parts(text) for size in _range(part)]
@@ -51,7 +51,7 @@ def sizes(text: str | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
-    """Read ``1,10,100`` as numbers."""
+    """Parse ``1,10,100`` as numbers."""
     if not isinstance(text, str):
         return text
     try:
@@ -63,7 +63,7 @@ def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a list. An empty one may be a variable that is not set, and is not what all means."""
+    """Split a list. An empty list may be an unset shell variable, and is an error."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise click.BadParameter(f"{text!r} lists nothing; leave it out to have the usual ones")
@@ -80,7 +80,7 @@ def _range(text: str) -> list[int]:
 
 
 def sizes_option(what: str) -> _Decorator:
-    """Offer ``--sizes``, which arrives as ``sizes_bytes``."""
+    """Return the option ``--sizes``, passed as ``sizes_bytes``."""
     return click.option(
         "--sizes",
         "sizes_bytes",
@@ -91,7 +91,7 @@ def sizes_option(what: str) -> _Decorator:
 
 
 def mode_option(default: str) -> _Decorator:
-    """Offer ``--mode``; the default is the Spec's, and only named here."""
+    """Return the option ``--mode``; ``default`` is only text, the Spec applies it."""
     return click.option(
         "--mode",
         type=click.Choice(["isolated", "batch", "graph", "host"]),
@@ -102,7 +102,7 @@ def mode_option(default: str) -> _Decorator:
 
 
 def cache_option(default: str) -> _Decorator:
-    """Offer ``--cache``; the default is the Spec's, and only named here."""
+    """Return the option ``--cache``; ``default`` is only text, the Spec applies it."""
     return click.option(
         "--cache",
         type=click.Choice(["rotate", "flush", "hot"]),
@@ -149,7 +149,7 @@ _EFFORT = (
 
 
 def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options on how carefully to measure; they arrive as ``effort: Effort``."""
+    """Add the options for precision and time to a command; passed as ``effort: Effort``."""
 
     @functools.wraps(command)
     def collecting(**options: Any) -> Any:
@@ -183,7 +183,7 @@ _OUTPUTS = (
 
 
 def outputs_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``-o -f --json -q``; they arrive as ``outputs: Outputs``."""
+    """Add ``-o -f --json -q`` to a command; passed as ``outputs: Outputs``."""
 
     @functools.wraps(command)
     def collecting(
@@ -197,7 +197,7 @@ def outputs_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def with_options(
     options: tuple[_Decorator, ...], command: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Apply options so that the help lists them in their order."""
+    """Apply options so that the help lists them in order."""
     for option in reversed(options):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""Which products ``cudakit bench gemm`` is asked for: shapes, types, layouts and what follows the sums."""
+"""The GEMMs of ``cudakit bench gemm``: shapes, data types, layouts and epilogues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # More would take a day.
 _MOST_PRODUCTS = 10_000
 
-# What was asked, and the names of those that have one.
+# The GEMMs, and the names of those that have one.
 Products: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
 PRODUCT_OPTIONS = (
@@ -76,7 +76,7 @@ PRODUCT_OPTIONS = (
 
 
 def products(asked: dict[str, Any], *, simulated: bool) -> Products:
-    """Take the options above out of what was asked, and make every combination of them."""
+    """Remove the options above from ``asked``, and return every combination of them."""
     shapes = _shapes(asked, simulated=simulated)
     kinds = tuple(
         product(

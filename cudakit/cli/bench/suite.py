@@ -1,4 +1,4 @@
-"""``cudakit bench suite``: is this GPU as fast as its kind?"""
+"""``cudakit bench suite``: a health check by benchmarks."""
 
 from __future__ import annotations
 

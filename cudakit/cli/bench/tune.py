@@ -1,4 +1,4 @@
-"""``cudakit bench gemm --tune`` and ``--tuned``: find faster algorithms, keep them, use them."""
+"""``cudakit bench gemm --tune`` and ``--tuned``: search faster algorithms, and use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
     from cudakit.gpu.api.run_context import RunContext
 
-# What a tuning can be written as.
+# Formats of a tuning.
 FORMATS = ("json", "md", "html")
 
 _OPTIONS = (
@@ -74,17 +74,17 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """What was asked of tuning."""
+    """The options of tuning."""
 
     wanted: bool  # search
     time_s: float | None
     iterations: int | None
-    known: Path | None  # a tuning to go on from, or to use
+    known: Path | None  # a tuning to continue or to use
     export: str | None  # a file for torch
     validators: Path | None  # a file of torch
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what says how to tune where nothing is tuned."""
+        """Raise UsageError for options of tuning without --tune."""
         for option, value in (
             ("--tune-time", self.time_s),
             ("--tune-iterations", self.iterations),
@@ -103,14 +103,14 @@ class TuneOptions:
         return () if self.export is None else (self.export,)
 
     def limits(self) -> Limits:
-        """Return how long to search. Raises InputError for what makes no sense."""
+        """Return the limits of the search. Raises InputError for invalid ones."""
         from cudakit.core.bench.tuning.search import Limits
 
         return Limits(**given(time_s=self.time_s, iterations=self.iterations))
 
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of tuning; they arrive as ``tuning: TuneOptions``."""
+    """Add the options of tuning to a command; passed as ``tuning: TuneOptions``."""
 
     @functools.wraps(command)
     def collecting(
@@ -136,7 +136,7 @@ def use_tuned(spec: GemmSpec, path: Path, gpu: str) -> GemmSpec:
 
 
 def _check_library(spec: GemmSpec) -> None:
-    """Refuse another library at once, rather than where the file has something for one of the products."""
+    """Raise UsageError for another library, whatever the file contains."""
     if spec.library != "cublaslt":
         raise UsageError(
             f"--tuned is of algorithms of cublaslt, and {spec.library} is to be measured",
@@ -173,7 +173,7 @@ def _say_missing(path: Path, missing: int, asked: int) -> None:
 
 
 def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> ExitCode:
-    """Tune what a Spec asks for, write it into every file, and report."""
+    """Tune the GEMMs of a Spec, write the files, and print the report."""
     limits = tuning.limits()
     with open_output(None) as target:
         with (
@@ -198,7 +198,7 @@ def _search(
 
     known = load_tuned(tuning.known) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        # What cannot be written is said before the long work.
+        # An export that is impossible is reported before the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
         tuned = search(spec, device, limits, progress, known=known, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
@@ -253,7 +253,7 @@ def _report(target: Output, tuned: Tuned, outputs: Outputs, exported: TorchCsv |
 
 
 def _exit_code(tuned: Tuned) -> ExitCode:
-    """Say first of all whether the library's own choice was wrong."""
+    """Return FINDINGS if the library's own choice was wrong."""
     wrong = any(one.wrong for one in tuned.untuned)
     if wrong or any(not product.verification.passed for product in tuned.products):
         return ExitCode.FINDINGS

@@ -1,4 +1,4 @@
-"""The benches without options of their own beyond what is measured: memory, copy, launch, alloc, graph."""
+"""The commands ``cudakit bench memory``, ``copy``, ``launch``, ``alloc`` and ``graph``."""
 
 from __future__ import annotations
 

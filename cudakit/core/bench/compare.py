@@ -1,4 +1,4 @@
-"""Whether the same cases became faster or slower between two runs, and how sure that is. Pure.
+"""Compare: the verdict on each case of two runs, from confidence intervals of time and cycles. Pure.
 
 A run's interval is that of its median, and at least 0.5 % to either side: by so much the medians of runs
 on one idle machine differ. Cases whose intervals lie apart are faster or slower, if they also lie apart in
@@ -19,13 +19,13 @@ from cudakit.core.bench.workload import Axis
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable, parse_ratio
 
-# Of the median, to either side of it.
+# Half-width of the narrowest interval, relative to the median.
 RESOLUTION = 0.005
 
 _Interval: TypeAlias = tuple[float, float, float]  # low, median, high
 
 
-# Of what was chosen besides the axes, what makes figures those of another thing.
+# Settings that make two results incomparable.
 _CHOSEN = ("library", "workspace_bytes", "asked")
 
 
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> Comparison:
-    """Compare what two runs have in common; ``force`` also where machine or method differ.
+    """Compare the cases that two runs have in common; ``force`` ignores differences of machine and method.
 
     Raises InputError where they are unlike, or have no case in common.
     """
@@ -103,7 +103,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
-    """Give the verdict on one case."""
+    """Return the verdict on one case."""
     first, last = (
         _interval(before.samples_s, before.rounds),
         _interval(after.samples_s, after.rounds),
@@ -134,13 +134,13 @@ def label(case: CaseResult | CaseComparison) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FailOn:
-    """A verdict, and how large the change must be."""
+    """A verdict and the change from which it counts."""
 
     verdict: Verdict
-    threshold: float = 0.0  # of the median; a change of exactly so much does not fail
+    threshold: float = 0.0  # relative change of the median; must be exceeded
 
     def found(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
-        """Return the cases that make it fail."""
+        """Return the cases that meet the condition."""
         return tuple(case for case in comparison.cases if self._meets(case))
 
     def _meets(self, case: CaseComparison) -> bool:
@@ -187,7 +187,7 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
 
 
 def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
-    """Relate two runs by their intervals alone."""
+    """Return the verdict from two intervals alone."""
     if first is None or last is None:
         return Verdict.AMBIGUOUS
     if last[2] < first[0]:
@@ -199,7 +199,7 @@ def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
 
 
 def _interval(amounts: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
-    """Give the interval of the median, no narrower than runs differ; None without samples."""
+    """Return the interval of the median, at least RESOLUTION to either side; None without samples."""
     if not amounts:
         return None
     low, high = run_interval(amounts, rounds)

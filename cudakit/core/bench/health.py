@@ -19,11 +19,10 @@ from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]
-# measured: on another GPU of the model; derived: from the datasheet of this one; bound: of any machine.
+# measured: on another GPU of the model; derived: from the datasheet of this GPU; bound: for any machine.
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
-# Shares of what is expected. GPUs of one node differ by 5 % and more, those of a kind by much less than
-# kinds do.
+# Shares of the expected value. GPUs of one node differ by 5 % and more.
 _OF_MEASURED = (0.93, 0.85, 1.15)
 _OF_DERIVED = (0.75, 0.5, None)
 _OF_BOUND = 3
@@ -49,7 +48,7 @@ _H200: Mapping[str, float] = MappingProxyType(
 )
 _MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
 
-# What the figures above are of the datasheet's limit, about: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
+# Shares of the datasheet's limit that the figures above reach: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
 _SHARES = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
 _OF_THE_HOST = Unavailable("it depends on the host more than on the GPU")
 _NOT_DERIVED = MappingProxyType(
@@ -57,7 +56,7 @@ _NOT_DERIVED = MappingProxyType(
 )
 
 # In seconds; a launch takes about 3 us through cuda.core, an event 0.6 us, and a kernel and its events 12 us
-# on the host of that H200. An allocation of the pool is one of the driver after each synchronization.
+# on the host of that H200. After each synchronization an allocation from the pool goes to the driver.
 _BOUNDS: Mapping[str, float] = MappingProxyType(
     {
         "launch": 20e-6,
@@ -70,7 +69,7 @@ _BOUNDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# The axis that names the figure, by the bench.
+# The axis that names a figure, by bench.
 _NAMED_BY = MappingProxyType(
     {
         "gemm": "dtype",
@@ -100,8 +99,8 @@ class Band:
     source: Source  # where it comes from
 
     def judge(self, reached: float) -> Health:
-        """Say how a figure lies in the band."""
-        sign = 1 if self.unit == "s" else -1  # of times, more is worse
+        """Return the health of a figure."""
+        sign = 1 if self.unit == "s" else -1  # a longer time is worse
         if sign * reached > sign * self.fail:
             return "fail"
         above = self.warn_above is not None and reached > self.warn_above
@@ -152,7 +151,7 @@ class SuiteResult:
 def conclude(
     result: BenchResult, *, quick: bool, left_out: Iterable[LeftOut] = (), fields: Fields
 ) -> SuiteResult:
-    """Judge a measurement. ``fields`` are facts and telemetry of NVML, where causes may be seen."""
+    """Judge a measurement. ``fields`` are facts and telemetry of NVML that may show causes."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
     suspect = [case.environment for one, case in pairs if one.is_out_of_band]
@@ -168,7 +167,7 @@ def conclude(
 
 
 def figure(case: CaseResult) -> Figure:
-    """Judge a case. One whose values are wrong fails; what the GPU cannot do is not judged."""
+    """Judge a case. Wrong values fail; a case that the GPU does not support is not judged."""
     amount, unit = reached(case)
     expected = _SIMULATED if case.environment.simulated else band(case)
     return Figure(
@@ -193,7 +192,7 @@ def _health(
 
 
 def _is_refused(case: CaseResult) -> bool:
-    """Say whether the GPU, or the library, does not offer it: then no limit is known for it either."""
+    """Return whether the GPU or the library does not offer the case."""
     return isinstance(case.limit, Unavailable) and case.limit == case.median_s
 
 
@@ -203,15 +202,15 @@ def _worst(figures: Sequence[Figure]) -> Health | None:
 
 
 def figure_of(case: CaseResult) -> str:
-    """Name the figure of a case: its bench, and the axis that tells what it is, as ``gemm bf16``."""
+    """Return the name of the figure of a case: its bench and distinguishing axis, as ``gemm bf16``."""
     kind = str(case.axes.get(_NAMED_BY.get(case.name, ""), ""))
-    bench = "" if case.name == "launch" and kind else case.name  # a call says enough
+    bench = "" if case.name == "launch" and kind else case.name  # the call is distinctive
     peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench, kind, peer)))
 
 
 def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
-    """Return the figure of a case and its unit: a rate where it has one, else its time."""
+    """Return the figure of a case and its unit: a rate if it has one, else its time."""
     if case.operations:
         return case.per_second(case.operations), f"{case.operation}/s"
     if case.bytes_moved:
@@ -220,7 +219,7 @@ def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
 
 
 def band(case: CaseResult) -> Band | Unavailable:
-    """Return what is expected of a case, or that no expectation is known, and why."""
+    """Return the expected band of a case, or why there is none."""
     figure, (_, unit) = figure_of(case), reached(case)
     if unit == "s":
         return _bound(figure)

@@ -12,7 +12,7 @@ from cudakit.errors import InputError
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable, format_bytes
 
-# No result is so large; a device that never ends, such as /dev/zero, is.
+# No result is this large; an endless device such as /dev/zero is.
 _MOST_BYTES = 256 << 20
 _HINT = "write one with cudakit bench ... --json"
 
@@ -20,7 +20,7 @@ _HINT = "write one with cudakit bench ... --json"
 def read_text(path: Path, *, hint: str) -> str:
     """Read a file as UTF-8, with or without a byte order mark.
 
-    Raises InputError where it is missing, too large or no text; ``hint`` says how to make one.
+    Raises InputError if it is missing, too large or not text; ``hint`` explains how to make one.
     """
     content = _content(path)
     if len(content) > _MOST_BYTES:
@@ -34,7 +34,7 @@ def read_text(path: Path, *, hint: str) -> str:
 def read_json(path: Path, *, hint: str) -> object:
     """Read the JSON of a file.
 
-    Raises InputError, with the place of what is wrong; ``hint`` says how to make such a file.
+    Raises InputError with the position of the problem; ``hint`` explains how to make such a file.
     """
     text = read_text(path, hint=hint)
     try:
@@ -54,9 +54,9 @@ def read_json(path: Path, *, hint: str) -> object:
 
 
 def load_result(path: Path) -> BenchResult:
-    """Read a file that ``cudakit bench ... --json`` wrote; of a health check, what it measured.
+    """Read a file that ``cudakit bench ... --json`` wrote; of a health check, its measurement.
 
-    Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
+    Raises InputError if it is missing, damaged, of a newer schema or another kind of file.
     """
     plain = _measured(read_json(path, hint=_HINT))
     if not isinstance(plain, dict):
@@ -92,7 +92,7 @@ def _is_newer(schema: object) -> bool:
 
 
 def _check(result: BenchResult, path: Path) -> None:
-    """Refuse what no measurement gives, and would make statistics of nonsense."""
+    """Raise InputError for values that no measurement gives."""
     for at, case in enumerate(result.results):
         problem = _problem(case)
         if problem:

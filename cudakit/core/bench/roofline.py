@@ -100,7 +100,7 @@ _NVLINKS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one execution is worth: at least this much must be computed and moved."""
+    """The least work of one execution: operations, bytes of memory, and bytes over a link."""
 
     operations: float = 0.0  # a multiplication and its addition are two
     kind: str = ""  # of the operations, as in ``rate_per_clock``: "bf16", "fp64_tensor"
@@ -131,7 +131,7 @@ class Limit:
 def limit(
     work: Work, fields: Fields, measured_clock_hz: float | Unavailable
 ) -> Limit | Unavailable:
-    """Work out the roofline: max(operations / peak, bytes / bandwidth, link bytes / link).
+    """Return the roofline limit: max(operations / peak, bytes / bandwidth, link bytes / link).
 
     ``fields`` are what CUDA and NVML know of the device. Unavailable where the work needs something that
     is not known of this device, with what and why.
@@ -165,7 +165,7 @@ def limit(
 
 
 def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
-    """Return the SM clock in Hz that the datasheet's peak is of: the highest, but for some products."""
+    """Return the SM clock in Hz of the datasheet's peak: the highest clock, except for some products."""
     matrix = _MATRIX_CLOCKS.get(str(fields.get("name")))
     if matrix is not None and kind and kind not in _NOT_BY_MATRIX_CLOCK:
         return matrix
@@ -176,7 +176,7 @@ def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
 def peak_operations(
     kind: str, fields: Fields, clock_hz: float | Unavailable
 ) -> float | Unavailable:
-    """Return the most operations per second of a kind: SMs by clock by operations a clock."""
+    """Return the peak operations per second of a kind: SMs x clock x operations a clock."""
     if not kind:
         return Unavailable("it computes nothing")
     rate = rate_per_clock(kind, fields)
@@ -189,7 +189,7 @@ def peak_operations(
 
 
 def memory_bandwidth(fields: Fields) -> float | Unavailable:
-    """Return the bytes per second of the device's memory: bus width by clock, two transfers a tick."""
+    """Return the bytes per second of the device's memory: bus width x clock, two transfers a clock."""
     if fields.get("integrated") is True:
         return Unavailable("the driver does not report the memory clock of an integrated GPU")
     width_bits = _positive(fields, "global_memory_bus_width_bits", "the width of the memory bus")
@@ -200,7 +200,7 @@ def memory_bandwidth(fields: Fields) -> float | Unavailable:
 
 
 def link_bandwidth(fields: Fields) -> float | Unavailable:
-    """Return the bytes per second of PCIe in one direction, framing of packets not taken off."""
+    """Return the bytes per second of PCIe in one direction, including packet framing."""
     generation = _positive(fields, "pcie_generation_max", "the generation of PCIe")
     if isinstance(generation, Unavailable):
         return generation
@@ -246,7 +246,7 @@ def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
 
 
 def matrix_kind(dtype: str, fields: Fields) -> str:
-    """Name the kind of operation by which a product of matrices of this type is fastest.
+    """Return the fastest kind of operation for a GEMM of this data type.
 
     ``fp8_e4m3`` and ``fp8_e5m2`` are fp8; fp64 has tensor cores on some devices.
     """
@@ -256,7 +256,7 @@ def matrix_kind(dtype: str, fields: Fields) -> str:
 
 
 def _positive(fields: Fields, name: str, what: str) -> int | Unavailable:
-    """Return a fact that is a whole number above 0; a driver says 0 of what it does not know."""
+    """Return a fact that is a positive integer; drivers report 0 for unknown values."""
     value = fields.get(name)
     if isinstance(value, Unavailable):
         return Unavailable(f"{what} is not known: {value.reason}")
@@ -278,7 +278,7 @@ def _longest(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "lin
 def _at_clock(
     terms: Mapping[str, float], datasheet_hz: float | Unavailable, hz: float | Unavailable
 ) -> float | Unavailable:
-    """Give the limit at another clock of the SMs: of the terms, only arithmetic follows it."""
+    """Return the limit at another SM clock: of the terms, only arithmetic scales with it."""
     if isinstance(hz, Unavailable):
         return hz
     wires = max(terms["memory"], terms["link"])

@@ -1,6 +1,6 @@
-"""What was asked: which bench, of what, and how carefully. One dataclass for each bench.
+"""Specs: which bench, of what, and how precisely. One dataclass for each bench.
 
-A Spec that exists makes sense by itself; whether it fits a device is seen when its cases are made.
+A Spec is valid by itself; ``plan`` checks whether the device supports it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CALLS = (
 )
 TOPOLOGIES = ("chain", "fork-join")
 NODE_KINDS = ("kernel", "fill", "copy")
-# All are calls but these: run is what the device takes, replay and eager are what the host waits for, from
-# call to finish. first-launch is the launch of a graph that was not uploaded.
+# Timed until the call returns, except run (device time), replay and eager (host time until the device is
+# done). first-launch launches a graph that was not uploaded.
 STEPS = (
     "capture",
     "instantiate",
@@ -47,15 +47,15 @@ STEPS = (
     "replay",
     "eager",
 )
-# What matrices are filled with; int is small whole numbers, whose sums are exact.
+# The data of matrices; int are small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
-# Of what is enqueued, not of what the host does.
+# Modes of enqueued work; mode call is only for latencies of the host.
 _MODES = ("isolated", "batch", "graph", "host")
 
-# Clocks of a device that was idle and then multiplies take longer to settle than others.
+# After GEMMs on an idle device, clocks take longer to settle than after other work.
 _HEAVY_WARMUP_S = 1.0
-# What is compared on the device is compared by words.
+# Kernels compare words.
 _WORD_BYTES = 4
 _MOST_NODES = 100_000
 _MOST_ROUNDS = 1000
@@ -79,16 +79,16 @@ Opener: TypeAlias = Callable[[Gpu], Allocator]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What every bench can be asked. Raises InputError for what makes no sense, here and below."""
+    """The options of every bench. Raises InputError for invalid values, as do all Specs."""
 
     bench: ClassVar[str]
 
     seed: int = 0  # of all data
     warmup_s: float = 0.25  # at least, before each case
     rule: Rule = field(default_factory=Rule)  # when a case has enough samples
-    rounds: int = 5  # each with buffers of its own, which together are a case
-    blocker: bool = True  # whether gaps between launches are hidden, where that can be
-    budget_s: float | None = None  # for all cases together, about; None for as long as it takes
+    rounds: int = 5  # each with buffers of its own
+    blocker: bool = True  # whether launch gaps are hidden, where possible
+    budget_s: float | None = None  # for all cases together, approximately; None is unlimited
 
     def __post_init__(self) -> None:
         _check_range("the seed", self.seed, 0, 2**64 - 1)
@@ -102,7 +102,7 @@ class Spec:
             _check_positive("the time budget", self.budget_s)
 
     def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
-        """Make the method of a case: what was asked, and what suits the case."""
+        """Return the method of a case."""
         return Method(
             mode,
             cache,
@@ -123,8 +123,8 @@ class MemorySpec(Spec):
 
     operations: tuple[str, ...] = OPERATIONS
     sizes_bytes: tuple[int, ...] | None = None  # of each buffer; None is around the L2 cache
-    mode: Mode | None = None  # None is batch, and isolated where the host does the work: simulated
-    cache: Cache = "hot"  # which shows what the L2 cache can hold, and what it cannot
+    mode: Mode | None = None  # None is batch; isolated on a simulated device
+    cache: Cache = "hot"  # shows the capacity of the L2 cache
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -142,9 +142,9 @@ class CopySpec(Spec):
     directions: tuple[str, ...] | None = None  # None is all that the machine has
     sizes_bytes: tuple[int, ...] | None = None  # of each copy
     mode: Mode | None = (
-        None  # None is host for pageable memory, which the host waits for, and else isolated
+        None  # None is host for pageable memory, whose copies block the host, else isolated
     )
-    cache: Cache | None = None  # None is rotate within the device, and else hot: the link is slower
+    cache: Cache | None = None  # None is rotate within the device, else hot: the link is slower
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -161,7 +161,7 @@ class CopySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec(Spec):
-    """How long calls take that launch, wait, and make what is needed for it."""
+    """How long launching, waiting and creating events and streams take."""
 
     bench: ClassVar[str] = "launch"
 
@@ -176,7 +176,7 @@ class LaunchSpec(Spec):
 class AllocSpec(Spec):
     """How long it takes to allocate memory and to free it again.
 
-    ``others`` open allocators of anyone, by name.
+    ``others`` make further allocators, by name.
     """
 
     bench: ClassVar[str] = "alloc"
@@ -201,7 +201,7 @@ class GraphSpec(Spec):
     bench: ClassVar[str] = "graph"
 
     topologies: tuple[str, ...] = TOPOLOGIES
-    kinds: tuple[str, ...] = ("kernel",)  # of what a graph's nodes are
+    kinds: tuple[str, ...] = ("kernel",)  # of the nodes
     nodes: tuple[int, ...] | None = None  # in a graph
     steps: tuple[str, ...] = STEPS
 
@@ -234,7 +234,7 @@ class GemmSpec(Spec):
     fill: str = "uniform"
     mode: Mode = "batch"
     cache: Cache = "rotate"
-    # What to use instead of the library's choice, and what products are of: "llama3-8b qkv".
+    # Algorithms that replace the library's choice, and names of GEMMs: "llama3-8b qkv".
     algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
     shapes: Mapping[Gemm, str] = field(default_factory=dict)
 
@@ -258,7 +258,7 @@ class GemmSpec(Spec):
 
 
 def is_pageable(direction: str) -> bool:
-    """Say whether memory of the host takes part that the device does not reach."""
+    """Return whether a direction copies pageable host memory."""
     return direction.startswith("pageable")
 
 

@@ -1,4 +1,4 @@
-"""What samples say: where their middle is, how sure that is, and what should make one doubt it. Pure."""
+"""Statistics of samples: the median, its confidence interval, dependence, trend and bimodality. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cudakit.core.bench.measurement import Samples
 
 _Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
-# Up to so many samples binomial tails are summed; beyond, the normal distribution is as good.
+# Binomial tails are summed up to this number of samples; beyond, the normal approximation suffices.
 _SUMMED = 1000
-# Fewer samples say nothing of how they depend on one another.
+# Fewer samples give no estimate of their autocorrelation.
 _LEAST_FOR_DEPENDENCE = 20
 # A third of the samples must be enough for an interval of 99 %: 2 ** (1 - 8) is less than 1 %.
 _LEAST_FOR_TREND = 24
@@ -24,15 +24,15 @@ _TREND_CONFIDENCE = 0.99
 # Quantiles of Student's t at 97.5 %, by degrees of freedom from 1 on (any table of it).
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _NORMAL = 1.96
-# Fewer samples than this have peaks by chance, and a peak has this share of all.
+# Fewer samples than this have peaks by chance; a peak holds at least this share of all.
 _LEAST_FOR_PEAKS = 30
 _LEAST_PEAK = 0.1
-# A valley holds less than this share of what the lower peak beside it holds, by this many deviations.
+# A valley holds less than this share of the lower peak, by at least this many standard deviations.
 _VALLEY = 0.5
 _VALLEY_DEVIATIONS = 3.0
-# Peaks nearer than this many steps of the clock may be the same time, rounded two ways.
+# Peaks closer than this many clock steps may be one time, rounded in two ways.
 _CLOCK_STEPS = 3
-# With thousands of samples every drift is significant; below this it does not matter.
+# With thousands of samples every drift is significant; a smaller one does not matter.
 _TREND_MATTERS = 0.01
 
 
@@ -65,7 +65,7 @@ class Summary:
 
 
 def summarize(samples: Samples) -> Summary:
-    """Describe the samples of one case. Raises ValueError where there are none."""
+    """Summarize the samples of one case. Raises ValueError without samples."""
     times = _array(samples.times_s)
     level = levelled(times, samples.rounds)
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
@@ -89,11 +89,11 @@ def summarize(samples: Samples) -> Summary:
 
 
 def run_interval(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
-    """Give an interval of 95 % for the median, of which rounds show how much it differs from run to run.
+    """Return a 95 % interval for the median that covers the scatter between rounds.
 
-    Where memory lies changes the speed of work on it, which no number of samples on one place shows. Each
-    round had its memory anew, so that the medians of rounds scatter as those of runs do: their mean is known
-    by Student's t. The interval is the wider one of that and of ``median_interval``.
+    The address of memory changes the speed of work on it, which no number of samples at one address shows.
+    Each round reallocates its memory, so that the medians of rounds scatter as those of runs do: Student's t
+    gives the interval of their mean. The result is the wider one of that and of ``median_interval``.
     """
     values = _array(times)
     level = levelled(values, rounds)
@@ -104,7 +104,7 @@ def run_interval(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, floa
 
 
 def levelled(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Take off what the median of each round differs from that of all: what is left moves within rounds."""
+    """Subtract the difference of each round's median from that of all, leaving the scatter within rounds."""
     values = _array(times)
     if len(rounds) < 2:
         return values
@@ -118,7 +118,7 @@ def _parts(values: npt.NDArray[np.float64], rounds: Sequence[int]) -> list[npt.N
 
 
 def _reach(medians: Sequence[float]) -> float:
-    """Give half the width of the interval of the mean of medians; 0 where there is one only."""
+    """Return the half-width of the CI of the mean of medians; 0 for a single one."""
     n = len(medians)
     if n < 2:
         return 0.0
@@ -130,11 +130,11 @@ def _reach(medians: Sequence[float]) -> float:
 def median_interval(
     times: _Times, confidence: float = 0.95, *, dependence: float = 1.0
 ) -> tuple[float, float]:
-    """Give an interval that covers the true median, whatever the distribution of the times is.
+    """Return a distribution-free confidence interval of the median.
 
-    How many of n samples lie below the true median is binomial with 1/2, so two order statistics cover it
-    (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: then it is all of
-    them. ``dependence`` widens it for samples that are not independent. Raises ValueError without samples.
+    The number of samples below the true median is binomial with 1/2, so two order statistics enclose it
+    (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: the interval is then
+    their range. ``dependence`` widens it for autocorrelated samples. Raises ValueError without samples.
     """
     ordered = np.sort(_array(times))
     rank = _lower_rank(len(ordered), confidence)
@@ -144,10 +144,10 @@ def median_interval(
 
 
 def dependence(times: _Times) -> float:
-    """Say how many samples are worth one independent one: 1 where none knows of the one before.
+    """Return how many samples are worth one independent sample; 1 for independent ones.
 
-    Clocks and temperatures make neighbours alike. What moves the median is whether a sample lies above
-    it, so this is the integrated autocorrelation of that (Sokal, Monte Carlo Methods in Statistical
+    Clocks and temperatures correlate consecutive samples. The median depends on which samples lie above it,
+    so this is the integrated autocorrelation of that sign (Sokal, Monte Carlo Methods in Statistical
     Mechanics, 1996), summed while pairs of lags are positive (Geyer, Statistical Science 7, 1992).
     """
     values = np.asarray(times, np.float64)
@@ -164,12 +164,12 @@ def dependence(times: _Times) -> float:
 
 
 def relative_half_width(interval: tuple[float, float], median: float) -> float:
-    """Give half the width of an interval as a share of the median; 0 for a median of 0."""
+    """Return the half-width of an interval relative to the median; 0 for a median of 0."""
     return (interval[1] - interval[0]) / 2 / median if median else 0.0
 
 
 def has_trend(times: _Times) -> bool:
-    """Say whether the medians of the first and the last third differ, surely and by enough to matter."""
+    """Return whether the medians of the first and last third differ significantly and by over 1 %."""
     values = np.asarray(times, np.float64)
     if len(values) < _LEAST_FOR_TREND:
         return False
@@ -182,10 +182,10 @@ def has_trend(times: _Times) -> bool:
 
 
 def is_bimodal(times: _Times) -> bool:
-    """Say whether the times fall into two groups with a valley between them.
+    """Return whether the times form two groups with a valley between them.
 
-    The groups are those with the least squares within (Otsu, IEEE SMC 9, 1979). Then equal stretches are
-    compared: around both medians, and half-way between them.
+    The groups are those with the least squares within (Otsu, IEEE SMC 9, 1979). Then the
+    counts in equal windows are compared: around both medians, and half-way between them.
     """
     ordered = np.sort(np.asarray(times, np.float64))
     split = _best_split(ordered)
@@ -223,7 +223,7 @@ def _lower_rank(n: int, confidence: float) -> int:
 
 
 def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Correlate a series with itself at every lag, by the Fourier transform of its padded self."""
+    """Return the autocorrelation at every lag, by the Fourier transform of the zero-padded series."""
     size = 1 << (2 * len(centred) - 1).bit_length()
     power = np.abs(np.fft.rfft(centred, size)) ** 2
     products = np.fft.irfft(power, size)[: len(centred)]
@@ -232,13 +232,13 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 
 def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
-    """Find where to cut so that both sides hold together best; None for too few samples."""
+    """Return the split with the least squares within both groups; None for too few samples."""
     n = len(ordered)
     least = max(int(n * _LEAST_PEAK), 1)
     if n < _LEAST_FOR_PEAKS:
         return None
     sizes = np.arange(least, n - least + 1)
-    # Around their mean: squares of nearly equal large numbers would lose what differs.
+    # Centred: squares of nearly equal large numbers would cancel.
     sums = np.cumsum(ordered - ordered.mean())
     left, total = sums[sizes - 1], sums[-1]
     between = left**2 / sizes + (total - left) ** 2 / (n - sizes)

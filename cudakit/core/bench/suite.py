@@ -1,4 +1,4 @@
-"""``bench suite``: a health check, made of cases of the other benches and judged by expectations."""
+"""``bench suite``: a health check, made of cases of the other benches and judged by ``health``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 
 _QUICK_S = 60.0
-# Each case of a quick check is as short as a median needs that is known to a few percent.
+# Long enough to know each median to a few percent.
 _QUICK_RULE = Rule(min_time_s=0.3, timeout_s=4.0)
 _TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "int8")
 _CALLS = ("launch", "launch-to-start", "launch-to-finish", "launch-back-to-back")
@@ -38,15 +38,15 @@ _OPERATIONS = ("copy", "triad", "read")
 _DIRECTIONS = ("h2d", "d2h", "d2d")
 
 _MEMORY_BYTES, _COPY_BYTES, _EDGE, _ALLOCATION_BYTES = 1 << 30, 512 << 20, 8192, 1 << 20
-# A simulated device moves memory and multiplies as fast as its host does.
+# A simulated device is as fast as its host.
 _SIMULATED_MEMORY_BYTES, _SIMULATED_COPY_BYTES, _SIMULATED_EDGE = 64 << 10, 1 << 20, 64
-# A buffer is no larger than this share of what is free: a case has up to three, and scratch.
+# A buffer takes at most one in this many parts of the free memory: a case has up to three, and scratch.
 _SHARE_OF_FREE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSpec(Spec):
-    """Whether a GPU is as fast as its kind; ``quick`` takes about a minute."""
+    """A health check of a GPU; ``quick`` takes about a minute."""
 
     bench: ClassVar[str] = "suite"
 
@@ -65,7 +65,7 @@ def check_health(
     *,
     run_context: RunContext | None = None,
 ) -> SuiteResult:
-    """Measure and judge what says most of a GPU. What lacks a library is left out, and said.
+    """Measure and judge a GPU. Benches whose library is missing are left out, and reported.
 
     Raises what ``pipeline.run`` does.
     """
@@ -79,7 +79,7 @@ def check_health(
 
 
 def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
-    """Say what cannot be measured for want of a library, and how to get that."""
+    """Return the benches whose library is missing, and how to install it."""
     try:
         gpu.blas("cublaslt").close()
     except MissingDependency as missing:
@@ -88,10 +88,10 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
 
 
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
-    """Make the cases: what the host does first, products last, which heat the GPU most."""
+    """Return the cases: those of the host first, GEMMs last, which heat the GPU most."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
     cases = (case for each in specs for case in plan_cases(each, gpu))
-    return tuple(_hurried(case) for case in cases) if spec.quick else tuple(cases)
+    return tuple(_single_round(case) for case in cases) if spec.quick else tuple(cases)
 
 
 def _specs(spec: SuiteSpec, gpu: Gpu) -> Iterator[Spec]:
@@ -110,7 +110,7 @@ def _gemm_spec(spec: SuiteSpec, gpu: Gpu) -> Spec:
     while edge > 1 and FP64.size_bytes * edge**2 * _SHARE_OF_FREE > free_bytes:
         edge //= 2
     gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _TYPES)
-    # The host does what a simulated device is asked for: one at a time, on one buffer set.
+    # A simulated device computes on the host: one execution at a time, on one buffer set.
     how: dict[str, Any] = {"mode": "isolated", "cache": "hot"} if gpu.simulated else {}
     return GemmSpec(gemms=gemms, **how, **_effort(spec))
 
@@ -121,13 +121,13 @@ def _effort(spec: SuiteSpec) -> dict[str, Any]:
 
 
 def _fitting(gpu: Memory, size_bytes: int) -> int:
-    """Return a size, or less of it by halves where the memory that is free is small."""
+    """Return a size, halved until it fits the free memory."""
     free_bytes = gpu.memory_info().free_bytes
     while size_bytes * _SHARE_OF_FREE > free_bytes:
         size_bytes //= 2
     return size_bytes
 
 
-def _hurried(case: Case) -> Case:
-    """Have one round of a case: its buffers are made once."""
+def _single_round(case: Case) -> Case:
+    """Return the case with a single round."""
     return replace(case, method=replace(case.method, rounds=1))

@@ -173,7 +173,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def _sources() -> list[tuple[str, str]]:
-    names = ("accesses.cu", "arena.h", "primitives.h")
+    names = ("accesses.cu", "arena.h", "page_table.h", "primitives.h", "tensor_boxes.h")
     return [(name, (_SOURCES / name).read_text(encoding="utf-8")) for name in names]
 
 

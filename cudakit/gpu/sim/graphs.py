@@ -8,7 +8,7 @@ from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.lanes import Capture, Lane, Node, Nodes, difference
+from cudakit.gpu.sim.queues import Capture, Node, Nodes, Queue, difference
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
@@ -44,28 +44,28 @@ class SimGraphs:
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNSUPPORTED, seen="the legacy default stream cannot capture"
             )
-        lane = self._streams.lane(stream)
-        if lane.capture:
+        queue = self._streams.queue(stream)
+        if queue.capture:
             raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
         capture = self._graphs.make(
-            lambda number: Capture(number, self.context.thread, lane.number)
+            lambda number: Capture(number, self.context.thread, queue.number)
         )
-        lane.capture, lane.nodes = capture, ()
+        queue.capture, queue.nodes = capture, ()
         self._streams.captures.append(capture)
-        self.context.emit(facts.CaptureBegin(capture.graph, lane.number))
+        self.context.emit(facts.CaptureBegin(capture.graph, queue.number))
 
     @driver_call
     def capture_end(self, stream: Stream) -> Graph:
-        lane = self._streams.lane(stream)
-        capture = self._ending(lane)
-        joined = capture.is_joined(lane.nodes)
+        queue = self._streams.queue(stream)
+        capture = self._ending(queue)
+        joined = capture.is_joined(queue.nodes)
         self._release(capture)
-        self.context.emit(facts.CaptureEnd(capture.graph, lane.number))
-        if capture.spoiled or not joined:
+        self.context.emit(facts.CaptureEnd(capture.graph, queue.number))
+        if capture.invalidated or not joined:
             self._graphs.remove(capture.graph)
             status = (
                 Status.STREAM_CAPTURE_INVALIDATED
-                if capture.spoiled
+                if capture.invalidated
                 else Status.STREAM_CAPTURE_UNJOINED
             )
             raise cuda_error(status, seen=f"the capture of stream {stream}")
@@ -88,23 +88,23 @@ class SimGraphs:
 
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
-        target, lane = self._executables[executable], self._streams.uncaptured_lane(stream)
-        after = (*self._streams.lanes.before(lane), *target.last, *target.uploaded)
+        target, queue = self._executables[executable], self._streams.uncaptured_queue(stream)
+        after = (*self._streams.queues.before(queue), *target.last, *target.uploaded)
         delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
-        lane.tail = target.uploaded = (
+        queue.tail = target.uploaded = (
             self.context.schedule.add(
-                Job(Work.EMPTY), after, delay_ns=delay_ns, priority=lane.priority
+                Job(Work.EMPTY), after, delay_ns=delay_ns, priority=queue.priority
             ),
         )
 
     @driver_call
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        executable, lane = self._executables[graph], self._streams.lane(stream)
-        if lane.capture:
-            self._inline(lane, lane.capture, executable)
+        executable, queue = self._executables[graph], self._streams.queue(stream)
+        if queue.capture:
+            self._inline(queue, queue.capture, executable)
             return
-        tasks = self._enqueue_nodes(lane, executable)
-        fact = facts.GraphLaunch(lane.number, executable.graph, executable.number)
+        tasks = self._enqueue_nodes(queue, executable)
+        fact = facts.GraphLaunch(queue.number, executable.graph, executable.number)
         kernels = {node.number: task for node, task in tasks.items() if _is_kernel(node)}
         self.context.emit(fact, kernels)
 
@@ -123,14 +123,14 @@ class SimGraphs:
 
     @driver_call
     def capture_id(self, stream: Stream) -> int | None:
-        capture = _active(self._streams.lane_of(stream))
+        capture = _active(self._streams.queue_of(stream))
         return capture.graph if capture else None
 
     @driver_call
     def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
-        lane = self._streams.lane_of(stream)
-        capture = _active(lane)
-        return _known(capture.graph, lane.nodes) if capture else ()
+        queue = self._streams.queue_of(stream)
+        capture = _active(queue)
+        return _known(capture.graph, queue.nodes) if capture else ()
 
     @driver_call
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
@@ -142,54 +142,54 @@ class SimGraphs:
         self._graphs.clear()
         self._executables.clear()
 
-    def _ending(self, lane: Lane) -> Capture:
+    def _ending(self, queue: Queue) -> Capture:
         """Return the capture that may end in a stream now."""
-        capture = lane.capture
+        capture = queue.capture
         if capture is None:
-            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {lane.number} is not capturing")
-        if capture.origin != lane.number:
-            capture.spoiled = True
+            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {queue.number} is not capturing")
+        if capture.origin != queue.number:
+            capture.invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNMATCHED, seen=f"it began in stream {capture.origin}"
             )
         if capture.thread != self.context.thread:
-            raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {lane.number}")
+            raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {queue.number}")
         return capture
 
     def _release(self, capture: Capture) -> None:
         capture.ended = True
         self._streams.captures.remove(capture)
-        for lane in self._streams.lanes.others:
-            if lane.capture is capture:
-                lane.capture, lane.nodes = None, ()
+        for queue in self._streams.queues.others:
+            if queue.capture is capture:
+                queue.capture, queue.nodes = None, ()
 
-    def _enqueue_nodes(self, lane: Lane, executable: _Executable) -> dict[Node, Task]:
+    def _enqueue_nodes(self, queue: Queue, executable: _Executable) -> dict[Node, Task]:
         """Enqueue what a graph does, between what is in a stream and what will be."""
-        begin = (*self._streams.lanes.before(lane), *executable.last)
+        begin = (*self._streams.queues.before(queue), *executable.last)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
             after = [tasks[before] for before in node.before] or begin
             delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
             tasks[node] = self.context.schedule.add(
-                node.job, after, delay_ns=delay_ns, priority=lane.priority
+                node.job, after, delay_ns=delay_ns, priority=queue.priority
             )
         end = self.context.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
-        lane.tail = executable.last = (end,)
+        queue.tail = executable.last = (end,)
         return tasks
 
-    def _inline(self, lane: Lane, capture: Capture, executable: _Executable) -> None:
+    def _inline(self, queue: Queue, capture: Capture, executable: _Executable) -> None:
         """Append the nodes of a graph to the one that is being captured."""
-        begin, copies = lane.nodes, dict[Node, Node]()
+        begin, copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:
             before = tuple(copies[each] for each in node.before) or begin
             copies[node] = self._streams.append(capture, node.job, before)
         waited_for = {each for node in executable.nodes for each in node.before}
         ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
-        lane.nodes = ends or begin
+        queue.nodes = ends or begin
 
 
-def _active(lane: Lane) -> Capture | None:
-    return lane.capture if lane.capture and not lane.capture.spoiled else None
+def _active(queue: Queue) -> Capture | None:
+    return queue.capture if queue.capture and not queue.capture.invalidated else None
 
 
 def _known(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:

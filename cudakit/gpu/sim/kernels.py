@@ -11,7 +11,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.host_kernels import HostKernel, Launch, registered
-from cudakit.gpu.sim.lanes import Lane
+from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Job, Outcome
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
 from cudakit.gpu.sim.space import Heap
@@ -108,11 +108,11 @@ class SimKernels:
     ) -> None:
         loaded = self._kernels[kernel]
         self._modules[Module(loaded.module)]  # raises if the module was unloaded
-        lane = self._streams.lane(stream)
+        queue = self._streams.queue(stream)
         check_arguments(loaded.name, loaded.sizes, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
         shape = _Shape(loaded.name, grid, block, shared_bytes)
-        self._enqueue(lane, shape, self._host_kernel(loaded.name), args)
+        self._enqueue(queue, shape, self._host_kernel(loaded.name), args)
 
     @driver_call
     def launch_host_kernel(
@@ -125,9 +125,9 @@ class SimKernels:
         stream: Stream,
     ) -> None:
         """Launch a kernel of a simulated library, which is in no module, with its arguments."""
-        lane = self._streams.lane(stream)
+        queue = self._streams.queue(stream)
         self._check_shape(name, grid, block, 0)
-        self._enqueue(lane, _Shape(name, grid, block), host_kernel, args)
+        self._enqueue(queue, _Shape(name, grid, block), host_kernel, args)
 
     def close(self) -> None:
         """Forget all kernels and modules."""
@@ -144,15 +144,15 @@ class SimKernels:
         return found
 
     def _enqueue(
-        self, lane: Lane, shape: _Shape, host_kernel: HostKernel, args: Sequence[Any]
+        self, queue: Queue, shape: _Shape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
         job = Job(
             Work.LAUNCH, lambda: self._run(host_kernel, self._launch(shape), values), shape.name
         )
-        if task := self._streams.submit(lane, job):
+        if task := self._streams.submit(queue, job):
             self.context.emit(
-                facts.Launch(lane.number, shape.name, shape.grid, shape.block), {0: task}
+                facts.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
             )
 
     def _launch(self, shape: _Shape) -> Launch:

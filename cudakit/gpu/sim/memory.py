@@ -9,8 +9,8 @@ from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import check_size, forget
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.lanes import Lane
 from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome
 from cudakit.gpu.sim.space import Bytes, Heap, Region
 from cudakit.gpu.sim.streams import SimStreams
@@ -73,30 +73,30 @@ class SimMemory:
     @driver_call
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
-        lane = self._lane_of_memory(stream)
+        queue = self._allocation_queue(stream)
         self._heap.charge(size_bytes)
-        region = self._heap.allocate(size_bytes, live=lane is None)
+        region = self._heap.allocate(size_bytes, live=queue is None)
         self.allocated[region.begin] = region
-        if lane is None:
+        if queue is None:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
         else:
-            self._streams.enqueue(lane, Job(Work.ALLOC, lambda: self._begin(region)))
+            self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._begin(region)))
             how = How.STREAM_ORDERED
-            self.context.emit(facts.Alloc(region.begin, size_bytes, how, lane.number))
+            self.context.emit(facts.Alloc(region.begin, size_bytes, how, queue.number))
         return Ptr(region.begin)
 
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
-        lane = self._lane_of_memory(stream)
+        queue = self._allocation_queue(stream)
         region = forget(self.allocated, ptr, f"no allocation of {self.context.name}")
         size_bytes = len(region.data)
-        if lane is None:
+        if queue is None:
             self.context.wait_for_all()
             self._end(region)
             self.context.emit(facts.Free(ptr, size_bytes))
         else:
-            self._streams.enqueue(lane, Job(Work.FREE, lambda: self._end(region)))
-            self.context.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, lane.number))
+            self._streams.enqueue(queue, Job(Work.FREE, lambda: self._end(region)))
+            self.context.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, queue.number))
 
     @driver_call
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
@@ -161,7 +161,7 @@ class SimMemory:
 
     @driver_call
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        lane = self._streams.lane(stream)
+        queue = self._streams.queue(stream)
         seen = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
         target, source = (
             self._heap.known(dst, size_bytes, seen),
@@ -171,13 +171,13 @@ class SimMemory:
             return
         route = self._route(target[0], source[0], size_bytes)
         if route.host is HostMemory.PAGEABLE:
-            lane = self._streams.uncaptured_lane(stream)
-        task = self._streams.submit(lane, self._job(route, dst, src, size_bytes))
+            queue = self._streams.uncaptured_queue(stream)
+        task = self._streams.submit(queue, self._job(route, dst, src, size_bytes))
         if task is None:
             return
         direction, host = route.direction, route.host
         self.context.emit(
-            facts.Copy(lane.number, dst, src, size_bytes, direction=direction, host=host)
+            facts.Copy(queue.number, dst, src, size_bytes, direction=direction, host=host)
         )
         if route.waits(size_bytes):
             self.context.wait_for((task,))
@@ -186,7 +186,7 @@ class SimMemory:
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
             raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
-        lane = self._streams.lane(stream)
+        queue = self._streams.queue(stream)
         regions = self._heap.known(ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}")
         if any(region.host is HostMemory.PAGEABLE for region in regions):
             raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable memory of the host")
@@ -197,8 +197,8 @@ class SimMemory:
             lambda: self._fill(ptr, value, size_bytes),
             accesses=(_access(ptr, size_bytes, Mode.WRITE),),
         )
-        if self._streams.submit(lane, job):
-            self.context.emit(facts.Fill(lane.number, ptr, size_bytes))
+        if self._streams.submit(queue, job):
+            self.context.emit(facts.Fill(queue.number, ptr, size_bytes))
 
     def close(self) -> None:
         """Forget all allocations."""
@@ -206,16 +206,16 @@ class SimMemory:
         self._of_host.clear()
         self._registered.clear()
 
-    def _lane_of_memory(self, stream: Stream | None) -> Lane | None:
+    def _allocation_queue(self, stream: Stream | None) -> Queue | None:
         if stream is None:
             self._streams.refuse_in_capture()
             return None
-        lane = self._streams.lane(stream)
-        if lane.capture:
+        queue = self._streams.queue(stream)
+        if queue.capture:
             raise cuda_error(
                 Status.NOT_SUPPORTED, seen="a simulated graph does not allocate or free memory"
             )
-        return lane
+        return queue
 
     def _begin(self, region: Region) -> Outcome:
         region.live = True

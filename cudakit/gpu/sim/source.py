@@ -1,4 +1,4 @@
-"""What a simulated compiler makes of CUDA C++: the names of the kernels, and what they take."""
+"""The simulated compiler: kernel names and parameter sizes of CUDA C++ source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from cudakit.errors import CudaError
 from cudakit.gpu.driver_errors import Status, cuda_error
 
-# Bytes of each parameter by kernel, None where a type is not known here.
+# Bytes of each parameter by kernel, None if a type is unknown.
 Signatures: TypeAlias = Mapping[str, tuple[int, ...] | None]
 
 _MAGIC = b"cudakit simulated image\n"
@@ -53,9 +53,9 @@ _TYPE_BYTES = {
 
 
 def image_of(source: str) -> bytes:
-    """Make an image of CUDA C++: which kernels it has under their own names (``extern "C"``).
+    """Return an image of CUDA C++ source: its ``extern "C"`` kernels and their parameter sizes.
 
-    Raises the error of a compiler for what is clearly no CUDA C++, and finds no other mistake.
+    Raises a compiler's error for what is clearly not CUDA C++, and finds no other mistakes.
     """
     text = _COMMENT.sub(" ", source)
     if not _looks_like_cuda(text):
@@ -71,7 +71,7 @@ def image_of(source: str) -> bytes:
 
 
 def signatures_of(image: bytes) -> Signatures:
-    """Read an image. Raises CUDA_ERROR_INVALID_IMAGE for what ``image_of`` did not make."""
+    """Return the signatures of an image. Raises CUDA_ERROR_INVALID_IMAGE for other images."""
     if not image.startswith(_MAGIC):
         raise cuda_error(
             Status.INVALID_IMAGE, seen="a simulated device loads what it compiled itself"
@@ -82,7 +82,7 @@ def signatures_of(image: bytes) -> Signatures:
 
 def _looks_like_cuda(text: str) -> bool:
     balanced = all(text.count(one) == text.count(other) for one, other in ("()", "[]", "{}"))
-    return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
+    return balanced and (not text.strip() or any(state in text for state in ("{", ";")))
 
 
 def _types(text: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.lanes import Capture, Lane, Lanes, Mark, Node, Nodes
+from cudakit.gpu.sim.queues import Capture, EventState, Node, Nodes, Queue, Queues
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import StreamFlag, Work
@@ -22,14 +22,14 @@ _NOTHING = Job(Work.EMPTY)
 
 
 class SimStreams:
-    """The streams and events of one device. Their work is enqueued in lanes, one a stream."""
+    """The streams and events of one device. Their work is enqueued in queues, one a stream."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._streams: Handles[Lane] = Handles("stream", first=PER_THREAD + 1)
-        self._events: Handles[Mark] = Handles("event")
-        self._of_threads: dict[int, Lane] = {}
-        self.lanes = Lanes(Lane(LEGACY, StreamFlag.LEGACY))
+        self._streams: Handles[Queue] = Handles("stream", first=PER_THREAD + 1)
+        self._events: Handles[EventState] = Handles("event")
+        self._of_threads: dict[int, Queue] = {}
+        self.queues = Queues(Queue(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # that have not ended
         self._relaxed: set[int] = set()  # threads that captures do not restrict
         context.emit(facts.StreamCreate(LEGACY, StreamFlag.LEGACY))
@@ -37,35 +37,35 @@ class SimStreams:
     @driver_call
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         flag = StreamFlag.BLOCKING if blocking else StreamFlag.NON_BLOCKING
-        return Stream(self._new_lane(flag, max(_HIGHEST, min(_LOWEST, priority))).number)
+        return Stream(self._new_queue(flag, max(_HIGHEST, min(_LOWEST, priority))).number)
 
     @driver_call
     def priority(self, stream: Stream) -> int:
-        return self.lane_of(stream).priority
+        return self.queue_of(stream).priority
 
     @driver_call
     def destroy_stream(self, stream: Stream) -> None:
         if stream in (LEGACY, PER_THREAD):
             raise cuda_error(Status.INVALID_HANDLE, seen="a default stream cannot be destroyed")
-        lane = self._streams.remove(stream)
-        if lane.capture:
-            lane.capture.spoiled = True
-        self.lanes.destroy(lane)
-        self.context.emit(facts.StreamDestroy(lane.number))
+        queue = self._streams.remove(stream)
+        if queue.capture:
+            queue.capture.invalidated = True
+        self.queues.destroy(queue)
+        self.context.emit(facts.StreamDestroy(queue.number))
 
     @driver_call
     def query_stream(self, stream: Stream) -> bool:
-        lane = self.uncaptured_lane(stream)
-        done = self.context.schedule.reached(self.lanes.work_of(lane))
+        queue = self.uncaptured_queue(stream)
+        done = self.context.schedule.reached(self.queues.work_of(queue))
         if done:
-            self.context.emit(facts.StreamQueryOk(lane.number))
+            self.context.emit(facts.StreamQueryOk(queue.number))
         return done
 
     @driver_call
     def sync_stream(self, stream: Stream) -> None:
-        lane = self.uncaptured_lane(stream)
-        self.context.wait_for(self.lanes.work_of(lane))
-        self.context.emit(facts.StreamSync(lane.number))
+        queue = self.uncaptured_queue(stream)
+        self.context.wait_for(self.queues.work_of(queue))
+        self.context.emit(facts.StreamSync(queue.number))
 
     @driver_call
     def sync(self) -> None:
@@ -75,7 +75,7 @@ class SimStreams:
 
     @driver_call
     def event(self, *, timing: bool = True) -> Event:
-        return Event(self._events.make(lambda number: Mark(number, timing)).number)
+        return Event(self._events.make(lambda number: EventState(number, timing)).number)
 
     @driver_call
     def destroy_event(self, event: Event) -> None:
@@ -83,40 +83,40 @@ class SimStreams:
 
     @driver_call
     def record(self, event: Event, stream: Stream) -> None:
-        mark, lane = self._events[event], self.lane(stream)
-        mark.task, mark.capture, mark.nodes = None, lane.capture, lane.nodes
-        if not lane.capture:
-            mark.task = self.enqueue(lane, _NOTHING)
-            self.context.emit(facts.EventRecord(mark.number, lane.number))
+        state, queue = self._events[event], self.queue(stream)
+        state.task, state.capture, state.nodes = None, queue.capture, queue.nodes
+        if not queue.capture:
+            state.task = self.enqueue(queue, _NOTHING)
+            self.context.emit(facts.EventRecord(state.number, queue.number))
 
     @driver_call
     def wait(self, stream: Stream, event: Event) -> None:
-        lane, mark = self.lane(stream), self._events[event]
-        if mark.capture:
-            _join(lane, mark.capture, mark)
-        elif lane.capture:
-            lane.capture.spoiled = True
+        queue, state = self.queue(stream), self._events[event]
+        if state.capture:
+            _join(queue, state.capture, state)
+        elif queue.capture:
+            queue.capture.invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_ISOLATION,
                 seen=f"event {event} was not recorded in the capture of stream {stream}",
             )
-        elif mark.task:
-            lane.tail = (*self.lanes.before(lane), mark.task)
-            self.context.emit(facts.StreamWait(lane.number, mark.number))
+        elif state.task:
+            queue.tail = (*self.queues.before(queue), state.task)
+            self.context.emit(facts.StreamWait(queue.number, state.number))
 
     @driver_call
     def query_event(self, event: Event) -> bool:
-        mark = self._uncaptured_event(event)
-        done = mark.task is None or self.context.schedule.reached([mark.task])
+        state = self._uncaptured_event(event)
+        done = state.task is None or self.context.schedule.reached([state.task])
         if done:
-            self.context.emit(facts.EventQueryOk(mark.number))
+            self.context.emit(facts.EventQueryOk(state.number))
         return done
 
     @driver_call
     def sync_event(self, event: Event) -> None:
-        mark = self._uncaptured_event(event)
-        self.context.wait_for((mark.task,) if mark.task else ())
-        self.context.emit(facts.EventSync(mark.number))
+        state = self._uncaptured_event(event)
+        self.context.wait_for((state.task,) if state.task else ())
+        self.context.emit(facts.EventSync(state.number))
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
@@ -141,41 +141,41 @@ class SimStreams:
             if not nested:
                 relaxed.discard(thread)
 
-    def lane(self, stream: Stream) -> Lane:
-        """Return the lane of a stream to enqueue work in. LEGACY invalidates captures of blocking streams."""
-        lane = self.lane_of(stream)
-        held = self.lanes.captures() if lane is self.lanes.legacy else []
+    def queue(self, stream: Stream) -> Queue:
+        """Return the queue of a stream to enqueue in. LEGACY invalidates captures of blocking streams."""
+        queue = self.queue_of(stream)
+        held = self.queues.captures() if queue is self.queues.legacy else []
         if held:
-            raise _spoiled(held, Status.STREAM_CAPTURE_IMPLICIT)
-        return lane
+            raise _invalidated(held, Status.STREAM_CAPTURE_IMPLICIT)
+        return queue
 
-    def lane_of(self, stream: Stream) -> Lane:
-        """Return the lane of a stream, to look at."""
+    def queue_of(self, stream: Stream) -> Queue:
+        """Return the queue of a stream, to look at."""
         if stream == LEGACY:
-            return self.lanes.legacy
+            return self.queues.legacy
         if stream != PER_THREAD:
             return self._streams[stream]
         if self.context.thread not in self._of_threads:
-            self._of_threads[self.context.thread] = self._new_lane(StreamFlag.PER_THREAD)
+            self._of_threads[self.context.thread] = self._new_queue(StreamFlag.PER_THREAD)
         return self._of_threads[self.context.thread]
 
-    def uncaptured_lane(self, stream: Stream) -> Lane:
-        """Return the lane of a stream that the host may query or wait for."""
-        lane = self.lane(stream)
-        if lane.capture:
-            raise _spoiled([lane.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
-        return lane
+    def uncaptured_queue(self, stream: Stream) -> Queue:
+        """Return the queue of a stream that the host may query or wait for."""
+        queue = self.queue(stream)
+        if queue.capture:
+            raise _invalidated([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
+        return queue
 
-    def submit(self, lane: Lane, job: Job) -> Task | None:
+    def submit(self, queue: Queue, job: Job) -> Task | None:
         """Enqueue a job; in a captured stream, append it to the graph and return None."""
-        if lane.capture:
-            lane.nodes = (self.append(lane.capture, job, lane.nodes),)
+        if queue.capture:
+            queue.nodes = (self.append(queue.capture, job, queue.nodes),)
             return None
-        return self.enqueue(lane, job)
+        return self.enqueue(queue, job)
 
     def append(self, capture: Capture, job: Job, before: Nodes) -> Node:
         """Append a node to the graph that is being captured."""
-        if capture.spoiled:
+        if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, seen=f"stream {capture.origin}")
         node = capture.add(job, before)
         self.context.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
@@ -185,12 +185,12 @@ class SimStreams:
             self.context.emit(facts.GraphEdge(capture.graph, earlier.number, node.number))
         return node
 
-    def enqueue(self, lane: Lane, job: Job) -> Task:
+    def enqueue(self, queue: Queue, job: Job) -> Task:
         """Enqueue a job in a stream that does not capture."""
-        before = self.lanes.before(lane)
+        before = self.queues.before(queue)
         delay_ns = self.context.costs.dispatch_ns
-        task = self.context.schedule.add(job, before, delay_ns=delay_ns, priority=lane.priority)
-        lane.tail = (task,)
+        task = self.context.schedule.add(job, before, delay_ns=delay_ns, priority=queue.priority)
+        queue.tail = (task,)
         return task
 
     def refuse_in_capture(self) -> None:
@@ -208,50 +208,50 @@ class SimStreams:
 
     def _refuse_during(self, captures: list[Capture]) -> None:
         if captures:
-            raise _spoiled(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
+            raise _invalidated(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
 
-    def _new_lane(self, flag: StreamFlag, priority: int = 0) -> Lane:
-        lane = self._streams.make(lambda number: Lane(number, flag, priority))
-        self.lanes.others.append(lane)
-        self.context.emit(facts.StreamCreate(lane.number, flag, priority))
-        return lane
+    def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
+        queue = self._streams.make(lambda number: Queue(number, flag, priority))
+        self.queues.others.append(queue)
+        self.context.emit(facts.StreamCreate(queue.number, flag, priority))
+        return queue
 
-    def _uncaptured_event(self, event: Event) -> Mark:
+    def _uncaptured_event(self, event: Event) -> EventState:
         """Return an event that the host may query or wait for."""
-        mark = self._events[event]
-        if mark.capture:
-            mark.capture.spoiled = True
+        state = self._events[event]
+        if state.capture:
+            state.capture.invalidated = True
             raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {event}")
         self.refuse_in_capture()
-        return mark
+        return state
 
     def _timed(self, event: Event) -> Task:
-        mark = self._uncaptured_event(event)
-        if not mark.timing:
+        state = self._uncaptured_event(event)
+        if not state.timing:
             raise cuda_error(
                 Status.INVALID_HANDLE, seen=f"event {event} was made with timing=False"
             )
-        if mark.task is None:
+        if state.task is None:
             raise cuda_error(Status.INVALID_HANDLE, seen=f"event {event} was never recorded")
-        return mark.task
+        return state.task
 
 
-def _spoiled(captures: list[Capture], status: Status) -> CudaError:
+def _invalidated(captures: list[Capture], status: Status) -> CudaError:
     for capture in captures:
-        capture.spoiled = True
+        capture.invalidated = True
     return cuda_error(status, seen=f"stream {captures[0].origin} is capturing")
 
 
-def _join(lane: Lane, capture: Capture, mark: Mark) -> None:
+def _join(queue: Queue, capture: Capture, state: EventState) -> None:
     """Add a stream to the capture that an event was recorded in."""
     if capture.ended:
-        raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {mark.number}")
-    if lane.capture not in (None, capture):
+        raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {state.number}")
+    if queue.capture not in (None, capture):
         raise cuda_error(
             902,  # which has no words of its own
             name="CUDA_ERROR_STREAM_CAPTURE_MERGE",
             text="the event belongs to another capture than the stream",
-            seen=f"event {mark.number}, stream {lane.number}",
+            seen=f"event {state.number}, stream {queue.number}",
         )
-    lane.capture = capture
-    lane.nodes = tuple(dict.fromkeys((*lane.nodes, *mark.nodes)))
+    queue.capture = capture
+    queue.nodes = tuple(dict.fromkeys((*queue.nodes, *state.nodes)))

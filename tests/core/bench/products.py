@@ -17,6 +17,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never,
 )
+from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 
@@ -46,8 +47,14 @@ Spoil = Callable[[Run], None]
 class Spoiled(Sim):
     """A device whose libraries do something to what they have computed, or refuse to compute."""
 
-    def __init__(self, spoil: Spoil | None = None, refusing: Sequence[str] = ()) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        spoil: Spoil | None = None,
+        refusing: Sequence[str] = (),
+        *,
+        model: str = DEFAULT_MODEL,
+    ) -> None:
+        super().__init__(model)
         self.opened: list[Library] = []
         self.capturing = False
         self._spoil, self._refusing = spoil, refusing

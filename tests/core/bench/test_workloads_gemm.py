@@ -88,8 +88,8 @@ def test_axes_name_what_is_not_usual_only() -> None:
 
 
 def test_buffers_that_are_rotated_are_each_computed_and_verified() -> None:
-    gemm = Gemm(dtype="fp32", m=1024, n=1024, k=1024)
-    with closing(Sim()) as gpu:
+    gemm = Gemm(dtype="fp32", m=256, n=256, k=256)
+    with closing(Sim("jetson")) as gpu:
         (case,) = results(gpu, gemm, cache="rotate", rule=Rule(min_samples=1))
 
     assert case.verified
@@ -206,8 +206,8 @@ def test_one_buffer_set_of_many_that_is_wrong_is_found() -> None:
         if len(seen) > 2 and run.at.d == seen[2]:
             all_is_zero(run)
 
-    gemm = Gemm(dtype="fp32", m=1024, n=1024, k=512)
-    with closing(Spoiled(third_of_them)) as gpu:
+    gemm = Gemm(dtype="fp32", m=256, n=256, k=128)
+    with closing(Spoiled(third_of_them, model="jetson")) as gpu:
         (case,) = results(gpu, gemm, cache="rotate")
 
     assert len(seen) > 8

@@ -45,11 +45,18 @@ def test_each_operation_is_measured_verified_and_gives_its_memory_back(operation
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_buffers_that_are_rotated_are_each_verified(operation: str) -> None:
-    with closing(Sim()) as gpu:
-        case = measured(gpu, operation, cache="rotate", sizes_bytes=(1 << 20,))
+    with closing(Sim("jetson")) as gpu:
+        case = measured(gpu, operation, cache="rotate", sizes_bytes=(1 << 17,))
 
     assert case.verified
     assert case.method.buffer_sets > 10
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_limit_of_cold_buffers_is_the_memory(operation: str) -> None:
+    with closing(Sim()) as gpu:
+        case = measured(gpu, operation, cache="flush", sizes_bytes=(1 << 20,))
+
     assert not isinstance(case.limit, Unavailable)
     assert case.limit.bound == "memory"
 
@@ -125,8 +132,8 @@ def test_one_buffer_set_of_many_that_is_wrong_is_found_out() -> None:
         if to != seen[min(2, len(seen) - 1)] or len(seen) < 3:
             registered()["cudakit_copy"](launch, to, *args)
 
-    with closing(Sim(host_kernels={"cudakit_copy": skips})) as gpu:
-        case = measured(gpu, "copy", cache="rotate", sizes_bytes=(8 << 20,))
+    with closing(Sim("jetson", host_kernels={"cudakit_copy": skips})) as gpu:
+        case = measured(gpu, "copy", cache="rotate", sizes_bytes=(1 << 19,))
 
     assert len(seen) == case.method.buffer_sets > 3
     assert isinstance(case.median_s, Unavailable)

@@ -16,10 +16,10 @@ from cudakit.document import Document, Node, Section
 
 
 def present(result: BenchResult, *, detail: bool = False) -> Document:
-    """Show the figures beside their limits, and what should make a reader doubt them.
+    """Show the figures, their limits, and warnings.
 
-    ``detail`` adds pictures and the distribution of the samples, which suit a page better than a
-    terminal. The Columns ``results`` are for exports, and come first.
+    ``detail`` adds charts and the distribution of the samples, for a page. The Columns ``results`` are for
+    exports, and come first.
     """
     nodes: list[Node] = [result_columns(result.results)]
     if result.results:

@@ -18,10 +18,10 @@ from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import Figure, dots, shape, stretched, to_units
 from cudakit.units import Unavailable, format_ratio
 
-# Pixels of a lane, and units of what is drawn in it.
+# Height of a lane in pixels, and in units of its drawing.
 _LANE = 38
 _HEIGHT = 100
-# The axis reaches at least so far from as fast.
+# Least reach of the axis from equal speed.
 _LEAST_REACH = 0.01
 _MARGIN = 1.08
 
@@ -53,7 +53,7 @@ def share_of(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Va
     found = ratio_to(baseline, case, cases)
     if isinstance(found, Unavailable):
         return found
-    # To a tenth of a percent: 99.6 and 100.4 are not the same answer.
+    # To a tenth of a percent: 99.6 and 100.4 differ in meaning.
     return Text(f"{found.ratio:.1%} ± {format_ratio((found.high - found.low) / 2)}")
 
 

@@ -1,4 +1,4 @@
-"""The table of cases: the time of each, its rate, and how near that is to the speed of light."""
+"""The table of cases: time, rate and share of the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEP, _NODES = "step", "nodes"
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A column, how it is filled, and whether it has anything to say of some case."""
+    """A column, its cells, and whether it has a value for a case."""
 
     title: str
     cell: Callable[[CaseResult], Value]
@@ -32,7 +32,7 @@ class _Shown:
 
 
 def cases_table(cases: Sequence[CaseResult]) -> Table:
-    """Compare cases in a row each; those of a library that is compared with stand back.
+    """Return a table with a row for each case; baselines are faint.
 
     Steps of graphs have a row for all sizes of a graph.
     """
@@ -58,7 +58,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def rate(case: CaseResult) -> Value:
-    """Give the rate by which a case is known: operations per second where it has any, else bytes."""
+    """Return the rate of a case: operations per second if it has any, else bytes."""
     if case.operations:
         per_second, unit = case.per_second(case.operations), case.operation
     elif case.bytes_moved:
@@ -84,7 +84,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
         _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_datasheet),
         _Shown("energy", _energy, needed=_has_energy),
         _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
-        # As a number: where there is no room, it gives way first.
+        # As a number: narrow tables drop it first.
         _Shown("bound", _bound, "number", _has_limit),
     ]
 
@@ -108,7 +108,7 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _limit_words(cases: Sequence[CaseResult]) -> str:
-    """Say what the limit is; where arithmetic sets it, the clock at which that ran matters."""
+    """Describe the limit and its SM clock."""
     computing = [case for case in cases if case.operations and _has_limit(case)]
     if not computing:
         return "The limit is the least time that memory and links allow."
@@ -142,7 +142,7 @@ def _has_limit(case: CaseResult) -> bool:
 
 
 def _has_datasheet(case: CaseResult) -> bool:
-    """Say whether the limit at the clock of the datasheet is another than at the one measured."""
+    """Return whether the limit at the datasheet's clock differs from that at the measured one."""
     found = case.limit
     known = not isinstance(found, Unavailable) and not isinstance(found.measured_s, Unavailable)
     return known and bool(case.operations)
@@ -166,7 +166,7 @@ def _has_energy(case: CaseResult) -> bool:
 
 
 def _energy(case: CaseResult) -> Value:
-    """Give the energy of one operation, or of one execution where it has none."""
+    """Return the energy of one operation, or of one execution without operations."""
     if isinstance(case.energy_j, Unavailable):
         return case.energy_j
     if case.operations:
@@ -175,7 +175,7 @@ def _energy(case: CaseResult) -> Value:
 
 
 def are_steps(cases: Sequence[CaseResult]) -> bool:
-    """Say whether cases are steps of graphs of several sizes: a list of them all would be long."""
+    """Return whether cases are steps of graphs of several sizes, which get a compact table."""
     return (
         all(_STEP in case.axes and isinstance(case.axes.get(_NODES), int) for case in cases)
         and len({case.axes[_NODES] for case in cases}) > 1
@@ -184,7 +184,7 @@ def are_steps(cases: Sequence[CaseResult]) -> bool:
 
 
 def steps_table(cases: Sequence[CaseResult]) -> Table:
-    """Compare the times of steps along the number of nodes, graph by graph."""
+    """Return a table of the steps of each graph, with a column for each number of nodes."""
     graph = [name for name in varying(cases) if name not in (_STEP, _NODES)]
     counts = sorted({int(case.axes[_NODES]) for case in cases})
     rows: dict[tuple[Axis | None, ...], dict[int, CaseResult]] = {}
@@ -211,7 +211,7 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
 def _step_order(
     key: tuple[Axis | None, ...], keys: Sequence[tuple[Axis | None, ...]]
 ) -> tuple[int, ...]:
-    """Keep the steps of a graph together, all in the order in which they were measured."""
+    """Sort by graph, then by step, in the order measured."""
     graphs = list(dict.fromkeys(one[:-1] for one in keys))
     return graphs.index(key[:-1]), keys.index(key)
 

@@ -1,4 +1,4 @@
-"""The figures as columns: what CSV, nvbench's JSON and the pictures of a page read.
+"""The figures as columns, for CSV, nvbench's JSON and charts.
 
 ``results`` has a row for each case: ``name``, then the axes, then figures from ``median_s`` on, with NaN
 for what is withheld or unknown. ``samples`` has a row for each sample. ``device`` has one row.
@@ -20,7 +20,7 @@ from cudakit.units import Unavailable
 
 
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
-    """Give a row for each case."""
+    """Return a row for each case."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
     _words("name", [case.name for case in cases], arrays, text)
@@ -39,7 +39,7 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
 
 
 def sample_columns(cases: Sequence[CaseResult]) -> Columns:
-    """Give a row for each sample of each case, in the order taken."""
+    """Return a row for each sample of each case, in the order taken."""
     sizes = [len(case.samples_s) for case in cases]
     clocks = (case.sm_clock_hz or (np.nan,) * len(case.samples_s) for case in cases)
     return Columns(
@@ -55,7 +55,7 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 
 
 def device_columns(environment: Environment) -> Columns:
-    """Give the device in one row."""
+    """Return the device in one row."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
     for name, word in (
@@ -103,7 +103,7 @@ def _axis(
     text: dict[str, tuple[str, ...]],
 ) -> None:
     values = [case.axes.get(name) for case in cases]
-    # A truth is an int to Python, and a word to a reader.
+    # By exact type: bool is a subclass of int, and is shown as a word.
     for kind, dtype in ((int, np.int64), (float, np.float64)):
         if all(type(value) is kind for value in values):
             arrays[name] = np.array(values, dtype)
@@ -118,7 +118,7 @@ def _words(
     arrays: dict[str, Array],
     text: dict[str, tuple[str, ...]],
 ) -> None:
-    """Store words as numbers into a table of them; -1 where there is none."""
+    """Store words as indices into a table; -1 for None."""
     known = list(dict.fromkeys(word for word in words if word is not None))
     numbers = {word: at for at, word in enumerate(known)}
     arrays[name] = np.array([-1 if word is None else numbers[word] for word in words], np.int64)
@@ -126,7 +126,7 @@ def _words(
 
 
 def _rounds(case: CaseResult) -> list[int]:
-    """Number the round of each sample."""
+    """Return the round number of each sample."""
     sizes = case.rounds or (len(case.samples_s),)
     return [number for number, size in enumerate(sizes) for _ in range(size)]
 

@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 def present_comparison(comparison: Comparison) -> Document:
-    """Show what became of each case; those that are the same stand back."""
+    """Show the verdict on each case; unchanged ones are faint."""
     nodes: list[Node] = [_table(comparison)]
     return Document(
         "Simulated: bench compare" if comparison.simulated else "bench compare",
@@ -91,7 +91,7 @@ def _remarks(comparison: Comparison) -> Iterator[Note]:
 
 
 def _clock_word(case: CaseComparison) -> str:
-    """Name how the clock changed, where that is what a verdict is about."""
+    """Return how the clock changed if the verdict depends on cycles, else ""."""
     if "in cycles" not in case.reason or isinstance(case.clock_change, Unavailable):
         return ""
     return "lower" if case.clock_change < 0 else "higher"

@@ -1,4 +1,4 @@
-"""What a page draws along an axis: the rate of cases that differ in it alone, or their time."""
+"""Sections of charts along an axis: the rate or time of cases that differ only in that axis."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cudakit.units import Unavailable
 
 # Fewer points are a table, not a curve.
 _LEAST_POINTS = 3
-# More in one picture cannot be told apart.
+# More lines in one chart cannot be distinguished.
 _MOST_LINES = 9
-# An axis that spans at least this is drawn by its logarithm.
+# An axis with at least this ratio is logarithmic.
 _WIDE = 8
-# The name of the axis of products whose matrices are square.
+# The axis of GEMMs of square matrices.
 _CUBES = "m=n=k"
 
 
@@ -34,9 +34,9 @@ class _Line:
 
 
 def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
-    """Draw the rate, or the time, along each axis of numbers that is long enough.
+    """Chart the rate or the time along each numeric axis with enough points.
 
-    Steps of ``graphs`` stand beside the line that was laid through them.
+    The fits of ``graphs`` are drawn with their steps.
     """
     known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     for name in _numbers(known):
@@ -48,13 +48,13 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
 
 
 def _numbers(cases: Sequence[CaseResult]) -> list[str]:
-    """List the axes that may be long enough: square matrices have one more."""
+    """List the axes; square matrices have an additional one."""
     cubes = [_CUBES] if any(map(is_cube, cases)) else []
     return [*cubes, *axis_names(cases)]
 
 
 def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
-    """Group the cases that differ in one axis of numbers only, sorted along it."""
+    """Group the cases that differ only in one numeric axis, sorted along it."""
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         if _at(case, name) is not None:
@@ -85,7 +85,7 @@ def _place(case: CaseResult, name: str) -> float:
 def _panels(
     groups: Sequence[list[CaseResult]],
 ) -> Iterator[tuple[str, list[list[CaseResult]]]]:
-    """Spread many groups over pictures, by the axis of words that makes the fewest; each with its title."""
+    """Split many groups into titled charts, by the text axis that makes the fewest."""
     firsts = [group[0] for group in groups]
     by: dict[str, dict[str, list[list[CaseResult]]]] = {}
     for name in axis_names(firsts):
@@ -157,7 +157,7 @@ def _limit_s(case: CaseResult) -> float:
 
 
 def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
-    """Give the time that a step has by its line over the number of nodes; NaN where there is none."""
+    """Return the fitted time of a step; NaN without a fit."""
     for graph in graphs:
         if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
             for step in graph.steps:
@@ -167,13 +167,13 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
 
 
 def _unit(cases: Sequence[CaseResult]) -> str:
-    """Name what the rates are of; operations on whole numbers and others together are operations."""
+    """Return the unit of the rates; OP for mixed operations."""
     units = {case.operation if case.operations else "B" for case in cases}
     return units.pop() if len(units) == 1 else "OP"
 
 
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
-    """Draw the share of the limit where all have one, for a terminal and for Markdown."""
+    """Chart the share of the limit if all have one, else the time, for a terminal and for Markdown."""
     cases = [case for line in lines for case in line.points]
     places = sorted({_place(case, name) for case in cases})
     by_limit = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)

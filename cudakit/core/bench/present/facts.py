@@ -26,12 +26,12 @@ _CACHES = {
     "flush": "L2 cache overwritten before each",
     "hot": "L2 cache hot",
 }
-# More names are not read.
+# More names than this are replaced by a count.
 _MOST_NAMES = 7
 
 
 def title(result: BenchResult) -> str:
-    """Say first of all whether this is real, then what ran where."""
+    """Return the title: simulated or not, bench, GPU."""
     words = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
     if not result.results:
         return words
@@ -40,7 +40,7 @@ def title(result: BenchResult) -> str:
 
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
-    """Name what the figures depend on: the method first, then the machine and its state at the begin."""
+    """Return the method, the libraries, the versions and the state of the GPU."""
     known = [case for case in cases if not case.refused] or cases
     first = known[0]
     rows = [*method_rows(known), *library_rows(known)]
@@ -50,14 +50,14 @@ def machine_facts(cases: Sequence[CaseResult]) -> Facts:
 
 
 def clock_words(clock_hz: tuple[float, ...]) -> Value:
-    """Write the clock that was measured during the samples."""
+    """Return the median SM clock of the samples."""
     if not clock_hz:
         return Unavailable("the clock was not measured")
     return Text(f"{median(clock_hz) / 1e6:.0f} MHz")
 
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Name each library once, with what it was allowed; nothing where no case has one."""
+    """Return each library once, with its settings; nothing if no case has one."""
     words = dict.fromkeys(_library_words(case) for case in cases if "library" in case.settings)
     return [("library", Text("; ".join(words)))] if words else []
 
@@ -75,7 +75,7 @@ def _library_words(case: CaseResult) -> str:
 
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Describe each method in a row, with the cases that it is of where there are several."""
+    """Describe each method in a row, with its cases if there are several methods."""
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
@@ -83,7 +83,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
         groups.setdefault(alike, []).append(case)
     rows: list[tuple[str, Value]] = []
     for group in groups.values():
-        words = method_words([case.method for case in group], own=_telling(group))
+        words = method_words([case.method for case in group], own=_distinguishing(group))
         rows.append(
             ("method", Text(words if len(groups) == 1 else f"{_of(group, cases)}: {words}"))
         )
@@ -91,9 +91,9 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
 
 
 def method_words(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
-    """Describe methods that differ in their numbers only.
+    """Describe methods that differ only in their numbers.
 
-    ``own`` is what took turns where that was our own work alone, which has no other name.
+    ``own`` names interleaved workloads that are all cudakit's own.
     """
     first = methods[0]
     warmup = _range(
@@ -115,8 +115,8 @@ def method_words(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
     return "; ".join(parts)
 
 
-def _telling(cases: Sequence[CaseResult]) -> list[str]:
-    """Return the values of the first axis of words that tells cases apart."""
+def _distinguishing(cases: Sequence[CaseResult]) -> list[str]:
+    """Return the values of the first text axis that distinguishes cases."""
     for name in varying(cases):
         values = [case.axes.get(name) for case in cases]
         if len(set(values)) > 1 and all(isinstance(value, str) for value in values):
@@ -125,7 +125,7 @@ def _telling(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def _of(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
-    """Name what no other case is, and the rest of a group one by one; many are counted."""
+    """Name a group by values that no other case has, the rest one by one; count many."""
     rest = [case for case in cases if not any(case is one for one in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
     best: tuple[int, list[str]] | None = None
@@ -138,13 +138,13 @@ def _of(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
         if best is None or len(single) < best[0]:
             best = len(single), [*whole, *single]
     names = best[1] if best else []
-    # The same case measured in two ways has but one name.
+    # A case measured by two methods has one name.
     ambiguous = not {labels[id(case)] for case in rest}.isdisjoint(names)
     return _many(group) if ambiguous or len(names) > _MOST_NAMES else ", ".join(names)
 
 
 def _many(group: Sequence[CaseResult]) -> str:
-    """Count the cases, and say of which sizes they are."""
+    """Count the cases, with their range of sizes."""
     counted = _counted(str(len(group)), "case")
     for name in varying(group):
         sizes = [case.axes.get(name) for case in group]

@@ -1,4 +1,4 @@
-"""What graphs cost and save: a line for each step, and when a graph of each size has paid."""
+"""Costs of graphs: the fit of each step, and the break-even point of each size."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PAYOFFS_CAPTION = (
     "in turn. Pays after: so many replays."
 )
 
-# What is less than a picosecond is left over from a subtraction.
+# Less than a picosecond is a rounding residue of a subtraction.
 _PLACES = 12
 
 
 def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
-    """Show the costs of graphs, where any could be worked out."""
+    """Show the costs of graphs, if any are known."""
     steps = _table(
         _STEPS, [_step(graph, step) for graph in graphs for step in graph.steps], _STEPS_CAPTION
     )
@@ -54,13 +54,13 @@ def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
 def _table(
     columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
 ) -> Iterator[Table]:
-    """Make a table of the rows that say anything, if there are any."""
-    known = tuple(row for row in rows if _says_anything(row[len(_GRAPH) + 1 :]))
+    """Return a table of the rows that have a value, if any."""
+    known = tuple(row for row in rows if _has_value(row[len(_GRAPH) + 1 :]))
     if known:
         yield Table(columns, known, caption)
 
 
-def _says_anything(values: tuple[Value, ...]) -> bool:
+def _has_value(values: tuple[Value, ...]) -> bool:
     return any(not isinstance(value, Unavailable) for value in values)
 
 

@@ -1,4 +1,4 @@
-"""The health check as a Document: each figure beside what is expected of it."""
+"""The health check as a Document: each figure with its expected value."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
 
 
 def _headline(suite: SuiteResult) -> Note:
-    """Say the verdict first, then what is out of its band, then what was seen that may be why."""
+    """Return the verdict, the figures out of band, and likely causes."""
     judged = [one for one in suite.figures if not isinstance(one.health, Unavailable)]
     bad = [one for one in judged if one.is_out_of_band]
     if not judged:
@@ -86,7 +86,7 @@ def _headline(suite: SuiteResult) -> Note:
 
 
 def _named(figures: list[Figure]) -> str:
-    """Name the worst first, with how far they are from what is expected."""
+    """List the worst first, with their share of the expected value."""
     worst_first = sorted(figures, key=lambda one: one.health != "fail")
     more = len(worst_first) - _NAMED
     names = ", ".join(_in_words(one) for one in worst_first[:_NAMED])
@@ -148,7 +148,7 @@ def _left_out(suite: SuiteResult) -> Iterator[Note]:
 
 
 def _without_warnings(result: BenchResult) -> BenchResult:
-    """Leave out what the headline says where it matters: some of it holds for every busy GPU."""
+    """Return the result without the warnings that the headline gives as causes."""
     said = environment_warnings(environments(result.results))
     return replace(result, warnings=tuple(each for each in result.warnings if each not in said))
 

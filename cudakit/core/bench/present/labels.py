@@ -1,4 +1,4 @@
-"""Axes of cases: which vary and deserve a column, and how cases are named by them."""
+"""Labels of cases by their axes, and which axes vary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cudakit.core.bench.workload import Axis
 from cudakit.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 
-# The sizes of a product of matrices, which are one thing to a reader.
+# The sizes of a GEMM, which are shown together.
 SIZES = ("m", "n", "k")
-# Axes whose names are what they count: "8 nodes".
+# Axes whose name is the unit: "8 nodes".
 _COUNTED = ("nodes",)
 
 
@@ -22,7 +22,7 @@ def axis_names(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def varying(cases: Sequence[CaseResult]) -> list[str]:
-    """List the axes that tell the cases apart; all of them for a single case."""
+    """List the axes that distinguish the cases; all of them for a single case."""
     names = axis_names(cases)
     if len(cases) < 2:
         return names
@@ -30,7 +30,7 @@ def varying(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def fixed_words(cases: Sequence[CaseResult]) -> str:
-    """Name the axes that are the same everywhere: ``dtype bf16, layout nn``."""
+    """Describe the axes that are the same everywhere: ``dtype bf16, layout nn``."""
     shown = set(varying(cases))
     return ", ".join(
         f"{axis_title(name)} {axis_words(name, value)}"
@@ -42,41 +42,41 @@ def fixed_words(cases: Sequence[CaseResult]) -> str:
 def short_labels(
     cases: Sequence[CaseResult], *, without: Collection[str] = (), contender: bool = True
 ) -> list[str]:
-    """Name each case by what tells it from the others: ``bf16 8192³ by torch``.
+    """Return a label for each case that distinguishes it: ``bf16 8192³ by torch``.
 
-    ``without`` are axes that a picture shows in another way; ``contender`` says who ran it. Where nothing is
-    left to tell them apart, a case has the name of its bench.
+    ``without`` are axes that a chart shows in another way; ``contender`` adds the library. If no axis
+    distinguishes them, the label is the name of the bench.
     """
     shown = [name for name in varying(cases) if name not in without]
     if not set(SIZES).isdisjoint(shown):
-        # A size that is the same everywhere belongs to the others.
+        # If one size varies, all are shown.
         shown = [name for name in axis_names(cases) if name in shown or name in SIZES]
     several = len({case.name for case in cases}) > 1
     return [_short(case, shown, named=several, contender=contender) for case in cases]
 
 
 def brief_label(case: CaseResult, cases: Sequence[CaseResult]) -> str:
-    """Name a case by what tells it from the others of a result, which say the rest."""
+    """Return a label of the values that vary in a result."""
     words = [str(case.axes[name]) for name in varying(cases) if name in case.axes]
     by = [] if case.contender == OURSELVES else [f"by {case.contender}"]
     return " ".join((*words, *by)) or case.name
 
 
 def is_cube(case: CaseResult) -> bool:
-    """Say whether all sizes of a product are there and the same."""
+    """Return whether all sizes of a GEMM are known and equal."""
     sizes = [case.axes.get(name) for name in SIZES]
     return sizes[0] is not None and len(set(sizes)) == 1
 
 
 def axis_value(name: str, value: Axis | None) -> Value:
-    """Give an axis its unit, which its name ends in; what a case does not name is as usual."""
+    """Return the value of an axis with the unit of its name; "-" for a default."""
     if value is None:
         return Text("-")
     return Bytes(value) if name.endswith("_bytes") and isinstance(value, int) else Text(str(value))
 
 
 def axis_words(name: str, value: Axis | None) -> str:
-    """Write the value of an axis in words."""
+    """Format the value of an axis."""
     if value is None:
         return "-"
     is_size = name.endswith("_bytes") and isinstance(value, int)
@@ -84,7 +84,7 @@ def axis_words(name: str, value: Axis | None) -> str:
 
 
 def axis_title(name: str) -> str:
-    """Head the column of an axis."""
+    """Return the column title of an axis."""
     return name.removesuffix("_bytes").replace("_", " ")
 
 
@@ -105,7 +105,7 @@ def _sizes(case: CaseResult) -> str:
 
 
 def _words(name: str, value: Axis) -> str:
-    """Write a value as it stands in a name: a number needs to be told from other numbers."""
+    """Format a value in a label: a number is given with the name of its axis."""
     words = axis_words(name, value)
     if isinstance(value, str) or name.endswith("_bytes"):
         return words

@@ -1,4 +1,4 @@
-"""Sentences that a reader of the figures must not miss."""
+"""Notes: errors, refusals and warnings of a result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
 from cudakit.units import Unavailable, format_ratio
 
-# Measured time and worked-out limit are never so exact that less than this above it means something.
+# Measurement and limit are not exact enough for a smaller excess to be meaningful.
 _ABOVE_LIMIT = 1.02
 _NAMED = 3
 
 
 def notes(result: BenchResult) -> list[Note]:
-    """Say what is wrong, then what is doubtful, then that all is well if it is."""
+    """Return errors, then warnings, or that all values were correct."""
     found = [*_wrong(result.results), *_refused(result.results), *_doubts(result)]
     if not any(note.level in ("warn", "error") for note in found) and result.results:
         checked = sum(case.verified for case in result.results)

@@ -1,4 +1,4 @@
-"""What could be faster: what the library recommends, and all else that it says it can run."""
+"""Candidates: the algorithms that the library recommends, and all others that it can run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
 
-# As many as libraries that tune ask for at most; beyond them the order says little.
+# Beyond this number the order of the heuristics means little.
 _RECOMMENDED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Algorithms, in the order in which they are to be tried; the first is the library's own choice."""
+    """Algorithms in the order of trials; the first is the library's own choice."""
 
     algorithms: tuple[Algorithm, ...]
-    complete: bool  # whether the library was asked for all that it has
+    complete: bool  # whether all algorithms of the library are listed
 
 
 def candidates(
@@ -29,9 +29,9 @@ def candidates(
     seed: int,
     is_over: Callable[[], bool] = never,
 ) -> Candidates:
-    """List what the library recommends, in its order, then the others, shuffled, each once.
+    """Return the recommended algorithms in order, then the others shuffled, each once.
 
-    ``is_over`` ends the listing, which can take long. Raises Unsupported where there is nothing.
+    ``is_over`` ends the listing, which can take long. Raises Unsupported if there is no algorithm.
     """
     recommended = blas.heuristics(gemm, settings, _RECOMMENDED)
     if not recommended:
@@ -47,9 +47,9 @@ def candidates(
 
 
 def _each_once(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
-    """Index algorithms by their numbers, the first of those that have the same."""
+    """Return the first of the algorithms with equal parameters."""
     found: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
-        # What it needs follows from the rest.
+        # The workspace follows from the other parameters.
         found.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
     return found

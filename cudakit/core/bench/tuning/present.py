@@ -1,4 +1,4 @@
-"""A tuning as a Document: what each product gains, how sure that is, and what to do with it."""
+"""A tuning as a Document: the gain of each GEMM, its CI, and how to use it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CAPTION = (
 def present_tuned(
     tuned: Tuned, *, files: Sequence[str] = (), exported: TorchCsv | None = None
 ) -> Document:
-    """Show each product in a row; those that keep the default stand back.
+    """Show each GEMM in a row; those that keep the default are faint.
 
     ``files`` are where the tuning was written to, ``exported`` is what was written for torch.
     """
@@ -57,7 +57,7 @@ def present_tuned(
 
 
 def product_words(gemm: Gemm) -> str:
-    """Name a product: ``bf16 8192 x 8192 x 4096 tn``, and what is unusual."""
+    """Describe a GEMM: ``bf16 8192 x 8192 x 4096 tn``, and what differs from the default."""
     axes = gemm_axes(gemm)
     sizes = " x ".join(str(axes.pop(name)) for name in ("m", "n", "k"))
     first = f"{axes.pop('dtype')} {sizes} {axes.pop('layout')}"

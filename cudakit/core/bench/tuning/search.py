@@ -28,19 +28,18 @@ LEAST_ITERATIONS = 20
 DEFAULT = 0
 FINALISTS = 3
 
-_HEAT = 8  # candidates, few, so that a round is short
-_POOL = 16  # candidates that are left of all heats
+_GROUP = 8  # candidates, few, so that a round is short
+_POOL = 16  # candidates that remain after all groups
 _SCREEN_ROUNDS = 6
 _HALVING_ROUNDS = 5
-# In three parts, each on buffers of its own: where they lie in memory changes which algorithm is faster.
+# Parts of the final, each on buffers of its own: their addresses change which algorithm is faster.
 _PARTS = 3
 _FINAL_ROUNDS = 16  # of each part
-# Of the time, when screen and halving end at the latest.
+# Shares of the time after which screening and halving end.
 _SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
-# Who leaves early is not looked at any more, and nothing worse, so that this may be wrong more often: slower
-# in 5 of 5 rounds, or in 7 of 8.
+# Level of leaving early, which only costs a candidate: slower in 5 of 5 rounds, or in 7 of 8.
 _LEAVES = 0.05
-# Slower by so much in the first round, or in each of two or more: no noise of kernels in turn is as great.
+# Slowdown in the first round, or in each of two or more, that no noise explains.
 _HOPELESS_AT_ONCE, _HOPELESS = 1.5, 1.1
 
 Stopped: TypeAlias = Literal["complete", "time", "interrupted"]
@@ -91,9 +90,9 @@ class Trials(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search found."""
+    """The result of a search."""
 
-    winner: int  # DEFAULT where nothing is surely faster
+    winner: int  # DEFAULT if nothing is significantly faster
     gain: (
         float | None
     )  # of the fastest finalist over the default: 0.05 takes 5 % less; None without a final
@@ -113,28 +112,28 @@ def search(
     seed: int,
     now: Callable[[], float],
     begin_s: float | None = None,
-    tell: Progress = lambda stage, fraction: None,  # noqa: ARG005
+    progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
 ) -> Outcome:
-    """Look for a candidate that is surely faster than the default, by LEAST_GAIN or more.
+    """Search for a candidate that is significantly faster than the default, by LEAST_GAIN or more.
 
     ``count`` is that of the candidates; those with small numbers come first. The time runs from ``begin_s``,
-    or from now. ``tell`` hears of each round ahead of it. An interrupt, which it may raise, ends the search
+    or from now. ``progress`` is called before each round. An interrupt, which it may raise, ends the search
     with what is known: the default, unless the final says otherwise.
     """
     begin_s = now() if begin_s is None else begin_s
     chance = random.Random(seed)  # noqa: S311 an order, and no secret
-    found = _Search(trials, limits, chance, now, begin_s, tell)
+    found = _Search(trials, limits, chance, now, begin_s, progress)
     try:
         found.screen(range(1, count))
         found.halve()
-        found.play_final()
+        found.run_final()
     except KeyboardInterrupt:
         found.stopped = "interrupted"
     return found.conclude()
 
 
 class _Search:
-    """What is known so far."""
+    """The state of a search."""
 
     def __init__(
         self,
@@ -143,48 +142,46 @@ class _Search:
         chance: random.Random,
         now: Callable[[], float],
         begin_s: float,
-        tell: Progress,
+        progress: Progress,
     ) -> None:
         self.stopped: Stopped = "complete"
         self._trials, self._limits, self._random, self._now = trials, limits, chance, now
-        self._begin_s, self._tell = begin_s, tell
+        self._begin_s, self._progress = begin_s, progress
         self._stage = ("", 0.0)
         self._ratios: dict[int, list[float]] = defaultdict(list)
         self._samples: dict[int, int] = defaultdict(int)
         self._pool: list[int] = []  # the best first
-        self._reserve: list[int] = []  # who left the pool, and was not surely worse
+        self._reserve: list[int] = []  # left the pool, but not significantly worse
         self._final = Final()
         self._tried = 1
         self._wrong: list[int] = []
 
-    # --- stages
-
     def screen(self, numbers: Sequence[int]) -> None:
-        """Measure all candidates a few times, and keep the best."""
-        for at in range(0, len(numbers), _HEAT):
+        """Measure all candidates a few times and keep the best."""
+        for at in range(0, len(numbers), _GROUP):
             if self._is_over(_SCREEN_UNTIL):
                 self.stopped = "time"
                 return
             self._stage = (f"{at} of {len(numbers)} algorithms", at / len(numbers))
-            heat = [number for number in numbers[at : at + _HEAT] if self._trials.enter(number)]
-            self._tried += len(heat)
-            left = self._play(heat, _SCREEN_ROUNDS, _SCREEN_UNTIL)
+            group = [number for number in numbers[at : at + _GROUP] if self._trials.enter(number)]
+            self._tried += len(group)
+            left = self._measure_rounds(group, _SCREEN_ROUNDS, _SCREEN_UNTIL)
             ranked = self._ranked([*self._pool, *left])
             self._pool = ranked[:_POOL]
-            self._dismiss(ranked[_POOL:])
+            self._leave(ranked[_POOL:])
 
     def halve(self) -> None:
-        """Measure the best again, and keep the faster half, until there are as many as a final has."""
+        """Measure the best again and keep the faster half, until FINALISTS are left."""
         while len(self._pool) > FINALISTS:
             self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
-            ranked = self._ranked(self._play(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
+            ranked = self._ranked(self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
             half = max(FINALISTS, math.ceil(len(self._pool) / 2))
             self._pool, others = ranked[:half], [*ranked[half:], *self._reserve]
             self._reserve = others[:FINALISTS]
-            self._dismiss(others[FINALISTS:])
+            self._leave(others[FINALISTS:])
 
-    def play_final(self) -> None:
-        """Measure the best that compute the right values as often as was laid down, and drop nobody."""
+    def run_final(self) -> None:
+        """Measure the best correct candidates a fixed number of times, dropping none."""
         self._final = Final(self._verified())
         finalists = self._final.finalists
         if not finalists:
@@ -203,7 +200,7 @@ class _Search:
                 self._final.add(self._round(finalists))
 
     def conclude(self) -> Outcome:
-        """Decide by the final alone."""
+        """Return the outcome, decided by the final alone."""
         final = self._final
         ranked = final.ranked()
         for number in ranked:
@@ -214,10 +211,8 @@ class _Search:
         right = [number for number in ranked if number not in self._wrong]
         return self._outcome(DEFAULT, right[0] if right else None)
 
-    # --- decisions
-
     def _is_worse(self, number: int) -> bool:
-        """Say whether a candidate is surely not better than the default by enough to win."""
+        """Return whether a candidate is significantly not fast enough to win."""
         ratios = self._ratios[number]
         if not ratios:
             return False
@@ -225,7 +220,7 @@ class _Search:
         return min(ratios) > hopeless or is_above(ratios, 1 - LEAST_GAIN, _LEAVES)
 
     def _verified(self) -> list[int]:
-        """Take the best that compute the right values."""
+        """Return the best candidates that compute correct values."""
         right: list[int] = []
         for number in (*self._pool, *self._reserve):
             if len(right) == FINALISTS:
@@ -247,10 +242,8 @@ class _Search:
             stopped=self.stopped,
         )
 
-    # --- rounds
-
-    def _play(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
-        """Measure candidates in rounds; return who was not surely worse."""
+    def _measure_rounds(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
+        """Measure candidates in rounds; return those that are not significantly worse."""
         left = list(numbers)
         for _ in range(rounds):
             able = [number for number in left if self._samples[number] < self._most]
@@ -259,13 +252,13 @@ class _Search:
             for number, ratio in self._round(able).items():
                 self._ratios[number].append(ratio)
             worse = {number for number in able if self._is_worse(number)}
-            self._dismiss(worse)
+            self._leave(worse)
             left = [number for number in left if number not in worse]
         return left
 
     def _round(self, numbers: Sequence[int]) -> dict[int, float]:
-        """Measure each and the default once; return the ratios that are known."""
-        self._tell(*self._stage)
+        """Measure each and the default once; return the valid ratios."""
+        self._progress(*self._stage)
         order = [DEFAULT, *numbers]
         self._random.shuffle(order)
         values = dict(zip(order, self._trials.measure(order), strict=True))
@@ -274,7 +267,7 @@ class _Search:
         ratios = {number: values[number] / values[DEFAULT] for number in numbers}
         return {number: ratio for number, ratio in ratios.items() if not math.isnan(ratio)}
 
-    def _dismiss(self, numbers: Iterable[int]) -> None:
+    def _leave(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._trials.leave(number)
 
@@ -287,5 +280,5 @@ class _Search:
 
     @property
     def _most(self) -> int:
-        """Samples of a candidate before the final, which has the other half."""
+        """Most samples of a candidate before the final, which takes the other half."""
         return self._limits.iterations // 2

@@ -1,4 +1,4 @@
-"""Tuned algorithms in the form of ``torch.cuda.tunable``: experimental, as that is.
+"""Tuned algorithms in the file format of ``torch.cuda.tunable``, which is experimental.
 
 The names are those of torch 2.15 (its wheel, ATen/cuda/tunable: TunableGemm.h, GemmCommon.h, GemmCublaslt.h).
 It names products as cuBLAS does, column-major, as we do: ``torch.mm`` of rows has its factors exchanged.
@@ -18,7 +18,7 @@ from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm
 from cudakit.units import Unavailable
 
-# Keys of every file that a torch accepts which tunes cuBLASLt.
+# Validators of every file of a torch that tunes cuBLASLt.
 _TORCH, _LIBRARY = "PT_VERSION", "CUBLASLT_VERSION"
 _TYPES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
@@ -29,7 +29,7 @@ _OPERATIONS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTun
 
 @dataclass(frozen=True, slots=True)
 class TorchCsv:
-    """What torch can read, and what it cannot be told."""
+    """A file for torch, and the GEMMs that it cannot express."""
 
     lines: tuple[str, ...]
     left_out: tuple[tuple[Gemm, str], ...]  # products, and why
@@ -41,7 +41,7 @@ class TorchCsv:
 
 
 def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
-    """Write the algorithms that beat the default; where none does, torch goes its own way anyhow."""
+    """Return the algorithms that beat the default; for all others torch uses its own choice."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
     left_out: list[tuple[Gemm, str]] = []
     for product in tuned.products:
@@ -56,9 +56,9 @@ def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
 
 
 def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> None:
-    """Refuse what torch would not read, or read otherwise. Raises InputError.
+    """Raise InputError for validators that torch would reject or interpret differently.
 
-    The numbers of an algorithm mean something within one version of the library only.
+    The parameters of an algorithm are valid within one version of the library only.
     """
     for name in (_TORCH, _LIBRARY):
         if name not in validators:
@@ -75,7 +75,7 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
 
 
 def read_validators(path: Path) -> Mapping[str, str]:
-    """Read them from any file that torch.cuda.tunable wrote. Raises InputError."""
+    """Read the validators of a file that torch.cuda.tunable wrote. Raises InputError."""
     lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
     parts = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
     found = {part[1]: part[2].strip() for part in parts if len(part) == 3}
@@ -106,7 +106,7 @@ def _parameters(gemm: Gemm) -> str:
 
 
 def solution(algorithm: Algorithm) -> str:
-    """Write an algorithm as torch names it."""
+    """Return the name of an algorithm in torch."""
     numbers: Sequence[tuple[str, int]] = (
         ("id", algorithm.id),
         ("tile", algorithm.tile),
@@ -122,7 +122,7 @@ def solution(algorithm: Algorithm) -> str:
 
 
 def _reasons(product: TunedProduct) -> Iterator[str]:
-    """Say what of a product torch has no name for."""
+    """Yield the properties of a GEMM that torch cannot express."""
     gemm = product.gemm
     kind = DATA_TYPES[gemm.dtype]
     if gemm.dtype not in _TYPES:
@@ -140,7 +140,7 @@ def _reasons(product: TunedProduct) -> Iterator[str]:
 
 
 def _version(text: str) -> tuple[int, ...] | None:
-    """Read 13.1.0, or 130100 as cublasLtGetVersion gives it; None for anything else."""
+    """Parse 13.1.0, or 130100 as of cublasLtGetVersion; None for anything else."""
     if text.isdecimal() and int(text) >= 10_000:
         number = int(text)
         return number // 10_000, number // 100 % 100, number % 100

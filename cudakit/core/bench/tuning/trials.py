@@ -101,7 +101,7 @@ class AlgorithmTrials:
         try:
             candidate = self._make(number)
         except CudakitError as error:
-            self._timer.gpu.sync()  # which raises, where the device is lost
+            self._timer.gpu.sync()  # raises if the device is lost
             self.refused[number] = error.message
             return False
         if candidate.estimate_s > _TOO_SLOW * self._candidates[DEFAULT].estimate_s:

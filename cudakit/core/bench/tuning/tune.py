@@ -1,4 +1,4 @@
-"""Tuning: an algorithm for each product of a Spec, searched for on one device."""
+"""Tuning: search the fastest algorithm for each GEMM of a Spec on one device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cudakit.units import Unavailable
 
 # Long enough that events resolve 0.1 % of it, short enough for thousands of candidates.
 _SAMPLE_S = 2e-3
-# Of the time for a product, when the library is to have named its algorithms, and the device to have settled.
+# Shares of the time of a GEMM after which listing algorithms, and warming up, end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
 
 _NO_FINAL = Unavailable("no other algorithm came into the final")
@@ -39,7 +39,7 @@ _NO_SAMPLE = Unavailable("there was nothing to compare it with")
 
 
 def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
-    """Describe the machine that algorithms are tuned on, or are to be used on."""
+    """Return the machine that algorithms are tuned on or used on."""
     with closing(gpu.blas("cublaslt")) as blas:
         return machine_of(gpu.facts(), blas.library, blas.version, run_context.versions)
 
@@ -54,7 +54,7 @@ def tune(
     run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
-    """Search for the fastest algorithm of each product; what is ``known`` to the end is kept as it is.
+    """Search for the fastest algorithm of each GEMM; complete results in ``known`` are kept.
 
     An interrupt, which ``progress`` may raise, leaves what is found by then. Raises UsageError for a library
     whose algorithms cannot be chosen, InputError for what does not fit in memory or was tuned on an unlike
@@ -90,7 +90,7 @@ def _is_done(product: TunedProduct) -> bool:
 
 
 class _Session:
-    """What has been found so far."""
+    """The results so far."""
 
     def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, unblocked: bool) -> None:
         self.products: dict[object, TunedProduct] = {}
@@ -101,7 +101,7 @@ class _Session:
     def tune_all(
         self, cases: Mapping[Gemm, Case], kept: Iterable[object], progress: Progress
     ) -> bool:
-        """Tune what is not known yet; True means that nothing is missing."""
+        """Tune the missing GEMMs; return whether all were tuned."""
         missing = [gemm for gemm in cases if (gemm, self._spec.settings) not in kept]
         try:
             with closing(Timer(self._gpu)) as timer:
@@ -118,12 +118,12 @@ class _Session:
         return True
 
     def warnings(self) -> Iterator[str]:
-        """Say what should make a reader doubt."""
+        """Yield the reasons to doubt the results."""
         if self._unblocked:
             yield "gaps between launches count: what is set in the environment keeps them from being hidden"
 
     def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
-        """Tune a product; True means that the user broke it off."""
+        """Tune a GEMM; return whether the user interrupted it."""
         try:
             found = self._search(timer, gemm, method, progress)
         except Unsupported as refusal:
@@ -161,18 +161,18 @@ class _Session:
                 seed=spec.seed,
                 now=timer.now_s,
                 begin_s=begin_s,
-                tell=progress,
+                progress=progress,
             )
             if not outcome.significant:
                 trials.verify(DEFAULT)
             return _tuned_product(spec, gemm, limits, found, trials, outcome)
 
     def _method(self, method: Method) -> Method:
-        """Measure as always, but in shorter samples, and what takes turns in one round."""
+        """Return the method of trials: shorter samples, interleaved, in one round."""
         return replace(
             method,
             rounds=1,
-            # In virtual time nothing is gained by the mean of many.
+            # In virtual time a mean gains nothing.
             sample_s=0.0 if self._gpu.simulated else _SAMPLE_S,
             warmup_s=0.0 if self._gpu.simulated else method.warmup_s,
             blocker=method.blocker and not self._unblocked,

@@ -20,7 +20,7 @@ from cudakit.units import Unavailable
 _HINT = "write one with cudakit bench gemm --tune -o tuned.json"
 _NOT_SAID = Unavailable("the device does not say")
 
-# What tells one tuning from another: an algorithm is chosen for what it may do as well.
+# Identity of a tuning: the settings restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
 
 
@@ -36,7 +36,7 @@ class TunedMachine:
     cudakit: str | Unavailable = NOT_ASKED
 
     def unlike(self, other: TunedMachine) -> Iterator[str]:
-        """Name what makes the numbers of an algorithm mean something else, or another the best."""
+        """Yield the differences that invalidate algorithms or their ranking."""
         for what, mine, others in (
             ("the GPU", self.gpu, other.gpu),
             ("the compute capability", self.compute_capability, other.compute_capability),
@@ -50,7 +50,7 @@ class TunedMachine:
 def machine_of(
     facts: DeviceFacts, library: Library, library_version: str, versions: Mapping[str, str]
 ) -> TunedMachine:
-    """Describe a machine by CUDA's facts of its device, and the versions of driver and cudakit."""
+    """Return the machine of CUDA's facts and the versions of driver and cudakit."""
     return TunedMachine(
         gpu=_text(facts, "name"),
         compute_capability=_text(facts, "compute_capability"),
@@ -90,7 +90,7 @@ class TunedProduct:
 
     @property
     def key(self) -> Key:
-        """What it is of."""
+        """GEMM and settings that it is for."""
         return self.gemm, self.settings
 
 
@@ -117,7 +117,7 @@ class Tuned:
     untuned: tuple[Untuned, ...] = ()
 
     def products_on(self, machine: TunedMachine) -> Mapping[Key, TunedProduct]:
-        """Return what was found, by what it is of. Raises InputError on a machine that is unlike."""
+        """Return the products by key. Raises InputError for another machine."""
         differences = list(self.machine.unlike(machine))
         if differences:
             raise InputError(
@@ -129,9 +129,9 @@ class Tuned:
     def algorithms_for(
         self, machine: TunedMachine, settings: GemmSettings | None = None
     ) -> Mapping[Gemm, Algorithm]:
-        """Return the algorithms that beat the default, where settings are those, or with any for None.
+        """Return the algorithms that beat the default under these settings, or under any for None.
 
-        Raises InputError on a machine that is unlike.
+        Raises InputError for another machine.
         """
         return {
             product.gemm: product.winner
@@ -152,7 +152,7 @@ def _shown(value: str | Unavailable) -> str:
 def load_tuned(path: Path) -> Tuned:
     """Read a file that ``cudakit bench gemm --tune -o`` wrote.
 
-    Raises InputError where it is missing, is something else, is of a newer schema or is damaged.
+    Raises InputError if it is missing, damaged, of a newer schema or another kind of file.
     """
     plain = read_json(path, hint=_HINT)
     schema = plain.get("schema") if isinstance(plain, dict) else None
@@ -162,7 +162,7 @@ def load_tuned(path: Path) -> Tuned:
             hint=_HINT,
         )
     try:
-        # Of one product after the other: a product itself does not know where in the file it stands.
+        # One by one, so that an error names its place in the file.
         for name, kind in (("products", TunedProduct), ("untuned", Untuned)):
             _read_each(kind, plain.get(name), name)
         return from_plain(Tuned, plain)
@@ -171,7 +171,7 @@ def load_tuned(path: Path) -> Tuned:
 
 
 def _read_each(kind: type[Any], items: object, name: str) -> None:
-    """Read each, so that what makes no sense is said with its place. Raises Mismatch."""
+    """Read each item. Raises Mismatch with the place of an invalid one."""
     for at, item in enumerate(items if isinstance(items, list) else ()):
         place = f"{name}[{at}]"
         try:

@@ -21,7 +21,7 @@ _WORD_BYTES = 4
 
 
 def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Make a case of each allocator and size."""
+    """Return a case for each allocator and size."""
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     sizes_bytes = spec.sizes_bytes or usual
     return tuple(
@@ -32,14 +32,14 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 
 def _openers(spec: AllocSpec) -> dict[str, Opener]:
-    """Say how to come by each allocator, by its name."""
+    """Return the makers of the requested allocators, by name."""
     known = {**_OF_DRIVER, **spec.others}
     return {name: known[name] for name in spec.allocators or known}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
     on_device = workload.allocator != "pinned"
-    # Others may keep what is freed: one for the stream of the samples, one for that of the check.
+    # Other allocators may cache freed blocks: one for the stream of the samples, one for that of the check.
     keeps = workload.allocator not in DRIVER_ALLOCATORS
     return Case(
         workload,
@@ -68,7 +68,7 @@ class Alloc:
 
 
 class PreparedAlloc(PreparedLatency):
-    """An allocator, and kernels that see whether what it gives is memory."""
+    """An allocator, and kernels that check that its blocks are memory."""
 
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PreparedAlloc(PreparedLatency):
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
 
     def verify(self) -> Verification:
-        """Write to an allocation, and read it back."""
+        """Write to an allocation and read it back."""
         size_bytes = self._size_bytes // WIDTH_BYTES * WIDTH_BYTES
         words = size_bytes // _WORD_BYTES
         ptr = self._allocator.alloc(self._size_bytes, LEGACY)
@@ -96,17 +96,17 @@ class PreparedAlloc(PreparedLatency):
 
 
 class _OfGpu:
-    """An allocator that keeps nothing."""
+    """An allocator without a cache."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no cache."""
 
 
 class Driver(_OfGpu):
-    """Memory of the device, at once (cuMemAlloc)."""
+    """Device memory, synchronous (cuMemAlloc)."""
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         return self._gpu.malloc(size_bytes)
@@ -116,9 +116,9 @@ class Driver(_OfGpu):
 
 
 class StreamOrdered(_OfGpu):
-    """Memory of the device from the driver's pool (cuMemAllocAsync).
+    """Device memory from the driver's pool (cuMemAllocAsync).
 
-    The pool keeps nothing over a synchronization, unless told to (CUDA Driver API,
+    By default the pool releases its memory at a synchronization (CUDA Driver API,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
     """
 
@@ -130,7 +130,7 @@ class StreamOrdered(_OfGpu):
 
 
 class Pinned(_OfGpu):
-    """Memory of the host that the device can reach (cuMemHostAlloc)."""
+    """Pinned host memory (cuMemHostAlloc)."""
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         return self._gpu.host_malloc(size_bytes)
@@ -140,9 +140,9 @@ class Pinned(_OfGpu):
 
 
 class Virtual(_OfGpu):
-    """Addresses reserved, and memory of the device created and mapped there (cuMemCreate, cuMemMap).
+    """Device memory created and mapped at a reserved address (cuMemCreate, cuMemMap).
 
-    Sizes are rounded up to what can be mapped.
+    Sizes are rounded up to the mapping granularity.
     """
 
     def __init__(self, gpu: Gpu) -> None:

@@ -1,4 +1,4 @@
-"""Checks of what kernels that move memory have written."""
+"""Checks of the values that kernels and copies wrote."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT
 from cudakit.kernels.compare import Compare
 
-# The byte that fills what is to be written: as fp32 it is no number.
+# The byte that poisons outputs: as fp32 it is NaN.
 POISON = 0xFF
 _POISONED_WORD = 0xFFFFFFFF
 _WORD_BYTES = 4
 _SAMPLED = 4096
-# A fused result is rounded once, which is at most half of the last place.
+# A fused result is rounded once, by at most half a unit in the last place.
 _ROUNDING = 2.0**-24
 
 
 class Finding(NamedTuple):
-    """What there is to say of one buffer set."""
+    """The verification of one buffer set."""
 
     error: float
     tolerance: float
@@ -36,12 +36,12 @@ class Finding(NamedTuple):
         return not self.detail and self.error <= self.tolerance
 
 
-# Given what was written, what was read, their size and the seed: reads on a stream, and waits.
+# Checks a target, given its sources, their size and the seed: reads on a stream, and synchronizes.
 Check: TypeAlias = Callable[[Compare, Ptr, Sequence[Ptr], int, int, Stream], Finding]
 
 
 def worst(findings: Iterable[Finding]) -> Verification:
-    """Conclude from all buffer sets: the one that is wrong, or has the largest error."""
+    """Return the finding that failed, or that has the largest error."""
     finding = max(findings, key=lambda found: (not found.passed, found.error))
     return Verification(finding.passed, *finding)
 
@@ -67,14 +67,14 @@ def check_read(
     seed: int,  # noqa: ARG001
     stream: Stream,
 ) -> Finding:
-    """Look whether the reader found what the last place holds."""
+    """Check that the reader found the value in the last place."""
     missed = compare.count_unlike(to, SOUGHT, _WORD_BYTES, stream)
     detail = "what the last place holds was not read" if missed else ""
     return Finding(float(missed), 0.0, "what the last place holds", detail)
 
 
 def check_write(word: int) -> Check:
-    """Compare every word with the one that was to be written."""
+    """Return a check that compares every word with a constant."""
 
     def check(
         compare: Compare,
@@ -91,7 +91,7 @@ def check_write(word: int) -> Check:
 
 
 def check_linear(factors: Sequence[float]) -> Check:
-    """Compare a sample with the sum of factors times sources in fp64; look whether all was written."""
+    """Return a check of a sample against a linear combination in fp64, and of all for unwritten values."""
 
     def check(
         compare: Compare,
@@ -120,6 +120,6 @@ def _of_words(wrong: int, words: int, against: str) -> Finding:
 
 
 def _places(count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Choose places, with the first and the last among them."""
+    """Choose random places, including the first and the last."""
     inner = np.random.default_rng(seed).integers(0, count, min(_SAMPLED, count) - 2)
     return np.unique(np.concatenate((np.array([0, count - 1]), inner)))

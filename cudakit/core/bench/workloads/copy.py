@@ -25,17 +25,17 @@ from cudakit.kernels.fill import Fill
 Place: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
 
-# Memory that kernels of the device may not reach: what is there is looked at in a copy of it.
-_OUT_OF_REACH = ("pageable", "peer")
-# What that copy is made over: neither the poison, nor random bits.
-_UNSEEN = 0x5A
+# Memory that kernels may not access: it is checked through a staging buffer.
+_INACCESSIBLE = ("pageable", "peer")
+# Fills the staging buffer before the copy: neither poison nor random bits.
+_STAGING_FILL = 0x5A
 _ALIGNMENT_BYTES = 16
 
 _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
 _BLOCK_BYTES = 16  # of random bits
 
-# From where to where; what is in one row runs at the same time.
+# Sources and targets of each direction; the routes of one row run concurrently.
 _ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
     "h2d": (("host", "device"),),
     "d2h": (("device", "host"),),
@@ -53,9 +53,9 @@ class _LinkedDevice(DeviceInfo, Peers, Protocol):
 
 
 def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
-    """Make a case of each direction and size, and peer where one is meant.
+    """Return a case for each direction and size, and each peer.
 
-    Raises Unsupported where copies to a peer are asked for by name, and there is none.
+    Raises Unsupported if copies to a peer are requested and there is none.
     """
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     l2_bytes = l2_size_bytes(gpu.facts().fields)
@@ -67,7 +67,7 @@ def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
 
 
 def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
-    """Go through what there is to copy, of no size yet."""
+    """Yield the copies of each direction, without a size."""
     others = peers(gpu)
     for direction in spec.directions or _usual_directions(spec.mode):
         if "peer" not in _places(direction):
@@ -99,25 +99,25 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
             link="peer" if copy.access == "direct" else "host",
         ),
         size_bytes,
-        buffers + witnesses(*places),
+        buffers + staging_buffers(*places),
         host_bytes=(places.count("host") + places.count("pageable")) * size_bytes,
     )
 
 
 def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
-    """Have the cache cold where that matters: a link is slower than the memory behind it.
+    """Return the default cache state: cold within the device, since a link is slower than memory.
 
-    What is so small that no number of buffers fills the cache takes as long as a call, cold or hot.
+    Copies too small to fill the cache with any number of buffers take as long as a call, cold or hot.
     """
     can_be_cold = is_cold(MOST_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
     return "rotate" if direction == "d2d" and can_be_cold else "hot"
 
 
 def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
-    """Time by the host what the host waits for, and hold back no stream that a call may wait for.
+    """Return the method: host time for copies that block the host, and no blocking kernel for them.
 
-    Such calls are those with pageable memory (CUDA Driver API, "API synchronization behavior"); those that
-    the driver stages between two devices may be.
+    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"); copies that
+    the driver stages between two devices may block it.
     """
     pageable = "pageable" in _places(copy.direction)
     method = spec.method(spec.mode or ("host" if pageable else "isolated"), cache, fill="bits")
@@ -160,7 +160,7 @@ class _Route:
 
 
 class PreparedCopy:
-    """Buffers on both sides; a second stream, where something runs at the same time."""
+    """Buffers on both sides, and a second stream for concurrent copies."""
 
     operations = 0
 
@@ -217,13 +217,13 @@ class PreparedCopy:
         return (route for routes in self._sets for route in routes)
 
     def _finding(self, route: _Route) -> Finding:
-        # At most one of the two is out of reach, so that one witness is enough.
+        # At most one of the two is inaccessible, so one staging buffer suffices.
         to, source = (self._places.visible(end.ptr, end.place) for end in (route.to, route.source))
         return check_copy(self._compare, to, (source,), self._size_bytes, self._seed, LEGACY)
 
     def _route(self, fill: Fill, number: int, from_: Place, to: Place) -> _Route:
         source, target = (_Buffer(self._places.malloc(place), place) for place in (from_, to))
-        # Random bits are made in memory of the device, of which each route has some.
+        # Random bits are generated in device memory, which each route has.
         made = source if from_ == "device" else target
         blocks = -(-self._size_bytes // _BLOCK_BYTES)
         fill.bits(made.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
@@ -246,7 +246,7 @@ class PreparedCopy:
 
 
 def peers(gpu: _LinkedDevice) -> dict[int, Access]:
-    """Number the other devices that CUDA shows, and say whether copies go there or by way of the host."""
+    """Return the ordinals of the other devices, and whether copies to them are direct or staged."""
     own, found = gpu.facts().index, dict[int, Access]()
     for ordinal in count():
         if ordinal == own:
@@ -260,21 +260,21 @@ def peers(gpu: _LinkedDevice) -> dict[int, Access]:
     raise AssertionError("devices without end")
 
 
-def witnesses(*places: Place) -> int:
-    """Count the buffers of the device that it takes to look at what is in places."""
-    return int(any(place in _OUT_OF_REACH for place in places))
+def staging_buffers(*places: Place) -> int:
+    """Return the number of staging buffers needed to check these places."""
+    return int(any(place in _INACCESSIBLE for place in places))
 
 
 class Places:
-    """Buffers of one size, in every place; ``owned`` gives them back. Nothing here waits for the device."""
+    """Buffers of one size, in every place; ``owned`` frees them. No method waits for the device."""
 
     def __init__(self, gpu: Gpu, size_bytes: int, owned: ExitStack, peer: int | None) -> None:
         self.owned = owned
         self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
-        self._witness: Ptr | None = None
+        self._staging: Ptr | None = None
 
     def malloc(self, place: Place) -> Ptr:
-        """Take a buffer."""
+        """Allocate a buffer."""
         gpu, peer = self._gpu, self._peer
         size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if place == "peer" and peer is not None:
@@ -290,30 +290,30 @@ class Places:
         return ptr
 
     def poison(self, ptr: Ptr, place: Place) -> None:
-        """Fill a buffer with what no copy writes; copies to the host must have ended."""
+        """Poison a buffer; copies to the host must have finished."""
         gpu, size_bytes = self._gpu, self._size_bytes
         if place in ("host", "pageable"):
             np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
         elif place == "peer":
-            witness = self._filled_witness(POISON)
-            gpu.copy(ptr, witness, size_bytes, LEGACY)
+            staging = self._fill_staging(POISON)
+            gpu.copy(ptr, staging, size_bytes, LEGACY)
         else:
             gpu.fill(ptr, POISON, size_bytes, LEGACY)
 
     def visible(self, ptr: Ptr, place: Place) -> Ptr:
-        """Return where kernels find what is in a buffer, until the next call.
+        """Return an address where kernels can read a buffer, valid until the next call.
 
-        They reach pinned memory of the host by its own address (CUDA C++ Programming Guide, "Unified Virtual
+        Kernels access pinned host memory by its own address (CUDA C++ Programming Guide, "Unified Virtual
         Address Space").
         """
-        if place not in _OUT_OF_REACH:
+        if place not in _INACCESSIBLE:
             return ptr
-        witness = self._filled_witness(_UNSEEN)
-        self._gpu.copy(witness, ptr, self._size_bytes, LEGACY)
-        return witness
+        staging = self._fill_staging(_STAGING_FILL)
+        self._gpu.copy(staging, ptr, self._size_bytes, LEGACY)
+        return staging
 
-    def _filled_witness(self, value: int) -> Ptr:
-        if self._witness is None:
-            self._witness = self.malloc("device")
-        self._gpu.fill(self._witness, value, self._size_bytes, LEGACY)
-        return self._witness
+    def _fill_staging(self, value: int) -> Ptr:
+        if self._staging is None:
+            self._staging = self.malloc("device")
+        self._gpu.fill(self._staging, value, self._size_bytes, LEGACY)
+        return self._staging

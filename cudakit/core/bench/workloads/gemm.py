@@ -34,20 +34,20 @@ from cudakit.gpu.api.gemm import (
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Of an algorithm, besides its id, as they are shown.
+# The parameters of an algorithm besides its id, in the order shown.
 _NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner", "cluster")
 
-# Launches take the host so long that in a shorter sample the device would rest for much of the time.
+# Launches take the host so long that the device would idle for much of a shorter sample.
 _SAMPLE_S = 10e-3
-# In less time a power limit is not felt as it is in use.
+# A power limit needs this long to take effect.
 _LEAST_S = 2.0
-# Five steps of the energy counter of an H200, of which each is seen a few milliseconds late.
+# Five steps of the energy counter of an H200, each of which is read a few milliseconds late.
 _ENERGY_S = 0.5
 _EDGE = 256
 
 
 def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Make a case of each product."""
+    """Return a case for each GEMM."""
     fields = gpu.facts().fields
     return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)
 
@@ -72,7 +72,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
 
 def _method(spec: GemmSpec) -> Method:
     method = spec.method(spec.mode, spec.cache, fill=spec.fill)
-    if spec.rule.min_time_s == Rule().min_time_s:  # nobody said for how long
+    if spec.rule.min_time_s == Rule().min_time_s:  # not given
         least_s = max(spec.rule.min_time_s, min(_LEAST_S, spec.rule.timeout_s / 2))
         method = replace(method, rule=replace(spec.rule, min_time_s=least_s))
     energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
@@ -80,13 +80,13 @@ def _method(spec: GemmSpec) -> Method:
 
 
 def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
-    """Count one buffer set and one workspace of each library."""
+    """Return the bytes of one buffer set and one workspace for each library."""
     libraries = 1 + len(spec.baselines)
     return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
 
 
 def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
-    """Name the largest cube that fits, rounded down so that it can be read and typed."""
+    """Describe the largest cube that fits, rounded down."""
     low, high = 0, max(gemm.m, gemm.n, gemm.k)
     while high - low > 1:
         edge = (low + high) // 2
@@ -100,9 +100,9 @@ def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GemmWorkload:
-    """A product by one library, with the algorithm that it chooses or the one that is given.
+    """A GEMM by one library, with the algorithm that it chooses or a given one.
 
-    Two of the same product and seed have the same data, each in buffers of its own.
+    Two workloads of the same GEMM and seed have the same data, each in buffers of its own.
     """
 
     gemm: Gemm
@@ -117,12 +117,12 @@ class GemmWorkload:
         return gemm_axes(self.gemm)
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedGemm:
-        """Raises Unsupported, before anything is allocated, for a product that the library lacks."""
+        """Raises Unsupported, before anything is allocated, for a GEMM that the library does not offer."""
         return PreparedGemm(gpu, self, seed)
 
 
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
-    """Name what tells a product from others; what is the usual way is not named."""
+    """Return the axes of a GEMM; defaults are left out."""
     kind = DATA_TYPES[gemm.dtype]
     axes: dict[str, Axis] = {
         "dtype": gemm.dtype,
@@ -144,7 +144,7 @@ def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
 
 
 class PreparedGemm:
-    """A product that is ready to be computed, its operands, and the check of what came out."""
+    """A GEMM that is ready to run, its operands, and the check of its output."""
 
     def __init__(self, gpu: Gpu, workload: GemmWorkload, seed: int) -> None:
         self._gpu, self._workload, self._seed = gpu, workload, seed
@@ -179,12 +179,12 @@ class PreparedGemm:
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        """Which is used, where the library says so."""
+        """The algorithm in use, if the library reports it."""
         return self._multiplication.algorithm
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """What is in force, for the record of the result."""
+        """Library, workspace and algorithm, for the record of the result."""
         chosen = self.algorithm
         algorithm = chosen.reason if isinstance(chosen, Unavailable) else algorithm_words(chosen)
         return {
@@ -212,7 +212,7 @@ class PreparedGemm:
         self.enqueue_by(self._multiplication, stream, index)
 
     def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
-        """Run another multiplication of the same product once, on a buffer set."""
+        """Enqueue another multiplication of the same GEMM on a buffer set."""
         multiplication.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
@@ -226,7 +226,7 @@ class PreparedGemm:
         self._owned.close()
 
     def _try(self) -> None:
-        """Compute once: some libraries refuse a product, or load what they need for it, only then."""
+        """Compute once: some libraries refuse a GEMM, or load its kernels, only then."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()
         self._checker.poison(self._made[0], LEGACY)
@@ -234,7 +234,7 @@ class PreparedGemm:
 
 
 def asked_words(settings: GemmSettings) -> str:
-    """Write what was asked besides the usual."""
+    """Describe the settings that differ from the default."""
     asked = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
@@ -244,7 +244,7 @@ def asked_words(settings: GemmSettings) -> str:
 
 
 def algorithm_words(algorithm: Algorithm) -> str:
-    """Write the numbers of an algorithm: ``id 66, tile 20, stages 35``; what is 0 is left out."""
+    """Describe an algorithm: ``id 66, tile 20, stages 35``; parameters that are 0 are left out."""
     numbers = ((name, getattr(algorithm, name)) for name in _NUMBERS)
     words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)
     return ", ".join((f"id {algorithm.id}", *words))

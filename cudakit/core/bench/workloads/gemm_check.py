@@ -1,8 +1,8 @@
-"""The check of products: a sample of each against fp64, all of them against what nobody wrote.
+"""The check of a GEMM: a sample of its output against fp64, all of it for unwritten values.
 
-The sample is where some rows meet some columns, so that of A only these rows and of B only these columns
-are read, whatever the size. Rows and columns are spread evenly, one at a place of chance in each of as many
-equal parts, the first and the last among them: tiles of the usual sizes are all met.
+The sample is the intersection of some rows and columns, so that only these rows of A and columns of B are
+read. Rows and columns are spread evenly, at a random place in each of equal parts, including the first and
+the last: tiles of the usual sizes are all covered.
 
 Errors are relative Frobenius norms over the elements that are looked at. Of sums of k terms of mean zero,
 each addition rounded to nearest with unit roundoff u, the error grows as the root of k times u (N. J. Higham
@@ -37,31 +37,31 @@ _Places: TypeAlias = npt.NDArray[np.int64]
 _MOST_LINES = 64  # rows, and as many columns
 _LEAST_LINES = 4
 _MOST_MATRICES = 4  # of a batch
-# Elements of A, and of B, that are read for all buffer sets together.
+# Elements of A, and of B, that are read for all buffer sets.
 _BUDGET = 1 << 20
-# A single value may be off by so many times what is allowed for all together, in root mean square.
+# A single value may differ by this multiple of the tolerance of the root mean square.
 _OUTLIER = 16.0
 
-# What the bounds leave out: constants near one, and the luck of the sample.
+# Covers constants near one and the variance of the sample.
 _SAFETY = 2.0
-# What a tensor core adds up in one step, of types with the fewest terms in one (PTX ISA, "mma": k of tf32).
+# Terms that a tensor core adds in one step, of the type with the fewest (PTX ISA, "mma": k of tf32).
 _STEP = 8
-# Of fp8 about 14 bits of a sum are kept (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2),
-# for steps of 128 terms before they are added in fp32, or for all of them where that is switched off.
+# Sums of fp8 keep about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2),
+# for steps of 128 terms before they are added in fp32, or for all terms with fast accumulation.
 _FP8_ROUNDOFF = 2.0**-14
 _FP8_STEPS = 128
-# tf32 keeps 10 bits of the mantissa; what is cut off of both factors is at most this (A100 white paper).
+# tf32 keeps 10 bits of the mantissa; the truncation of both factors is at most this (A100 white paper).
 _TF32_FACTORS = 2.0 * 2.0**-10
-# Parts of a sum that are added in the type of the output are each rounded to it; cuBLASLt takes 16 and fewer.
+# Split-k parts added in the type of the output are each rounded to it; cuBLASLt takes 16 and fewer.
 _PARTS = 4.0
-# Between the two forms of gelu, the one by erf and the one by tanh, and of a tanh of reduced precision.
+# The difference of the erf and tanh forms of gelu, and the error of a tanh of reduced precision.
 _GELU = 2.0**-9
 _ROUNDOFFS = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11}
 _WITHOUT_TENSOR_CORES = ("fp64", "fp32")
 
 
 class Checker:
-    """Checks products of one kind on one device; ``fill`` is how their factors were made."""
+    """Checks GEMMs of one kind on one device; ``fill`` is the data of their operands."""
 
     def __init__(
         self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
@@ -78,7 +78,7 @@ class Checker:
         self._poison.spread(sets.d.ptr, sets.d.element, sets.d.elements, stream)
 
     def check(self, sets: OperandSets, stream: Stream) -> Finding:
-        """Look at the products of all buffer sets, which must be finished; return the worst."""
+        """Check the outputs of all buffer sets, which must be finished; return the worst."""
         sample = _Sample(self._gemm, self._compare, sets, stream, self._seed)
         found, sums = sample.computed(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
@@ -93,7 +93,7 @@ class Checker:
         )
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self._owned.close()
 
     def _finding(
@@ -105,9 +105,9 @@ class Checker:
         expected: Floats,
         sums: Floats,
     ) -> Finding:
-        """Conclude on one buffer set."""
+        """Return the finding of one buffer set."""
         norm, off = (float(np.linalg.norm(values)) for values in (expected, found - expected))
-        # What is no number is as wrong as can be, and compares with nothing.
+        # NaN counts as an infinite error.
         off = off if np.isfinite(off) else inf
         if not norm:
             return Finding(off, 0.0, against, traces)
@@ -117,7 +117,7 @@ class Checker:
         )
 
     def _traces(self, sets: OperandSets, stream: Stream) -> str:
-        """Say where poison is left, or gone where nobody was to write."""
+        """Report values that were never written, and values between columns that were overwritten."""
         matrix, slab = self._gemm.d, sets.d
         traces = self._poison.find(slab.ptr, matrix, slab.pitch, slab.sets, stream)
         if traces.unwritten:
@@ -129,9 +129,9 @@ class Checker:
 
 
 class _Sample:
-    """Some rows and columns of products, and what it takes to compute where they meet.
+    """The intersection of some rows and columns of the outputs, and its reference.
 
-    Arrays are buffer sets by matrices of a batch by rows by columns.
+    Arrays have the shape (buffer sets, matrices of a batch, rows, columns).
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class _Sample:
         self.rows, self.columns = (spread(count, lines, random) for count in (gemm.m, gemm.n))
 
     def computed(self) -> Floats:
-        """Return what stands in D."""
+        """Return the sampled values of D."""
         return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
 
     def sums(self) -> Floats:
-        """Return the product alone, in fp64."""
+        """Return the reference product, in fp64."""
         gemm, sets, terms = self._gemm, self._sets, np.arange(self._gemm.k)
         a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
         a = (
@@ -166,7 +166,7 @@ class _Sample:
         return product
 
     def bias(self) -> Floats:
-        """Return what is added to each row; zeros where there is no bias."""
+        """Return the bias of each row; zeros without a bias."""
         slab = self._sets.bias
         if slab is None:
             return np.zeros((1, 1, 1, 1))
@@ -175,7 +175,7 @@ class _Sample:
         return values.reshape(slab.sets, 1, -1, 1)
 
     def outlier(self, found: Floats, expected: Floats, allowed: float) -> str:
-        """Name the value of a buffer set that is further off than rounding explains, if one is."""
+        """Describe the value with the largest error if rounding does not explain it, else return ""."""
         usual = float(np.sqrt(np.mean(expected**2)))
         off = np.abs(found - expected)
         at = np.unravel_index(int(np.argmax(off)), off.shape)
@@ -185,7 +185,7 @@ class _Sample:
         return f"row {row}, column {column} is {found[at]:.6g} and should be {expected[at]:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Places, columns: _Places) -> Floats:
-        """Read where rows and columns of a matrix meet."""
+        """Read the intersection of rows and columns of a matrix."""
         places = (
             np.arange(slab.sets)[:, None, None, None] * slab.pitch
             + self._matrices[:, None, None] * matrix.stride
@@ -197,7 +197,7 @@ class _Sample:
 
 
 def spread(count: int, most: int, random: np.random.Generator) -> _Places:
-    """Choose up to so many of the first whole numbers, one in each equal part; the ends are among them."""
+    """Choose up to ``most`` of range(count), one in each equal part, including both ends."""
     if count <= most:
         return np.arange(count)
     edges = np.linspace(0, count, most + 1).astype(np.int64)
@@ -207,7 +207,7 @@ def spread(count: int, most: int, random: np.random.Generator) -> _Places:
 
 
 def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
-    """Apply what follows the sums, in fp64; what is too large for the output becomes its largest."""
+    """Apply the epilogue in fp64, saturating at the largest value of the output type."""
     values = sums + bias
     if gemm.epilogue.startswith("relu"):
         values = np.maximum(values, 0.0)
@@ -221,18 +221,18 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What rounding explains."""
+    """The error that rounding explains."""
 
     sums: float  # relative to the norm of the sums
-    result: float  # relative to the norm of what is made of them
+    result: float  # relative to the norm of the result
 
     def of(self, sums_norm: float, result_norm: float) -> float:
-        """Return it relative to the result, whose norm is not 0."""
+        """Return the tolerance relative to the result, whose norm is not 0."""
         return self.result + self.sums * sums_norm / result_norm
 
 
 def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Tolerance:
-    """Derive the tolerance of a product; ``random`` says that its data has mean zero. 0 for whole numbers."""
+    """Return the tolerance of a GEMM; ``random`` data has mean zero. 0 for integers."""
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
     factors = _TF32_FACTORS if gemm.dtype == "tf32" else 0.0
@@ -252,7 +252,7 @@ def roundoff(element: Element) -> float:
 
 
 def _growth(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
-    """Return how the error of a sum grows with its terms."""
+    """Return the relative error of a sum of k terms."""
     terms, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
     if gemm.dtype.startswith("fp8"):
         cut = min(terms, _FP8_STEPS) if not settings.fast_accumulate else terms

@@ -1,4 +1,4 @@
-"""The operands of a product in the memory of a device: several buffer sets, made and filled together."""
+"""The operands of a GEMM in device memory: several buffer sets, allocated and filled together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.kernels.fill import Fill
 
-# That every operand begins at: cuMemAlloc gives 256, and what is best for tensor cores divides it.
+# Of every operand: a multiple of cuMemAlloc's 256 and of what is best for tensor cores.
 _ALIGNMENT_BYTES = 512
-# Whole numbers so small that sums of their products are exact in fp32, up to a million terms.
+# The largest integer: sums of a million products are exact in fp32.
 _SMALL = 4
-# Of A, B and the bias.
+# Random sequences: of A, B and the bias.
 _SEQUENCES = 3
 
 
@@ -32,7 +32,7 @@ class OperandSet:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One operand of several buffer sets, at equal distances."""
+    """One operand of several buffer sets, at a constant pitch."""
 
     ptr: Ptr
     element: Element
@@ -40,12 +40,12 @@ class Slab:
     sets: int
 
     def at(self, number: int) -> Ptr:
-        """Return where that of a buffer set begins."""
+        """Return the address of a buffer set's operand."""
         return Ptr(self.ptr + number * self.pitch * self.element.size_bytes)
 
     @property
     def elements(self) -> int:
-        """How many there are, those between buffer sets included."""
+        """Number of elements, including those between buffer sets."""
         return self.pitch * self.sets
 
 
@@ -72,7 +72,7 @@ def operand_bytes(gemm: Gemm) -> int:
 
 
 def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
-    """Take the memory of buffer sets; ``owned`` gives it back."""
+    """Allocate buffer sets; ``owned`` frees them."""
 
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
@@ -86,7 +86,7 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> Opera
 
 
 def fill_operands(fill: Fill, sets: OperandSets, how: str, *, seed: int, number: int) -> None:
-    """Enqueue the fill of A, B and bias; ``number`` tells these from other sets of the same seed."""
+    """Enqueue the fill of A, B and bias; ``number`` selects random sequences of the same seed."""
     write = _WRITERS[how]
     for at, slab in enumerate((sets.a, sets.b, sets.bias)):
         if slab is not None:

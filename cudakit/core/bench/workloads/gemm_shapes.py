@@ -1,4 +1,4 @@
-"""Shapes of products: how they are written, lists of them in files, and the usual ones by name."""
+"""Shapes of GEMMs: parsing, files of shapes, and presets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.errors import InputError
 
 _HINT = "write 4096, or 4096x1024x8192 for m by n by k"
 _FILE_HINT = "write a shape a line: m n k"
-# No memory holds a longer side.
+# More digits than any size that fits in memory.
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
 _MOST_QUOTED = 60  # characters
@@ -21,16 +21,16 @@ _COLUMNS = ("m", "n", "k", "batch")
 _NEEDED = _COLUMNS[:3]
 
 _CUBES = tuple(512 << i for i in range(6))
-# Those of a device that no argument names, and of a simulated one, which multiplies on the host.
+# Defaults, and those of a simulated device, which computes on the host.
 _USUAL = (1024, 4096, 8192)
 _USUAL_SIMULATED = (32, 64, 128)
-# A few sequences that answer, a token each, and a prompt that is read.
+# Decoding a few sequences, a token each, and prefilling a prompt.
 _TOKENS = (16, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """m by n by k, so many times; ``batch`` is None where nothing says it, and ``name`` what it is of."""
+    """m by n by k; ``batch`` is None if not given, ``name`` the layer of a preset."""
 
     m: int
     n: int
@@ -41,7 +41,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The matrices of a transformer's block: what a token is multiplied by."""
+    """The weight matrices of a transformer block."""
 
     hidden: int
     intermediate: int  # of the multilayer perceptron
@@ -50,7 +50,7 @@ class _Model:
     gated: bool = True  # whether the perceptron has a gate beside its first matrix
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
-        """Return outputs and inputs of each matrix."""
+        """Return the output and input features of each matrix."""
         head = self.hidden // self.heads
         up = "gate and up" if self.gated else "up"
         return {
@@ -76,7 +76,7 @@ PRESETS = ("cubes", "llm", *_MODELS)
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``4096``, a cube, or ``4096x1024x8192``, m by n by k. Raises InputError on all else."""
+    """Parse ``4096``, a cube, or ``4096x1024x8192``, m by n by k. Raises InputError otherwise."""
     parts = text.strip().lower().split("x")
     if len(parts) not in (1, 3) or not all(map(_WHOLE.fullmatch, parts)):
         raise InputError(f"{_quoted(text)} is no shape", hint=_HINT)
@@ -84,10 +84,10 @@ def parse_shape(text: str) -> Shape:
 
 
 def preset(name: str) -> tuple[Shape, ...]:
-    """Return the shapes of a name: those of a model are its layers for 16 tokens and for 4096.
+    """Return the shapes of a preset: for a model, its layers for 16 and 4096 tokens.
 
-    m is what the layer gives, n the tokens and k what it takes, which in layout tn is how frameworks keep
-    weights. Raises InputError for a name that there is not.
+    m are the output features, n the tokens and k the input features; in layout tn weights are stored as in
+    frameworks. Raises InputError for an unknown name.
     """
     if name == "cubes":
         return tuple(Shape(n, n, n) for n in _CUBES)
@@ -99,7 +99,7 @@ def preset(name: str) -> tuple[Shape, ...]:
 
 
 def usual_shapes(*, simulated: bool) -> tuple[Shape, ...]:
-    """Return the shapes of who asked for none."""
+    """Return the default shapes."""
     return tuple(Shape(n, n, n) for n in (_USUAL_SIMULATED if simulated else _USUAL))
 
 
@@ -107,7 +107,7 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     """Read a file with a shape a line: ``m n k``, ``m,n,k`` or with a fourth column the batch.
 
     A first line of names says which column is which. What follows ``#`` is a comment. Raises InputError
-    for a file that cannot be read, and for a line that is no shape, with its number.
+    for a file that cannot be read, and for an invalid line, with its number.
     """
     rows = list(_rows(read_text(path, hint=_FILE_HINT)))
     columns: Sequence[str] = _COLUMNS

@@ -36,7 +36,7 @@ class _GraphDevice(ComputeDevice, Graphs, Protocol):
 
 
 def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Make a case of each topology, kind and number of nodes, and step."""
+    """Return a case for each topology, kind and number of nodes, and step."""
     counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
     graphs = product(spec.topologies, spec.kinds, counts)
     return tuple(case for graph in graphs for case in _cases_of(spec, *graph))
@@ -87,7 +87,7 @@ class GraphStep:
 
 
 class PreparedStep(PreparedLatency):
-    """The nodes, each of which must have run when the step is verified."""
+    """A step and its nodes, each of which must have run when the step is verified."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class PreparedStep(PreparedLatency):
         self.owned.enter_context(closing(nodes))
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        """Do the step."""
+        """Perform the step."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Have the nodes run, where the step itself does not."""
+        """Run the nodes if the step itself does not."""
 
     def verify(self) -> Verification:
         self.finish()
@@ -111,7 +111,7 @@ class PreparedStep(PreparedLatency):
         return Verification(not missing, error, 0.0, "what each node writes", detail)
 
     def captured(self, byte: int = BYTES[0]) -> Graph:
-        """Capture the nodes, on a stream of their own."""
+        """Capture the nodes on a stream of their own."""
         stream = self.gpu.stream(blocking=False)
         try:
             return capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
@@ -119,7 +119,7 @@ class PreparedStep(PreparedLatency):
             self.gpu.destroy_stream(stream)
 
     def instantiated(self) -> GraphExec:
-        """Capture the nodes, and make what can be launched; it is destroyed with the rest."""
+        """Capture and instantiate the nodes; ``owned`` destroys the executable graph."""
         graph = self.captured()
         executable = self.gpu.instantiate(graph)
         self.gpu.destroy_graph(graph)
@@ -127,7 +127,7 @@ class PreparedStep(PreparedLatency):
         return executable
 
     def run(self, executable: GraphExec) -> None:
-        """Launch, and wait for it."""
+        """Launch an executable graph and wait for it."""
         self.gpu.graph_launch(executable, LEGACY)
         self.gpu.sync()
 
@@ -189,7 +189,7 @@ class _Instantiate(PreparedStep):
 
 
 class _Update(PreparedStep):
-    """Takes the parameters of two graphs in turn: the nodes write one byte, or the other."""
+    """Updates to two graphs alternately: the nodes write one byte or the other."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
@@ -207,7 +207,7 @@ class _Update(PreparedStep):
 
 
 class _FreshExecutables:
-    """Executable graphs with which nothing was done yet; some are made ahead."""
+    """Executable graphs that were neither uploaded nor launched; some are made ahead."""
 
     def __init__(self, step: PreparedStep) -> None:
         self._gpu, self._most = step.gpu, step.most_kept

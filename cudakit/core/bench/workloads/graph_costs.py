@@ -1,4 +1,4 @@
-"""What the steps of graphs come to: lines over the number of nodes, and when a graph has paid."""
+"""Costs of graphs: linear fits of the steps over the number of nodes, and break-even points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_SIZE = Unavailable("a line needs graphs of two sizes")
 
 
 def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
-    """Conclude from the cases of ``bench graph``, by topology and kind of node; other cases count not."""
+    """Return the costs by topology and kind of node; other cases are ignored."""
     graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
     return tuple(
         GraphCosts(topology, kind, tuple(_steps(part)), tuple(_payoffs(part)))
@@ -25,9 +25,9 @@ def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
 
 
 def line(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
-    """Fit a fixed time and one per node, neither negative, by the least squares of relative errors.
+    """Fit a fixed time and a time per node, neither negative, by least squares of relative errors.
 
-    Relative, because the times of small graphs and large ones lie decades apart. Raises ValueError for
+    Relative, because the times of small and large graphs are decades apart. Raises ValueError for
     times that are not positive.
     """
     counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
@@ -86,7 +86,7 @@ def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
         return saved_s
     if isinstance(made_s, Unavailable):
         return made_s
-    # Less than medians differ by themselves is no saving.
+    # A saving below the resolution of medians is none.
     if isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
         return Unavailable("a replay takes no less time")
     return made_s / saved_s

@@ -1,4 +1,4 @@
-"""Nodes in a chain, or side by side between a fork and a join. Each leaves a trace that it ran."""
+"""Graph nodes in a chain, or parallel between a fork and a join. Each writes bytes that show it ran."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, Event, Memory, Ptr, Stream, S
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
-# As many nodes side by side as there are here; of further ones, each follows another.
+# Parallel branches of a fork-join; further nodes are appended to them.
 BRANCHES = 8
-# What nodes write over and over: one byte, so that a fill can do it, or the other.
+# Nodes write one of two bytes repeatedly, so that a fill node can write it.
 BYTES = (0xF0, 0x0F)
 _WORDS = WIDTH_BYTES // 4
 _REPEATED = 0x01010101
@@ -22,7 +22,7 @@ _Enqueue: TypeAlias = Callable[[Ptr, int, Stream], None]
 
 
 class Nodes:
-    """So many nodes of one kind, each of which writes 16 bytes of its own."""
+    """Nodes of one kind, each of which writes 16 bytes of its own."""
 
     def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
         self.count = count
@@ -39,7 +39,7 @@ class Nodes:
             self._owned = owned.pop_all()
 
     def enqueue(self, stream: Stream, byte: int = BYTES[0]) -> None:
-        """Enqueue all of them, on a stream and, for side by side, on others that wait for it."""
+        """Enqueue all nodes on a stream and, for a fork-join, on side streams that wait for it."""
         gpu = self._gpu
         branches = [stream, *(side for side, _ in self._sides)]
         if self._sides:
@@ -54,14 +54,14 @@ class Nodes:
             gpu.wait(stream, join)
 
     def take_missing(self, byte: int = BYTES[0]) -> int:
-        """Count those that did not write that byte since this was last called."""
+        """Return the number of nodes that did not write the byte since the previous call."""
         word = byte * _REPEATED
         wrong = self._compare.count_unlike(self._memory, word, self._size_bytes, LEGACY)
         self._poison()
         return -(-wrong // _WORDS)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self._owned.close()
 
     def _poison(self) -> None:

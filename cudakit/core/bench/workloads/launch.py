@@ -1,4 +1,4 @@
-"""Launch: how long the calls take that launch and wait, and those that make events and streams."""
+"""Launch: latencies of launching and waiting, and of creating events and streams."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cudakit.kernels.spin import Spin
 
 _Call: TypeAlias = Callable[[Stream], None]
 
-# So often pinned memory is looked at before the driver is asked whether the kernel has ended.
-_LOOKS = 1000
+# Polls of pinned memory between two queries of the stream.
+_POLLS = 1000
 _WORD_BITS = 32
 
 
 def launch_cases(spec: LaunchSpec, gpu: DeviceInfo) -> tuple[Case, ...]:  # noqa: ARG001
-    """Make a case of each call."""
+    """Return a case for each call."""
     return tuple(Case(Launch(call), spec.method(_CALLS[call].mode, "hot")) for call in spec.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One call of the driver, or a few that belong together."""
+    """One driver call, or a few that belong together."""
 
     call: str
     name: str = "launch"
@@ -43,7 +43,7 @@ class Launch:
 
 
 class PreparedLaunch(PreparedLatency):
-    """A call, and what it needs."""
+    """A call and its resources."""
 
     def __init__(
         self, gpu: ComputeDevice, make: Callable[[ComputeDevice, PreparedLatency], _Call]
@@ -56,7 +56,7 @@ class PreparedLaunch(PreparedLatency):
 
 
 class _UntilStart:
-    """Launches a kernel, and waits until the host sees what it writes to pinned memory."""
+    """Launches a kernel and waits until the host reads what it wrote to pinned memory."""
 
     def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
         self._gpu = gpu
@@ -76,7 +76,7 @@ class _UntilStart:
             pass
 
     def _has_started(self) -> bool:
-        return any(self._words[0] == self._count for _ in range(_LOOKS))
+        return any(self._words[0] == self._count for _ in range(_POLLS))
 
     def _release(self) -> None:
         self._words.release()

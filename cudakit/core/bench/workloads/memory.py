@@ -30,16 +30,16 @@ from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Any numbers; the factor is not a power of two, so that results are rounded.
+# Arbitrary; the factor is not a power of two, so that results are rounded.
 _WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
 _IN_CACHE = Unavailable("the data stays in the L2 cache, whose speed is in no datasheet")
-# Around the L2 cache, as shares of it, and far beyond.
+# Total sizes as shares of the L2 cache, and one far beyond it.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30
 _ROUND_BYTES = 1 << 16
-# A simulated device moves memory as fast as its host does.
+# A simulated device is as fast as its host.
 _SIMULATED_SIZES_BYTES = (4 << 10, 16 << 10, 64 << 10)
 
 
@@ -60,7 +60,7 @@ class _Operation:
 
     @property
     def buffers(self) -> int:
-        """How many there are of the size in question."""
+        """Number of buffers of the full size."""
         return self.sources + self.targets
 
 
@@ -94,7 +94,7 @@ _OPERATIONS: Mapping[str, _Operation] = {
 
 
 def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Make a case of each operation and size."""
+    """Return a case for each operation and size."""
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
     return tuple(
@@ -207,11 +207,11 @@ class PreparedMemory:
 
     @property
     def _target_bytes(self) -> int:
-        """Size of what is written: a reader has a place to say that it found something."""
+        """Size of the target; a reader has a few bytes to report what it found."""
         return self._size_bytes if self._operation.targets else WIDTH_BYTES
 
     def _plant(self, source: Ptr) -> None:
-        """Put what a reader looks for in the last place."""
+        """Write the value that a reader searches for to the last place."""
         gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
         found = gpu.host_malloc(WIDTH_BYTES)
         try:

@@ -154,7 +154,7 @@ def test_an_interrupt_ends_with_what_is_known(at: int, winner: int) -> None:
         if not left:
             raise KeyboardInterrupt
 
-    found = search(trials, 4, LONG, seed=0, now=trials.now, tell=tell)
+    found = search(trials, 4, LONG, seed=0, now=trials.now, progress=tell)
 
     assert (found.stopped, found.winner) == ("interrupted", winner)
 

@@ -50,7 +50,7 @@ class Capture:
     thread: int
     origin: int  # the stream where it began
     nodes: list[Node] = field(default_factory=list)
-    spoiled: bool = False
+    invalidated: bool = False
     ended: bool = False
 
     def add(self, job: Job, before: Iterable[Node]) -> Node:
@@ -72,7 +72,7 @@ class Capture:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class Queue:
     """A stream: its order, and the end of its work."""
 
     number: int
@@ -89,48 +89,48 @@ class Lane:
 
 
 @dataclass(slots=True, eq=False)
-class Lanes:
+class Queues:
     """The streams of a device, and the rules of order among them.
 
     CUDA C++ Programming Guide, "Default Stream": work in the legacy stream waits for all earlier work in
     blocking streams, and later work in blocking streams waits for it.
     """
 
-    legacy: Lane
-    others: list[Lane] = field(default_factory=list)
+    legacy: Queue
+    others: list[Queue] = field(default_factory=list)
     _left: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
-    def before(self, lane: Lane) -> tuple[Task, ...]:
+    def before(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks that a new task of a stream waits for."""
-        if lane is self.legacy:
-            return _without_past([*lane.tail, *self._blocking_tails()])
-        if lane.blocks:
-            return _without_past([*lane.tail, *self.legacy.tail])
-        return _without_past(lane.tail)
+        if queue is self.legacy:
+            return _without_past([*queue.tail, *self._blocking_tails()])
+        if queue.blocks:
+            return _without_past([*queue.tail, *self.legacy.tail])
+        return _without_past(queue.tail)
 
-    def work_of(self, lane: Lane) -> tuple[Task, ...]:
+    def work_of(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks to wait for until a stream is complete."""
-        return self.before(lane) if lane is self.legacy else lane.tail
+        return self.before(queue) if queue is self.legacy else queue.tail
 
-    def destroy(self, lane: Lane) -> None:
+    def destroy(self, queue: Queue) -> None:
         """Remove a stream; its work completes."""
-        self.others.remove(lane)
-        if lane.blocks:
-            self._left = _without_past([*self._left, *lane.tail])
+        self.others.remove(queue)
+        if queue.blocks:
+            self._left = _without_past([*self._left, *queue.tail])
 
     def captures(self) -> list[Capture]:
         """List the captures that blocking streams take part in."""
-        return [lane.capture for lane in self.others if lane.blocks and lane.capture]
+        return [queue.capture for queue in self.others if queue.blocks and queue.capture]
 
     def _blocking_tails(self) -> Iterable[Task]:
         yield from self._left
-        for lane in self.others:
-            if lane.blocks:
-                yield from lane.tail
+        for queue in self.others:
+            if queue.blocks:
+                yield from queue.tail
 
 
 @dataclass(slots=True, eq=False)
-class Mark:
+class EventState:
     """An event: where it was last recorded, in a stream or in a capture."""
 
     number: int

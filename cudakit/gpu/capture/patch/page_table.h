@@ -1,0 +1,149 @@
+/* User data of launches, and the hash table that finds the page of an access or claims one. Device code. */
+#ifndef CK_PAGE_TABLE_H
+#define CK_PAGE_TABLE_H
+
+#include "arena.h"
+
+/* offsetof, which NVRTC 13.0 lacks without headers. */
+#define AT(type, field) ((ck_u64) & ((type *)0)->field)
+
+/* State of a thread that searches for its page. Kept in local memory and reloaded where needed: in registers
+ * it would stay live throughout and exceed their number. */
+typedef struct {
+    ck_u64 userdata, key, address;
+    ck_u32 bytes, retries;
+} page_search;
+
+#define MAX_PROBES 63u
+/* For an entry that another thread is filling, which takes only a few instructions. */
+#define RETRIES_PER_PROBE (1u << 20)
+#define RETRY_BUDGET (MAX_PROBES * RETRIES_PER_PROBE)
+
+/* One comparison: arenas lie above the first 4 GiB. */
+CK_INLINE bool has_arena(ck_u64 userdata)
+{
+    return opaque((ck_u32)(userdata >> 32));
+}
+
+/* Return the user data of this launch; kernels of a graph share theirs. */
+CK_INLINE ck_u64 launch_user_data(ck_u64 userdata)
+{
+    return userdata & CK_BY_GRID ? CK_USERDATA_OF_GRID(userdata, grid_id()) : userdata;
+}
+
+CK_INLINE ck_u64 lost_word(ck_u64 userdata)
+{
+    return CK_BASE_OF(userdata) + CK_LOST_AT + CK_LAUNCH_OF(userdata) / 32 * 4;
+}
+
+CK_INLINE bool is_lost(ck_u64 userdata)
+{
+    return load(lost_word(userdata)) >> (CK_LAUNCH_OF(userdata) & 31) & 1;
+}
+
+CK_INLINE void mark_lost(ck_u64 userdata)
+{
+    const ck_u32 bit = 1u << (CK_LAUNCH_OF(userdata) & 31);
+    if (load_coherent(lost_word(userdata)) & bit)
+        return;
+    if (!(atomic_or(lost_word(userdata), bit) & bit))
+        atomic_add(CK_BASE_OF(userdata) + AT(ck_header, lost), 1);
+}
+
+/* --- pages ----------------------------------------------------------------------------------------- */
+
+/* Adjacent pages have adjacent entries: eight per cache line. Different launches, and different modes of one
+ * launch, start at different slots; modes a third of the table apart, whatever its size. */
+#define SLOT_STEP_OF_LAUNCH \
+    0x9E3779B8u /* 2^32 over the golden ratio (Fibonacci hashing); all three are multiples of a cache line */
+#define SLOT_STEP_OF_MODE 0x555550u  /* a third of 2^24: modulo any smaller 2^n, one or two thirds of that */
+#define SLOT_STEP_OF_LEVEL 0x199998u /* a tenth of 2^24: far from all of those */
+
+CK_INLINE ck_u32 slot_of_page(ck_u32 launch, ck_u32 mode, ck_u32 level, ck_u32 page)
+{
+    return page + launch * SLOT_STEP_OF_LAUNCH + mode * SLOT_STEP_OF_MODE + level * SLOT_STEP_OF_LEVEL;
+}
+
+CK_INLINE ck_u32 first_probe(ck_u64 key)
+{
+    return slot_of_page(CK_KEY_LAUNCH(key), CK_KEY_MODE(key), CK_KEY_LEVEL(key), (ck_u32)key);
+}
+
+/* Where two runs of pages collide, one moves as a whole, by a step of its own. The step is odd, so that no
+ * stride of addresses leaves slots unused. */
+CK_INLINE ck_u32 next_probe(ck_u32 probe, ck_u64 key)
+{
+    return probe + (((ck_u32)(key >> 32) * 0x85EBCA6Bu) >> 8 | 1);
+}
+
+CK_INLINE ck_u64 entry_at(ck_u64 userdata, ck_u32 probe)
+{
+    const ck_u32 index = probe & wrapping_mask(0, (ck_u32)userdata >> CK_LAUNCH_BITS);
+    return CK_BASE_OF(userdata) + CK_ENTRIES_AT + (ck_u64)index * sizeof(ck_entry);
+}
+
+/* Find the bitmap of a key through the L1 cache; 0 or CK_NO_PAGE if there is none. */
+CK_INLINE ck_u64 find_bitmap(ck_u64 userdata, ck_u64 key)
+{
+    ck_u32 probe = first_probe(key);
+#pragma unroll 1
+    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++, probe = next_probe(probe, key)) {
+        const ck_entry entry = load_entry(entry_at(userdata, probe));
+        if (entry.key == key)
+            return entry.bitmap;
+        if (!entry.key)
+            return 0;
+    }
+    return 0;
+}
+
+CK_INLINE ck_u64 claim_page(const page_search *search)
+{
+    const ck_u64 header = CK_BASE_OF(reload(search)->userdata);
+    const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
+    if (number >= load(header + AT(ck_header, pages)))
+        return CK_NO_PAGE;
+    const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
+    store64(header + page, reload(search)->key);
+    /* Reloaded, so that no register holds it until here. */
+    const ck_u64 again = CK_BASE_OF(reload(search)->userdata);
+    return again + load(again + AT(ck_header, chunks_at)) + (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
+}
+
+CK_INLINE bool use_retries(page_search *search, ck_u32 some)
+{
+    const ck_u32 before = reload(search)->retries;
+    search->retries = before - some;
+    return before <= some;
+}
+
+/* Find the bitmap of a key, or claim a page for it; CK_NO_PAGE if none is left.
+ *
+ * Of the lanes that reach a free entry together, one claims it and then looks it up again with the others:
+ * otherwise it would continue alone, and whole words set by the warp would be missing in the summary. A thread
+ * that finds a key without a page also retries: the thread that assigns the page waits for nothing. A kernel
+ * that lost accesses does not search at every further access. */
+CK_INLINE ck_u64 find_or_claim(page_search *search)
+{
+    ck_u32 probe = first_probe(reload(search)->key);
+#pragma unroll 1
+    for (;;) {
+        const ck_u64 entry = entry_at(reload(search)->userdata, probe);
+        const ck_entry current = load_entry_coherent(entry);
+        if (current.key == reload(search)->key) {
+            if (current.bitmap)
+                return current.bitmap;
+            if (use_retries(search, 1))
+                break;
+        } else if (current.key) {
+            if (is_lost(reload(search)->userdata) || use_retries(search, RETRIES_PER_PROBE))
+                break;
+            probe = next_probe(probe, reload(search)->key);
+        } else if (is_leader(active_lanes()) && !atomic_claim(entry, reload(search)->key)) {
+            store64(entry + AT(ck_entry, bitmap), claim_page(search));
+        }
+    }
+    return CK_NO_PAGE;
+}
+
+#endif
