@@ -57,8 +57,8 @@ struct counter {
 
 /* Counters of the small or the large pools. Of the total of both, only the peaks are used. */
 struct counters {
-    PyObject_HEAD struct counter allocation, allocated_bytes, requested_bytes, inactive_split,
-        inactive_split_bytes;
+    PyObject_HEAD
+    struct counter allocation, allocated_bytes, requested_bytes, inactive_split, inactive_split_bytes;
 };
 
 static void count(struct counter *counter, const struct counter *other, struct counter *total, long long change)
@@ -90,7 +90,8 @@ static PyType_Slot counters_slots[] = {{Py_tp_members, counters_members}, {0, NU
 /* ---- blocks ---------------------------------------------------------------------------------------------- */
 
 struct block {
-    PyObject_HEAD long long ptr, size;
+    PyObject_HEAD
+    long long ptr, size;
     /* In the tree of its free blocks, which owns the references. First, to share a cache line with the keys. */
     struct block *below, *above;
     uint64_t priority;
@@ -104,9 +105,9 @@ struct block {
 
 /* Sorted by size and address: a treap (Seidel and Aragon 1996), whose random priorities keep it balanced. */
 struct free_blocks {
-    PyObject_HEAD PyObject *pool;
+    PyObject_HEAD
+    PyObject *pool, *stream;
     struct counters *counters;
-    long long stream;
     struct block *root;
 };
 
@@ -371,11 +372,12 @@ static int free_blocks_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"pool", "stream", "counters", NULL};
     struct free_blocks *self = (struct free_blocks *)object;
-    PyObject *pool, *counters;
+    PyObject *pool, *stream, *counters;
     PyTypeObject *type = state_of(Py_TYPE(object))->counters;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLO!", names, &pool, &self->stream, type, &counters))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &pool, &PyLong_Type, &stream, type, &counters))
         return -1;
     Py_XSETREF(self->pool, Py_NewRef(pool));
+    Py_XSETREF(self->stream, Py_NewRef(stream));
     Py_XSETREF(self->counters, (struct counters *)Py_NewRef(counters));
     return 0;
 }
@@ -401,6 +403,7 @@ static int free_blocks_clear(PyObject *object)
 {
     struct free_blocks *self = (struct free_blocks *)object;
     Py_CLEAR(self->pool);
+    Py_CLEAR(self->stream);
     Py_CLEAR(self->counters);
     while (self->root) {
         struct block *block = self->root;
@@ -413,7 +416,7 @@ static int free_blocks_clear(PyObject *object)
 static PyMemberDef free_blocks_members[] = {
     MEMBER(free_blocks, pool, T_OBJECT, READONLY),
     MEMBER(free_blocks, counters, T_OBJECT, READONLY),
-    MEMBER(free_blocks, stream, T_LONGLONG, READONLY),
+    MEMBER(free_blocks, stream, T_OBJECT, READONLY),
     END,
 };
 
@@ -440,13 +443,14 @@ static PyType_Slot free_blocks_slots[] = {
 /* ---- events ---------------------------------------------------------------------------------------------- */
 
 struct event {
-    PyObject *action, *stack, *pool, *metadata;
-    long long address, size, stream, time_ns;
+    PyObject *action, *stream, *stack, *pool, *metadata;
+    long long address, size, time_ns;
 };
 
 /* The last maxlen events of all that were appended. */
 struct events {
-    PyObject_HEAD struct event *items;
+    PyObject_HEAD
+    struct event *items;
     Py_ssize_t maxlen, room, count; /* count: of all; while it is below maxlen, room grows */
 };
 
@@ -466,11 +470,13 @@ static bool append_event(struct events *self, struct event event)
     }
     struct event *place = self->items + self->count++ % self->maxlen, dropped = *place;
     Py_INCREF(event.action);
+    Py_INCREF(event.stream);
     Py_INCREF(event.stack);
     Py_INCREF(event.pool);
     Py_INCREF(event.metadata);
     *place = event;
     Py_XDECREF(dropped.action);
+    Py_XDECREF(dropped.stream);
     Py_XDECREF(dropped.stack);
     Py_XDECREF(dropped.pool);
     Py_XDECREF(dropped.metadata);
@@ -480,7 +486,7 @@ static bool append_event(struct events *self, struct event event)
 static PyObject *events_append(PyObject *self, PyObject *values)
 {
     struct event event;
-    if (!PyArg_ParseTuple(values, "OLLLLOOO", &event.action, &event.address, &event.size, &event.stream,
+    if (!PyArg_ParseTuple(values, "OLLOLOOO", &event.action, &event.address, &event.size, &event.stream,
                           &event.time_ns, &event.stack, &event.pool, &event.metadata) ||
         !append_event((struct events *)self, event))
         return NULL;
@@ -500,7 +506,7 @@ static PyObject *events_iter(PyObject *object)
     PyObject *list = PyList_New(length), *iterator = NULL;
     for (Py_ssize_t i = 0; list && i < length; i++) {
         const struct event *event = self->items + (first + i) % self->maxlen;
-        PyObject *tuple = Py_BuildValue("OLLLLOOO", event->action, event->address, event->size, event->stream,
+        PyObject *tuple = Py_BuildValue("OLLOLOOO", event->action, event->address, event->size, event->stream,
                                         event->time_ns, event->stack, event->pool, event->metadata);
         if (tuple)
             PyList_SET_ITEM(list, i, tuple);
@@ -543,6 +549,7 @@ static int events_clear(PyObject *object)
     self->room = self->count = 0;
     for (Py_ssize_t i = 0; i < length; i++) {
         Py_DECREF(items[i].action);
+        Py_DECREF(items[i].stream);
         Py_DECREF(items[i].stack);
         Py_DECREF(items[i].pool);
         Py_DECREF(items[i].metadata);
@@ -568,7 +575,8 @@ static PyType_Slot events_slots[] = {
 /* ---- alloc and free -------------------------------------------------------------------------------------- */
 
 struct fast_path {
-    PyObject_HEAD struct state *state;
+    PyObject_HEAD
+    struct state *state;
     char slow;
     PyObject *guard, *live, *slow_calls;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
@@ -596,8 +604,9 @@ static bool read_int(PyObject *object, long long *value)
     return !overflow;
 }
 
-/* Record an event of a block. An exception is reported, not raised: the change is made already. */
-static void record(const struct fast_path *self, PyObject *action, const struct block *block)
+/* Record one or two events of a block. An exception is reported, not raised: the change is made already. */
+static void record(const struct fast_path *self, const struct block *block, PyObject *action,
+                   PyObject *next_action)
 {
     if (!self->events)
         return;
@@ -605,15 +614,20 @@ static void record(const struct fast_path *self, PyObject *action, const struct 
     clock_gettime(CLOCK_MONOTONIC, &now);
     struct event event = {
         .action = action,
+        .stream = block->free_blocks->stream,
         .stack = Py_None,
         .pool = PyObject_GetAttr(block->free_blocks->pool, self->state->id),
         .metadata = PyObject_GetAttr(self->history, self->state->metadata),
         .address = block->ptr,
         .size = block->requested,
-        .stream = block->free_blocks->stream,
         .time_ns = now.tv_sec * 1000000000LL + now.tv_nsec,
     };
-    if (!event.pool || !event.metadata || !append_event(self->events, event))
+    bool recorded = event.pool && event.metadata && append_event(self->events, event);
+    if (recorded && next_action) {
+        event.action = next_action;
+        recorded = append_event(self->events, event);
+    }
+    if (!recorded)
         PyErr_WriteUnraisable((PyObject *)block);
     Py_XDECREF(event.pool);
     Py_XDECREF(event.metadata);
@@ -693,8 +707,7 @@ static void free_block(struct fast_path *self, struct block *block, long long se
     int blocks = 0;
     long long size = 0;
     block->allocated = false;
-    record(self, self->state->free_requested, block);
-    record(self, self->state->free_completed, block);
+    record(self, block, self->state->free_requested, self->state->free_completed);
     block->stack = NULL;
     counters->allocation.current--;
     counters->allocated_bytes.current -= block->size;
@@ -788,7 +801,7 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
         struct block *block = prepare_alloc(self, key, size, &ptr, &searches);
         if (block) {
             alloc_block(self, block, size, requested, searches);
-            record(self, self->state->alloc, block);
+            record(self, block, self->state->alloc, NULL);
             Py_DECREF(block); /* the reference of the tree */
             Py_DECREF(block); /* that of prepare_alloc */
             return ptr;
@@ -807,7 +820,11 @@ static bool is_usual_free(const struct fast_path *self, const struct block *bloc
         return false;
     if (stream == Py_None)
         return true;
-    return read_int(stream, &number) && (number == LEGACY_STREAM ? 0 : number) == block->free_blocks->stream;
+    if (!read_int(stream, &number))
+        return false;
+    if (number == LEGACY_STREAM)
+        stream = self->state->zero;
+    return PyObject_RichCompareBool(stream, block->free_blocks->stream, Py_EQ) == 1;
 }
 
 static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssize_t given, PyObject *keywords)

@@ -18,7 +18,7 @@ from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.lifetimes import Inconsistencies
-from cudakit.core.memory.replay.mapped import mapped_at
+from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
 
@@ -143,7 +143,7 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
     snapshot = loaded(allocator, tmp_path)
     (device,) = snapshot.devices
     assert device.segments.expandable.all()
-    runs = mapped_at(device, len(device.events))
+    runs = segment_history(device).runs_at(len(device.events))
     assert runs.address.tolist() == device.segments.address.tolist()
     assert runs.size.tolist() == device.segments.size.tolist()
 
