@@ -53,7 +53,7 @@ SURENESS = ("possible", "likely", "certain")  # "possible" is hidden unless aske
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One program, and what is expected of it."""
+    """One variant of a program, and the expected report."""
 
     name: str
     variant: str  # race or fixed
@@ -87,7 +87,7 @@ class Case:
         return any(matches(name, each) for each in patterns for name in (self.name, self.path))
 
     def missing(self) -> str:
-        """Say what this machine lacks for it."""
+        """Return what this machine lacks to run the program, or an empty text."""
         absent = [name for name in self.needs if not is_usable(name)]
         if absent:
             return f"needs {', '.join(absent)}"
@@ -97,7 +97,7 @@ class Case:
 
 @dataclass(slots=True)
 class Run:
-    """How a program ended, and what was found in it."""
+    """The exit code of a program, and the report about it."""
 
     exit_code: int
     seconds: float
@@ -148,7 +148,7 @@ def of_corpus(
 
 @cache
 def is_usable(module: str) -> bool:
-    """Say whether a module can be imported: to be installed is not enough where versions do not fit."""
+    """Return whether a module can be imported: an installed one may have an unsuitable version."""
     command = [sys.executable, "-c", f"import {module}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -160,8 +160,8 @@ def plain(case: Case, seconds: float) -> Run:
     return timed([sys.executable, str(case.script), *case.arguments], seconds)
 
 
-def watched(case: Case, seconds: float, accesses: str | None, keep: Path | None) -> Run:
-    """Run a program under cudakit; with ``keep``, what was recorded goes there as well."""
+def under_cudakit(case: Case, seconds: float, accesses: str | None, keep: Path | None) -> Run:
+    """Run a program under cudakit; with ``keep``, also write the recorded events there."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "races.json")
         command = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize"]
@@ -178,7 +178,7 @@ def watched(case: Case, seconds: float, accesses: str | None, keep: Path | None)
 
 
 def timed(command: list[str], seconds: float) -> Run:
-    """Run a command, and end it with all that it has started where it takes longer."""
+    """Run a command; kill it with all its children if it takes longer."""
     start = time.perf_counter()
     process = subprocess.Popen(
         command,
@@ -200,7 +200,7 @@ def timed(command: list[str], seconds: float) -> Run:
 
 
 def complaints(case: Case, run: Run) -> Iterator[str]:
-    """Say what is not as expected."""
+    """Yield what differs from the expected report."""
     if not run.found:
         yield f"no result: {last_line(run.stderr)}"
         return
@@ -230,14 +230,14 @@ def wrong_races(case: Case, run: Run) -> Iterator[str]:
 
 
 def exact_share(run: Run) -> float:
-    """Return of which part of the launches it is known exactly what they did; of none, none."""
+    """Return the share of launches whose accesses are exact; 0 without launches."""
     coverage = run.found.get("coverage", {})
     counts = [coverage.get(f"launches_{known}", 0) for known in ("exact", "assumed", "unknown")]
     return float(counts[0] / max(sum(counts), 1))
 
 
 def is_of(patterns: Sequence[str], race: dict[str, Any]) -> bool:
-    """Say whether the two sides of a race are those of two patterns, in any order."""
+    """Return whether the two sides of a race match two patterns, in any order."""
     one, other = (
         str(race[side]["kernel"] or race[side]["operation"]).lower()
         for side in ("current", "previous")
@@ -257,7 +257,7 @@ def sureness(race: dict[str, Any]) -> int:
 
 
 def shows(script: Path, race: dict[str, Any]) -> bool:
-    """Say whether a stack of either side goes through the program."""
+    """Return whether a stack of either side contains the program."""
     frames = [frame for side in ("current", "previous") for frame in race[side]["stack"]]
     return any(Path(str(frame["filename"])).name == script.name for frame in frames)
 
@@ -268,7 +268,7 @@ def in_words(race: dict[str, Any]) -> str:
 
 
 def seen(run: Run) -> str:
-    """Say in a few words what was found and how much was looked at."""
+    """Return the findings and the coverage in a few words."""
     coverage = run.found.get("coverage", {})
     counts = ", ".join(
         f"{coverage[key]} {key}"
@@ -281,12 +281,12 @@ def seen(run: Run) -> str:
 
 
 def last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing was said")
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What came of a case."""
+class Outcome:
+    """The outcome of a case."""
 
     case: Case
     right: bool | None  # None: it cannot run here
@@ -305,19 +305,19 @@ class Judgement:
         return f"{mark:7} {seconds}  {self.case.path:45} {self.case.variant:5}  {self.words}"
 
 
-def judged(
+def checked(
     case: Case, *, without_cudakit: bool, seconds: float, accesses: str | None, keep: Path | None
-) -> Judgement:
+) -> Outcome:
     if reason := case.missing():
-        return Judgement(case, None, reason, None)
+        return Outcome(case, None, reason, None)
     if without_cudakit:
         run = plain(case, seconds)
         words = last_line(run.stderr) if run.exit_code else ""
-        return Judgement(case, run.exit_code == case.status, words, run)
-    run = watched(case, seconds, accesses, keep)
+        return Outcome(case, run.exit_code == case.status, words, run)
+    run = under_cudakit(case, seconds, accesses, keep)
     wrong = list(complaints(case, run))
     log = keep / f"{case.label}.npz" if keep else None
-    return Judgement(case, not wrong, "; ".join(wrong) or seen(run), run, log)
+    return Outcome(case, not wrong, "; ".join(wrong) or seen(run), run, log)
 
 
 def options() -> argparse.Namespace:
@@ -346,31 +346,31 @@ def main() -> int:
         for case in cases(chosen.accesses or "exact")
         if not chosen.names or case.is_named(chosen.names)
     ]
-    judge = partial(
-        judged,
+    check = partial(
+        checked,
         without_cudakit=chosen.plain,
         seconds=chosen.seconds,
         accesses=chosen.accesses,
         keep=chosen.keep,
     )
-    judgements: list[Judgement] = []
+    outcomes: list[Outcome] = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for judgement in pool.map(judge, some):
-            judgements.append(judgement)
-            if chosen.all or judgement.right is False:
-                print(judgement, flush=True)
+        for outcome in pool.map(check, some):
+            outcomes.append(outcome)
+            if chosen.all or outcome.right is False:
+                print(outcome, flush=True)
     if chosen.json:
         said = {
             f"{each.case.path} {each.case.variant}": each.run.found | {"stderr": each.run.stderr}
-            for each in judgements
+            for each in outcomes
             if each.run
         }
         chosen.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
-    if large := [each.case.label for each in judgements if each.lost_log]:
+    if large := [each.case.label for each in outcomes if each.lost_log]:
         print(f"without a log, which would be larger than {race_logs.MOST_BYTES:,} bytes, or")
         print(f"because nothing was recorded: {', '.join(large)}")
-    ran = [each.right for each in judgements if each.right is not None]
-    print(f"{sum(ran)} of {len(ran)} as expected, {len(judgements) - len(ran)} skipped")
+    ran = [each.right for each in outcomes if each.right is not None]
+    print(f"{sum(ran)} of {len(ran)} as expected, {len(outcomes) - len(ran)} skipped")
     return 0 if all(ran) else 1
 
 

@@ -1,4 +1,4 @@
-"""Take the waits out of correct programs, one at a time, and see whether each is missed.
+"""Remove the waits of correct programs, one at a time, and check that each race is found.
 
     python scripts/mutate_waits.py --list             # what would be taken out, and where
     python scripts/mutate_waits.py --jobs 4           # all that can run here
@@ -65,7 +65,7 @@ MOST_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A statement that waits, or a call that hands on what it waits for, and what stands for it in a mutant.
+    """A statement that waits, or a call that returns what it waits for, and its replacement in a mutant.
 
     Its place in the source is told in lines from 1 and columns in bytes from 0.
     """
@@ -92,7 +92,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a mutant."""
+    """The outcome of a mutant."""
 
     verdict: str
     words: str
@@ -122,7 +122,7 @@ def _is_racy_branch(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def is_wait(node: ast.stmt) -> bool:
-    """Say whether a statement is there for the wait in it: what has a result that is kept is not."""
+    """Return whether a statement only waits: one whose result is stored does more."""
     match node:
         case ast.Expr(value=ast.Call() as call):
             return any(_name(part) in WAITS for part in ast.walk(call))
@@ -140,7 +140,7 @@ def without(source: str, wait: Wait) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of what is called, or asked for."""
+    """Return the last part of the called or read name."""
     match node:
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
             return name
@@ -172,8 +172,8 @@ def mutants(case: judge_races.Case) -> list[Mutant]:
     return [Mutant(case.script, case.arguments, wait) for wait in waits(source)]
 
 
-def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome:
-    """Run a mutant beside what its program imports."""
+def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome:
+    """Run a mutant in a folder with the modules that its program imports."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for helper in HELPERS & {path.name for path in mutant.program.parent.iterdir()}:
@@ -192,7 +192,7 @@ def tried(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Outcome
 
 
 def outcome(chains: list[race_logs.Chain]) -> Outcome:
-    """Hold what the engine says of a run to what brute force finds in it."""
+    """Compare the engine's report of a run with what brute force finds."""
     found = Found([], Counter())
     for chain in chains:
         records, never_read = reordered(chain.records)
@@ -200,10 +200,10 @@ def outcome(chains: list[race_logs.Chain]) -> Outcome:
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)
         found.doubts.update({NEVER_READ: never_read} if never_read else {})
-    return judged(race_logs.judged(chains), found)
+    return compared(race_logs.analysed(chains), found)
 
 
-def judged(result: SanitizeResult, found: Found) -> Outcome:
+def compared(result: SanitizeResult, found: Found) -> Outcome:
     reported = findings(result)
     doubts = "; ".join(f"{count} x {reason}" for reason, count in found.doubts.items())
     if reported:
@@ -238,7 +238,7 @@ def main() -> int:
         return 0
     counts: Counter[str] = Counter()
     said: dict[str, dict[str, str]] = {}
-    run = partial(tried, accesses=chosen.accesses, keep=chosen.keep)
+    run = partial(run_mutant, accesses=chosen.accesses, keep=chosen.keep)
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for mutant, seen in zip(some, pool.map(run, some), strict=True):
             print(f"{seen.verdict:9}  {mutant}  {seen.words}".rstrip(), flush=True)

@@ -1,4 +1,4 @@
-"""Traces of watched programs, kept small: what a machine and a moment put into them is left out.
+"""Logs of recorded programs, without what differs by machine and run, so that they are small.
 
 A log is a .npz file: the records of each process, and its tables. The stacks keep the frames of the program
 itself, the strings those that records name; times are gone, and threads are counted from 1.
@@ -48,19 +48,19 @@ class Chain:
 
 
 class Recording:
-    """Takes the batches of a run, and makes chains of them."""
+    """Collects the batches of a run into chains."""
 
     def __init__(self, program: str) -> None:
         self._program = program
         self._batches: dict[tuple[int, int], list[Batch]] = {}
 
     def add(self, batch: Batch) -> bool:
-        """Take a batch; False, as the program is not to be stopped."""
+        """Add a batch. Return False: the program is never stopped."""
         self._batches.setdefault((batch.process, batch.chain), []).append(batch)
         return False
 
     def chains(self) -> list[Chain]:
-        """Return what was taken, without what is of the machine and the moment."""
+        """Return the chains, without what differs by machine and run."""
         return [self._chain(batches) for batches in self._batches.values()]
 
     def _chain(self, batches: Sequence[Batch]) -> Chain:
@@ -113,7 +113,7 @@ def load(path: Path) -> list[Chain]:
         ]
 
 
-def judged(
+def analysed(
     chains: Sequence[Chain], *, exit_status: int = 0, notes: Sequence[str] = ()
 ) -> SanitizeResult:
     """Find the races in a log, as ``cudakit run --sanitize`` does while the program runs."""

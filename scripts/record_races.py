@@ -72,7 +72,7 @@ def main() -> int:
     code = shell_status(status)
     chains = recording.chains()
     keep(chosen.log, chains, chosen.most_bytes)
-    result = race_logs.judged(chains, exit_status=code, notes=[each.text for each in notices])
+    result = race_logs.analysed(chains, exit_status=code, notes=[each.text for each in notices])
     chosen.output.write_text(json.render(result), encoding="utf-8")
     return code or int(bool(findings(result)))
 

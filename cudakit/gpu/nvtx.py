@@ -1,4 +1,4 @@
-"""Named ranges and marks for whatever tool listens through NVTX; silent and almost free when none does.
+"""Named ranges and marks for tools attached through NVTX; almost free without one.
 
 Whether one listens is settled when a domain is first used, as in the nvtx package: NVTX injects its
 listener at the process's first call, and never later.
@@ -24,7 +24,7 @@ Payload = int | float
 
 
 class Domain(Protocol):
-    """What is used here of ``nvtx.Domain``."""
+    """The part of ``nvtx.Domain`` that is used here."""
 
     def push_range(self, attributes: Any) -> None: ...
     def pop_range(self) -> None: ...
@@ -35,7 +35,7 @@ class Domain(Protocol):
 
 
 class Silent:
-    """A range that nobody listens to: does nothing, as context manager or as decorator."""
+    """A range without an attached tool: no effect, as context manager or as decorator."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class Silent:
 
 
 class Range(Silent):
-    """A range that a tool listens to. May be entered again and again, also within itself."""
+    """A range with an attached tool. It can be entered repeatedly and recursively."""
 
     __slots__ = ("_attributes", "_domain")
 
@@ -88,7 +88,7 @@ _SILENT = Silent()
 
 
 def listened(name: str) -> Domain | None:
-    """Return the domain of that name, or None when no tool listens to it."""
+    """Return a domain by name, or None if no tool is attached to it."""
     domain = nvtx.get_domain(name)
     return domain if isinstance(domain, nvtx.Domain) else None
 
@@ -167,7 +167,7 @@ def mark(
 
 
 def _refuse_suspended(function: Callable[..., Any]) -> None:
-    """Refuse what returns before it has run: its range would be over before it begins."""
+    """Raise for a function that returns before it runs: its range would end before the work begins."""
     suspended = (
         inspect.iscoroutinefunction,
         inspect.isgeneratorfunction,

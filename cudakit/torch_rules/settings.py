@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import DROPPED, KEYS, SPELLINGS, Key
 from cudakit.torch_rules.setting_rules import (
     DIVISION_SLOTS,
@@ -167,6 +168,12 @@ class Settings:
 PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The variable that only cudakit's allocator reads comes first.
 VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
+# Names of sizes in a snapshot, and their fields.
+_RECORDED_BYTES = {
+    "max_split_size": "max_split_size_bytes",
+    "max_non_split_rounding": "max_non_split_rounding_bytes",
+    "large_segment_size": "large_segment_size_bytes",
+}
 
 
 class SettingsWarning(UserWarning):
@@ -251,3 +258,54 @@ def _check_backend(entries: Mapping[str, Entry], found: Mapping[str, object]) ->
                 f"{entry.key.text} does nothing with backend:{backend}",
                 hint="leave out one of them",
             )
+
+
+def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
+    """Return the Settings of a snapshot's ``allocator_settings``; what no setting may be is left out.
+
+    Starts from the string under PYTORCH_CUDA_ALLOC_CONF and applies the values recorded beside it
+    (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). Without a memory fraction, because no
+    snapshot records the memory of the device.
+    """
+    settings = _parsed(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
+    for changes in (_sizes(recorded), _collection(recorded), _divisions(recorded)):
+        settings = with_changes(settings, changes)
+    return settings
+
+
+def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Return settings with changes, or unchanged if the changes are not valid."""
+    try:
+        return replace(settings, **changes)
+    except InputError:
+        return settings
+
+
+def _parsed(text: object) -> Settings:
+    try:
+        return parse_config(text) if isinstance(text, str) else Settings()
+    except InputError:
+        # PyTorch accepts more than parse_config; the values beside the text count then.
+        return Settings()
+
+
+def _sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
+    found = {field: recorded.get(name) for name, field in _RECORDED_BYTES.items()}
+    return {
+        field: value if value >= 0 else None
+        for field, value in found.items()
+        if isinstance(value, int) and (value >= 0 or field == "max_split_size_bytes")
+    }
+
+
+def _collection(recorded: Mapping[str, Any]) -> dict[str, float]:
+    threshold = recorded.get("garbage_collection_threshold")
+    return {"garbage_collection_threshold": threshold} if isinstance(threshold, float) else {}
+
+
+def _divisions(recorded: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    by_mib = recorded.get("roundup_power2_divisions")
+    if not isinstance(by_mib, dict):
+        return {}
+    slots = (by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
+    return {"roundup_power2_divisions": tuple(slots)}

@@ -35,7 +35,7 @@ HELPERS = {"cuda_kernels"}
 
 def complaints(case: Case, log: Path) -> list[str]:
     """Hold what the engine finds in a log to what is expected of the program."""
-    result = race_logs.judged(race_logs.load(log))
+    result = race_logs.analysed(race_logs.load(log))
     found: dict[str, Any] = json.loads(rendered.render(result))
     return list(judge_races.wrong_races(case, Run(0, 0.0, "", found)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import judge_races
 import pytest
-from judge_races import TIMED_OUT, Judgement, Run
+from judge_races import TIMED_OUT, Outcome, Run
 
 CASE = replace(next(judge_races.cases()), exact=True)
 CLEAN = {"exit_status": 0, "races": [], "gaps": {}}
@@ -78,4 +78,4 @@ def test_a_log_that_is_too_large_is_left_out_and_said(tmp_path: Path) -> None:
     assert "no log is kept: it would take " in done.stderr
     assert output.exists()
     assert not log.exists()
-    assert Judgement(CASE, True, "", Run(1, 1.0, ""), log).lost_log
+    assert Outcome(CASE, True, "", Run(1, 1.0, ""), log).lost_log

@@ -11,7 +11,7 @@ import pytest
 import race_logs
 from core.sanitize.recorded import Found, unordered
 from judge_races import Case
-from mutate_waits import Outcome, judged, mutants, outcome, programs, waits, without
+from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 from race_logs import Chain
 
 from cudakit.trace.events import Event, Fact, Fill, Gap, StreamCreate, StreamSync
@@ -121,8 +121,8 @@ def test_inexact_run_proves_nothing() -> None:
 def test_a_disagreement_is_a_miss_or_an_alarm() -> None:
     (pair,) = unordered(unpack(RACE.records, RACE.strings)).pairs
 
-    assert judged(race_logs.judged([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert judged(race_logs.judged([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert compared(race_logs.analysed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
+    assert compared(race_logs.analysed([RACE]), Found([], Counter())).verdict == "ALARM"
 
 
 def test_the_mutants_of_a_simulated_program_are_reported_or_redundant(tmp_path: Path) -> None:

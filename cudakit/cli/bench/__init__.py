@@ -6,8 +6,7 @@ import click
 
 from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.gemm import gemm
-from cudakit.cli.bench.suite import suite
-from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory
+from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
 from cudakit.cli.failure import ExitCode
 
 

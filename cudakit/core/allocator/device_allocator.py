@@ -85,10 +85,7 @@ class DeviceAllocator(CachingAllocator):
         *,
         graph: CaptureGraph | None = None,
     ) -> Iterator[GraphMemory]:
-        """Let what is captured within have memory of a pool, and return what holds it for the graph.
-
-        As of any allocator; besides, no event of the pinned pool is asked meanwhile.
-        """
+        """Let what is captured within have memory of a pool, and return what holds it for the graph."""
         self._call_pinned(CachingHostAllocator.begin_capture)
         try:
             with super().capture(pool, stream, graph=graph) as memory:

@@ -25,7 +25,7 @@ _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
 class Alloc(Protocol):
     """Allocate for use in the order of a stream. No bytes are the address 0.
 
-    Raises OutOfMemory, ValueError for a negative size, CudaError for whatever else the driver refuses.
+    Raises OutOfMemory, ValueError for a negative size, CudaError for every other failure of the driver.
     """
 
     def __call__(self, size_bytes: int, stream: int = 0) -> Ptr: ...
@@ -34,9 +34,9 @@ class Alloc(Protocol):
 class Free(Protocol):
     """Free an allocation; another stream than its own is one that uses it until now.
 
-    From within the allocator, or while another thread is there, it is freed a moment later. Raises
-    InvalidPointer where nothing is allocated, CudaError where the use of other streams cannot be
-    recorded; the memory is then kept until they are known to be done.
+    If the allocator is in use, by another thread or by this one, the free is queued and performed as soon as
+    it is left. Raises InvalidPointer if nothing is allocated there, CudaError if an event cannot be recorded
+    on a stream that used the memory; the memory then stays pending until the stream is known to be done.
     """
 
     def __call__(self, ptr: int, stream: int | None = None) -> None: ...

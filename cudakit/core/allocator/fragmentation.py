@@ -25,11 +25,11 @@ _WORTH_NAMING = 64
 
 @dataclass(frozen=True, slots=True)
 class StreamMemory:
-    """What one stream holds back, in bytes."""
+    """Memory that one stream keeps from others, in bytes."""
 
     stream: int
     stranded_bytes: int  # free, and reused by this stream only
-    releasable_bytes: int  # of these: whole segments and pages, which empty_cache gives back
+    releasable_bytes: int  # of these: whole segments and pages, which empty_cache releases
     largest_hole_bytes: int
     pending_bytes: int  # allocated on this stream, freed, and still used by others
     awaited_bytes: int  # allocated on others, freed, and waiting for this stream
@@ -37,7 +37,7 @@ class StreamMemory:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """What is reserved, and how little of it a request may find; in bytes, and shares from 0 to 1."""
+    """The reserved memory, and how fragmented it is; in bytes, and shares from 0 to 1."""
 
     reserved_bytes: int
     allocated_bytes: int
@@ -45,7 +45,7 @@ class Fragmentation:
     requested_bytes: int  # of what is allocated or pending, before rounding
     free_bytes: int
     largest_hole_bytes: int
-    releasable_bytes: int  # free in whole segments and pages, which empty_cache gives back
+    releasable_bytes: int  # free in whole segments and pages, which empty_cache releases
     silos: tuple[Silo, ...]  # the one with most free bytes first
     streams: tuple[StreamMemory, ...]  # the one that holds back most first
 
@@ -56,19 +56,19 @@ class Fragmentation:
 
     @property
     def internal(self) -> float:
-        """The share of that in all blocks in use; 0 where there are none."""
+        """The share of that in all blocks in use; 0 if there are none."""
         return self.internal_bytes / ((self.allocated_bytes + self.pending_bytes) or 1)
 
     @property
     def external(self) -> float:
-        """One minus the share of the largest hole in all that is free; 0 where nothing is."""
+        """One minus the share of the largest free block in all free bytes; 0 if nothing is free."""
         return 1 - self.largest_hole_bytes / self.free_bytes if self.free_bytes else 0.0
 
 
 def fragmentation_of(
     segments: Iterable[Segment], awaited: Iterable[tuple[int, Block]]
 ) -> Fragmentation:
-    """Look at all blocks; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
+    """Return the fragmentation; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
     held = [(segment, segment.blocks()) for segment in segments]
     used = [block for _, blocks in held for block in blocks if not block.free]
     silos = silos_of(held)
@@ -86,7 +86,7 @@ def fragmentation_of(
 
 
 def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
-    """Add up for each stream the freed blocks that wait for it."""
+    """Return for each stream the bytes of the freed blocks that wait for it."""
     found: dict[int, int] = {}
     for stream, block in awaited:
         found[stream] = found.get(stream, 0) + block.size
@@ -94,7 +94,7 @@ def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
 
 
 def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[Silo, ...]:
-    """Group segments by who may use them."""
+    """Group segments by the requests that they serve."""
     found: dict[tuple[PoolId, bool, int], list[Silo]] = {}
     for segment, blocks in held:
         key = segment.pool.id, segment.pool.small, segment.stream
@@ -191,7 +191,7 @@ def _most_addresses(engine: Engine, request: Request, total_bytes: int) -> int |
 
 
 def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:
-    """Find the segments with most free bytes for each byte in use, and the smallest block in use of each."""
+    """Return the smallest used block of the segments with most free bytes for each byte in use."""
     free_in = [(_free_bytes(segment), segment) for segment in segments]
     partly = [(free, s) for free, s in free_in if 0 < free < s.size]
     worth = [(free, s) for free, s in partly if free >= least_bytes] or partly

@@ -69,7 +69,7 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """Addresses that expandable segments have set aside, whether or not there is memory behind them."""
+    """Addresses that expandable segments have reserved, mapped or not."""
 
     segments: int
     reserved_bytes: int
@@ -96,10 +96,10 @@ class Limits:
     ) -> Monitor:
         """Call a function when what is reserved, allocated or active crosses a threshold.
 
-        ``threshold`` is bytes, or as a float a share of the device's memory. It is crossed up when as much
-        as that is held, and down when less is. The call comes right after the one that crossed it, in the
-        same thread, and may allocate and free; what it raises goes to ``sys.unraisablehook``. Raises
-        UsageError for what cannot be watched.
+        ``threshold`` is bytes, or as a float a share of the device's memory. It is crossed up when it is
+        reached, and down when the value falls below it. The function is called right after the call that
+        crossed it, in the same thread, and may allocate and free; its exceptions go to
+        ``sys.unraisablehook``. Raises UsageError for an unknown metric or direction, or an invalid threshold.
         """
         if not isinstance(threshold, int):
             threshold = int(threshold * self._state.upstream.memory_info().total_bytes)
@@ -159,9 +159,9 @@ class Limits:
     def set_cache_limit(self, limit_bytes: int | None) -> None:
         """Keep at most so many free bytes from now on, as far as they are whole segments; None: all.
 
-        What is beyond is given back right after the free that made it so, of segments the smallest that is
-        large enough, or the largest. In captures nothing is; private pools and expandable segments stay as
-        they are. To give memory back waits for the device. Raises UsageError for a negative limit.
+        Right after a free that exceeds the limit the smallest segment that is large enough is released, or
+        else the largest. Nothing is released in captures, from private pools, or of expandable segments. A
+        release waits for the device. Raises UsageError for a negative limit.
         """
         if limit_bytes is not None and limit_bytes < 0:
             raise UsageError(
@@ -192,9 +192,8 @@ class Limits:
     def set_reserve_class(self, stream: int, name: str) -> None:
         """Let new expandable segments of a stream set aside what the setting says of a class; "" is none.
 
-        The setting is expandable_segments_reserve_by_class; of a class that it does not name, as of a stream
-        without one, expandable_segments_reserve counts. Raises UsageError for a name that no setting can
-        have.
+        The setting expandable_segments_reserve_by_class has a size for each class; for other classes, and
+        streams without one, expandable_segments_reserve applies. Raises UsageError for an invalid name.
         """
         if name and not is_class_name(name):
             raise UsageError(

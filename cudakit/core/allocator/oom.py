@@ -1,10 +1,11 @@
-"""Out of memory: what is tried before a request fails, in PyTorch's order, and the error if all of it fails.
+"""The slow path: allocation and free in full, what is tried before a request fails, and the error then.
 
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc).
 """
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,16 +13,17 @@ from typing import Any, TypeAlias
 
 from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
 from cudakit.core.allocator.fragmentation import report_of
-from cudakit.core.allocator.history import OOM
+from cudakit.core.allocator.history import OOM, Level, gather
 from cudakit.core.allocator.recording import checked_path, save
 from cudakit.core.allocator.state import AllocatorState
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY
-from cudakit.errors import CudaError
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY, stream_number
+from cudakit.errors import CudaError, UsageError
+from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.oom_message import details, message_of
 from cudakit.torch_rules.oom_remedies import hint_of
-from cudakit.torch_rules.sizes import segment_size
+from cudakit.torch_rules.sizes import MOST_SMALL, TOO_MANY_BYTES, rounded, segment_size
 from cudakit.units import Unavailable
 
 Observer: TypeAlias = Callable[[OomReport], object]
@@ -80,25 +82,26 @@ class OomChain:
     def on_out_of_memory(self, observer: Observer) -> None:
         """Tell a function of every request that fails, before the error is raised.
 
-        What it raises is a note on that error. Of those that are refused untried ``on_rejection`` tells.
+        Its exceptions become notes on that error. Requests refused without any attempt go to
+        ``on_rejection``.
         """
         self._observers.append(observer)
 
     def on_rejection(self, observer: Observer) -> None:
         """Tell a function of every request that throw_on_cudamalloc_oom refuses, before the error is raised.
 
-        They are beyond the memory fraction; nothing was given back for them, and no snapshot is saved. The
-        report has what PyTorch tells its OomRejectionObserver: ``device``, ``segment_bytes``,
-        ``reserved_bytes``, ``device_total_bytes``. What the function raises is a note on the error.
+        Such requests exceed the memory fraction; nothing is released for them, and no snapshot is saved. The
+        report has what PyTorch passes to its OomRejectionObserver: ``device``, ``segment_bytes``,
+        ``reserved_bytes``, ``device_total_bytes``. Exceptions become notes on the error.
         """
         self._rejection_observers.append(observer)
 
     def save_on_out_of_memory(self, path: str | os.PathLike[str] | None) -> None:
         """Write a snapshot to a file when memory has run out, before the error is raised; None: no more.
 
-        The latest replaces those before. Where it cannot be written, a note on the error says so. Requests
-        that are refused untried (``on_rejection``) write none. Raises UsageError now for what is no place for
-        a file.
+        The latest snapshot replaces earlier ones. If it cannot be written, a note on the error says so.
+        Requests refused without any attempt (``on_rejection``) write none. Raises UsageError now if no file
+        can be written there.
         """
         if path is None:
             self._saver = None
@@ -111,9 +114,9 @@ class OomChain:
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"  # for the note on the error
         self._saver = save_on_out_of_memory
 
-    def ask_processes(self, query: ProcessQuery | None) -> None:
+    def ask_processes(self, asker: ProcessQuery | None) -> None:
         """Let the report of memory that has run out have what a function says of the device's processes."""
-        self._query = query
+        self._query = asker
 
     # What is tried. The guard is held.
 
@@ -215,6 +218,107 @@ class OomChain:
         for note in notes:
             error.add_note(note)
         return error
+
+
+class SlowPath:
+    """``alloc`` and ``free`` in full: with any settings, history, routes and pending frees.
+
+    ``owner`` is the allocator, which lives as long as anybody can call it.
+    """
+
+    def __init__(self, owner: object, state: AllocatorState, chain: OomChain) -> None:
+        self._owner = owner
+        self._state = state
+        self._oom = chain
+
+    def slow_alloc(self, size_bytes: int, stream: int) -> Ptr:
+        """Allocate; see Alloc."""
+        state = self._state
+        size_bytes = _checked_size(size_bytes)
+        if size_bytes == 0:
+            return Ptr(0)
+        stream = stream_number(stream)
+        if state.is_slow("uncached"):
+            return self._alloc_uncached(size_bytes, stream)
+        level = state.history.level
+        stack = gather(1 + state.fast_path.python_frames) if level else None
+        with state.guard.inside():
+            if state.pending:
+                state.pending.process(stack, stream)
+            block = state.front.take(size_bytes, stream) if state.front.active else None
+            if block is None:
+                block = self._alloc_block(size_bytes, stream, stack)
+            state.live[block.ptr] = block
+        return block.ptr
+
+    def _alloc_block(self, size_bytes: int, stream: int, stack: RawStack | None) -> Block:
+        engine = self._state.engine
+        size = rounded(size_bytes, engine.divisions)
+        pools = engine.private.route(stream) or engine.default
+        pool = pools.small if size <= MOST_SMALL else pools.large
+        expands = engine.expands(pool)
+        block = engine.get_free_block(pool, size, stream, expands=expands) or self._oom.obtain(
+            pool, size, size_bytes, stream, stack
+        )
+        # A lent block is split as if no segment were expandable, as in PyTorch.
+        expands = engine.expands(pool) and block.pool is pool
+        split = engine.should_split(block, size, expands=expands)
+        engine.alloc_found_block(block, size, size_bytes, stack, split=split)
+        return block
+
+    def slow_free(self, ptr: int, block: Block | None, stream: int | None) -> None:
+        """Free; see Free."""
+        state = self._state
+        stack = None
+        if block is None:
+            self._free_unknown(ptr)
+            return
+        if state.history.level >= Level.ALL:
+            stack = gather(1 + state.fast_path.python_frames)
+        if not state.guard.try_enter():
+            state.guard.queue((block, stack, stream))
+            return
+        try:
+            state.free_live(block, stack, stream)
+        finally:
+            state.guard.exit()
+
+    def _free_unknown(self, ptr: int) -> None:
+        state = self._state
+        if ptr == 0:
+            return
+        if state.uncached.pop(ptr, None) is not None:
+            state.upstream.free(ptr)
+            return
+        frames = state.fast_path.python_frames
+        stack = gather(2 + frames) if state.history.level else None
+        raise state.refuse_free(ptr, stack)
+
+    def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
+        state = self._state
+        with state.inside(flushes=False):
+            if state.captures.count and state.engine.private.route(stream) is not None:
+                raise UsageError(
+                    f"nothing is cached, and stream {stream:#x} is captured: no graph would keep the memory",
+                    hint="enable_caching(enabled=True) before the capture",
+                )
+        try:
+            ptr = state.upstream.malloc(size_bytes, stream)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
+        state.uncached[ptr] = size_bytes
+        return Ptr(ptr)
+
+
+def _checked_size(size_bytes: int) -> int:
+    size_bytes = int(operator.index(size_bytes))
+    if size_bytes < 0:
+        raise ValueError(f"a size is not negative: {size_bytes}")
+    if size_bytes >= TOO_MANY_BYTES:
+        raise OutOfMemory("Tried to allocate more than 1EB memory.", hint="ask for less")
+    return size_bytes
 
 
 def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:

@@ -77,17 +77,17 @@ class Background:
 
 
 class CachingHostAllocator:
-    """Hands out pinned memory of the host, and keeps what is freed for the next request.
+    """Allocates pinned host memory, and caches what is freed.
 
-    The same operations give the same blocks and statistics as PyTorch's pool. May be used from any thread,
-    and ``free`` from finalizers too.
+    The same operations give the same blocks and statistics as in PyTorch's host allocator. Any thread may use
+    it, and ``free`` may be called by finalizers.
 
-    ``splits`` divides and merges blocks instead of rounding to powers of two: no request wastes what another
-    could use. ``retries`` gives back what is cached, and tries again, before memory is said to be out.
-    PyTorch's pool does neither.
+    ``splits`` splits and merges blocks instead of rounding to powers of two, so that no request wastes what
+    another could use. ``retries`` releases cached memory and tries again before a request fails. PyTorch does
+    neither.
 
     ``holders`` are the private pools of the device's allocator: a request that would go to one of them there
-    has memory here that is set apart for it, too, and is kept until nobody holds the pool any more.
+    goes to a private pool here too, whose memory is kept until nobody holds that pool any more.
     """
 
     def __init__(
@@ -112,12 +112,13 @@ class CachingHostAllocator:
     # Memory.
 
     def alloc(self, size_bytes: int, stream: int | None = None) -> Ptr:
-        """Allocate. No bytes are the address 0.
+        """Allocate bytes. A request of 0 bytes returns the address 0.
 
-        ``stream`` says which private pool a request goes to, and whether it is of a capture; without, it is
-        of the one that this thread is in.
+        ``stream`` determines the private pool of the request, and whether it belongs to a capture; without
+        it, this thread's innermost pool and capture count.
 
-        Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for what else the driver refuses.
+        Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for every other failure of the
+        driver.
         """
         size_bytes = int(index(size_bytes))
         if size_bytes < 0:
@@ -131,11 +132,11 @@ class CachingHostAllocator:
             return block.ptr
 
     def free(self, ptr: int) -> None:
-        """Free an allocation: it is reused when every stream that uses it has come so far.
+        """Free an allocation: it is reused once every stream that used it is done with its work up to now.
 
-        From within the allocator, or while another thread is there, it is freed a moment later. Raises
-        InvalidPointer where nothing is allocated, CudaError where the use of streams cannot be recorded
-        (unless ``pinned_free_catch_all`` is set); the memory is kept then until they are known to be done.
+        If the allocator is in use, the free is queued and performed as soon as it is left. Raises
+        InvalidPointer if nothing is allocated there, CudaError if an event cannot be recorded (unless
+        ``pinned_free_catch_all`` is set); the memory then stays pending until the streams are done.
         """
         block = self._memory.live.pop(ptr, None)
         if block is None:
@@ -155,10 +156,9 @@ class CachingHostAllocator:
             self._wake()
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Say that a stream uses an allocation, such as in a copy: it is reused when that has done so.
+        """Record that a stream uses an allocation: it is reused after all work of the stream up to its free.
 
-        What counts is all work of the stream up to the free. Raises InvalidPointer where nothing is
-        allocated.
+        Raises InvalidPointer if nothing is allocated there.
         """
         with self._guard.inside():
             block = self._memory.live.get(ptr)
@@ -168,10 +168,10 @@ class CachingHostAllocator:
             uses[stream_number(stream)] = None
 
     def empty_cache(self) -> None:
-        """Give back all of which nothing is used, without waiting for any stream.
+        """Release all unused memory, without waiting for any stream.
 
-        Of private pools those only that nobody holds any more. Does nothing during a capture. Raises
-        CudaError where the driver refuses; the rest stays cached.
+        Private pools are included once nobody holds them. Does nothing during a capture. Raises CudaError if
+        the driver refuses; the rest stays cached.
         """
         stack = gather() if self._history.level >= Level.ALL else None
         with self._guard.inside():
@@ -180,7 +180,7 @@ class CachingHostAllocator:
                 self._memory.release_cached(stack)
 
     def close(self) -> None:
-        """Wait for what is freed but in use, and give all back but what is allocated or a graph's."""
+        """Wait for pending frees, and release all memory that is neither allocated nor a graph's."""
         self._stop()
         with self._guard.inside():
             self._memory.close()
@@ -189,31 +189,32 @@ class CachingHostAllocator:
 
     @property
     def settings(self) -> Settings:
-        """The settings that are followed."""
+        """The settings in effect."""
         return self._memory.settings
 
     def configure(self, settings: Settings) -> None:
-        """Follow other settings from now on. Raises Unsupported for one that this pool has not."""
+        """Follow other settings from now on. Raises Unsupported for one that the upstream cannot follow."""
         with self._guard.inside():
             self._memory.configure(settings)
         self._wake()
 
     def begin_capture(self) -> None:
-        """Say that a capture begins: until its end nothing looks at events or is given back.
+        """Begin a capture: until its end no event is queried and nothing is released.
 
-        What is allocated until then and used by a stream is not reused after it is freed, since a graph may
-        use it whenever it runs, until nobody holds its private pool any more or ``forget_graphs`` ends that.
+        Memory that is allocated in a capture and used by a stream is not reused after its free, since the
+        graph may use it whenever it runs, until nobody holds its private pool any more, or
+        ``forget_graphs``.
         """
         with self._guard.inside():
             self._memory.captures.count += 1
 
     def end_capture(self) -> None:
-        """Say that a capture has ended."""
+        """End a capture."""
         with self._guard.inside():
             self._memory.captures.count -= 1
 
     def forget_graphs(self) -> None:
-        """Say that no graph runs any more that uses memory which was allocated while it was captured."""
+        """Free the memory that was kept for graphs: none that uses it runs any more."""
         with self._guard.inside():
             self._memory.forget_graphs()
 
@@ -225,7 +226,7 @@ class CachingHostAllocator:
             return self._memory.stats.read()
 
     def counters(self) -> dict[str, int]:
-        """Return what PyTorch does not count; ``waiting_bytes`` were freed while streams use them."""
+        """Return counters that PyTorch does not have; ``waiting_bytes`` were freed while streams use them."""
         with self._guard.inside():
             return self._memory.counters()
 
@@ -238,12 +239,12 @@ class CachingHostAllocator:
             return found
 
     def reset_peaks(self) -> None:
-        """Let every peak be the value now."""
+        """Set every peak to the current value."""
         with self._guard.inside():
             self._memory.stats.reset_peaks()
 
     def reset_sums(self) -> None:
-        """Begin to add up anew what was allocated and freed."""
+        """Set the sums of what was allocated and freed to 0."""
         with self._guard.inside():
             self._memory.stats.reset_sums()
 
@@ -256,9 +257,9 @@ class CachingHostAllocator:
         skip_actions: Collection[str] = (),
         clear: bool = False,
     ) -> None:
-        """Record a trace from now on, or none; as for memory of the device.
+        """Record a trace from now on, or none; as for device memory.
 
-        Raises UsageError for what cannot be.
+        Raises UsageError for an invalid setting.
         """
         with self._guard.inside():
             self._history.configure(

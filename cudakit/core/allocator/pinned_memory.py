@@ -31,7 +31,7 @@ from cudakit.units import format_bytes
 
 
 class OutOfPinnedMemory(CudaError, MemoryError):
-    """The driver has no pinned memory for a request, even after all that was cached was given back."""
+    """The driver has no pinned memory for a request, even after all cached memory was released."""
 
 
 class HostMemory:
@@ -118,7 +118,7 @@ class HostMemory:
             yield from pool.pending.awaited()
 
     def counters(self) -> dict[str, int]:
-        """Return what PyTorch does not count."""
+        """Return counters that PyTorch does not have."""
         stats = self.stats
         waiting = {block.ptr: block.size for _, block in self.awaited()}
         return {

@@ -53,8 +53,8 @@ class PoolRouting:
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
         """Let the requests of this thread go to a pool; within another one, to this.
 
-        Events are asked and memory is given back as ever: PyTorch 2.11 does neither meanwhile (its issue
-        159674). Raises PoolError where requests go to that pool already.
+        Events are queried and memory is released as usual, which PyTorch 2.11 does not do meanwhile (its
+        issue 159674). Raises PoolError if requests go to that pool already.
         """
         pool_id = _open_id(pool)
         self.begin_allocate_to_pool(pool_id, of_this_thread())
@@ -71,7 +71,7 @@ class PoolRouting:
         stream: int | None,
         graph: CaptureGraph | None,
     ) -> Iterator[GraphMemory]:
-        """Do what ``capture`` of an allocator does, for GraphMemory that keeps ``owner`` alive."""
+        """Do what ``capture`` of an allocator does, for a GraphMemory that keeps ``owner`` alive."""
         number = None if stream is None else stream_number(stream)
         upstream = self._state.upstream
         if graph is None and isinstance(upstream, Captured):
@@ -102,9 +102,9 @@ class PoolRouting:
     def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
         """Let the requests for which ``takes`` says so go to a pool, and hold it; it is made if need be.
 
-        The last begun that takes a request has it. ``takes`` is called with the number of a stream, in the
-        thread that asks, with the allocator locked. Raises PoolError where requests go there already, where
-        all who held the pool have let go, and for an id that was never issued.
+        If several pools match a request, the last begun gets it. ``takes`` is called with the number of a
+        stream, in the requesting thread, with the allocator locked. Raises PoolError if requests go there
+        already, if all holders of the pool have let go, and for an id that was never issued.
         """
         with self.with_pools() as pools:
             pools.begin(pool_id, takes)
@@ -117,8 +117,8 @@ class PoolRouting:
     def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
         """Let go of a pool; when all have, ``empty_cache`` gives back what it caches.
 
-        Raises PoolError where nobody holds it, and while requests go there that nobody else holds it for, or
-        any (``unrouted``).
+        Raises PoolError if nobody holds it, and if requests still go there and nobody else holds it, or with
+        ``unrouted`` if any requests still go there.
         """
         with self.with_pools() as pools:
             pools.let_go(pool_id, unrouted=unrouted)
@@ -235,12 +235,12 @@ class PoolRouting:
 
 
 def id_of(pool: HeldPool | PoolId) -> PoolId:
-    """Return the id of a pool, which may be given as one."""
+    """Return the id of a pool."""
     return pool.id if isinstance(pool, HeldPool) else pool
 
 
 def _open_id(pool: HeldPool | PoolId) -> PoolId:
-    """Return the id of a pool. Raises PoolError for one that is closed."""
+    """Return the id of a pool. Raises PoolError if it is closed."""
     if isinstance(pool, HeldPool) and pool.closed:
         raise PoolError(f"private pool {pool.id} is closed", hint="make a new one")
     return id_of(pool)
@@ -281,7 +281,7 @@ class Checkpoints:
     def checkpoint(self, pool: HeldPool | PoolId) -> PoolState:
         """Return how a private pool is divided, to ``restore`` it (torch's _cuda_getCheckpointState).
 
-        Raises PoolError where nobody holds the pool, or a block of it that was freed is still in use.
+        Raises PoolError if nobody holds the pool, or a freed block of it is still in use.
         """
         with self._routing.with_pools() as pools:
             self._state.pending.settle()
@@ -289,40 +289,39 @@ class Checkpoints:
             segments = segments_of(self._state.engine, pool_id)
             return PoolState(pool_id, tuple(map(_division_of, segments)))
 
-    def restore(self, checkpoint: PoolState) -> Restored:
+    def restore(self, state: PoolState) -> Restored:
         """Make a private pool what it was, and say which allocations are no more and which are there again.
 
-        What is allocated in the pool is freed, at the addresses that were allocated there are allocations
-        again, of the size of their blocks; segments that came later stay, free. The trace has all that, as
-        ``internal_metadata`` "restore" says of it. Raises PoolError, and changes nothing, where nobody holds
-        the pool, segments of it are gone, or other streams use blocks of it (torch's
-        _cuda_setCheckpointPoolState).
+        All allocations of the pool are freed. Those of the checkpoint exist again, at the same addresses
+        and of the size of their blocks; later segments stay, free. The trace shows this with
+        ``internal_metadata`` "restore". Raises PoolError, and changes nothing, if nobody holds the pool,
+        segments of it are gone, or other streams use its blocks (torch's _cuda_setCheckpointPoolState).
         """
-        state, engine = self._state, self._state.engine
-        stack = gather() if state.history.level else None
-        with self._routing.with_pools() as pools, state.history.tagged("restore"):
-            state.pending.settle(stack)
-            pool_id = pools.live(checkpoint.pool).id
-            _check(engine, pool_id, checkpoint)
+        own, engine = self._state, self._state.engine
+        stack = gather(2) if own.history.level else None
+        with self._routing.with_pools() as pools, own.history.tagged("restore"):
+            own.pending.settle(stack)
+            pool_id = pools.live(state.pool).id
+            _check(engine, pool_id, state)
             freed = self._claim(_live_blocks(engine, pool_id))
             addresses = tuple(int(block.ptr) for block in freed)
             for block in freed:
-                state.free_live(block, stack)
+                own.free_live(block, stack)
             created: list[int] = []
-            for blocks in checkpoint.segments:
+            for blocks in state.segments:
                 found = _divide(engine, blocks, stack)
                 for block, was in zip(found, blocks, strict=True):
                     if was.allocated:
-                        state.live[block.ptr] = block
+                        own.live[block.ptr] = block
                         created.append(was.address)
                     else:
-                        state.free_live(block, stack)
+                        own.free_live(block, stack)
             return Restored(addresses, tuple(created))
 
     def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
         """Say whether these addresses, and no others, are allocated in a private pool.
 
-        Raises PoolError where there is no such pool (torch's _cuda_checkPoolLiveAllocations).
+        Raises PoolError if there is no such pool (torch's _cuda_checkPoolLiveAllocations).
         """
         with self._routing.with_pools() as pools:
             found = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)

@@ -267,7 +267,7 @@ class HeldPool:
 
     @property
     def uses(self) -> int:
-        """The number of holders of the pool, this object included: 0 once all have let go."""
+        """How many hold the pool, this object included: 0 once all have let go."""
         return self._allocator.pool_uses(self.id)
 
     @property

@@ -37,7 +37,7 @@ from cudakit.torch_rules.settings import Recorded as RecordedSetting
 
 
 class HasSnapshot(Protocol):
-    """A pool of pinned memory, for snapshots."""
+    """A pinned memory allocator, for snapshots."""
 
     def snapshot(self) -> dict[str, Any]: ...
 
@@ -66,9 +66,9 @@ class Recording:
     ) -> None:
         """Record a trace from now on, or none; as torch.cuda.memory._record_memory_history.
 
-        What was recorded stays until ``clear``; PyTorch forgets it when recording ends. ``context`` says
-        whose stacks are gathered: of live blocks, of allocations, or of frees too. Raises UsageError for what
-        none of these is.
+        The recorded events stay until ``clear``; PyTorch drops them when recording ends. ``context``
+        chooses whose stacks are gathered: those of live blocks, of allocations, or of frees too. Raises
+        UsageError for an invalid setting.
         """
         state = self._state
         with state.inside():
@@ -92,10 +92,10 @@ class Recording:
     def annotate(self, ptr: int, text: str) -> None:
         """Write a text on a live allocation into the trace, such as what it is for.
 
-        Raises InvalidPointer where nothing is allocated.
+        Raises InvalidPointer if nothing is allocated there.
         """
         state = self._state
-        stack = gather() if state.history.level else None
+        stack = gather(2) if state.history.level else None
         with state.inside():
             block = state.live.get(ptr)
             if block is None:
@@ -126,7 +126,7 @@ class Recording:
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file that PyTorch's tools and `cudakit memviz` read.
 
-        Raises UsageError where it cannot be written; what was there then stays.
+        Raises UsageError if it cannot be written; an existing file then stays.
         """
         place = checked_path(path)
         save(self.snapshot(), place)

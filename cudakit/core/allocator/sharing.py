@@ -26,9 +26,10 @@ class Sharing:
     def share(self, ptr: int) -> SharedMemory:
         """Return what another process opens by ``open_shared``: an allocation, from an address on.
 
-        It can be pickled and sent. Let what was enqueued for the memory be done before, and keep it allocated
-        until the other one has closed it: nobody counts who uses it. Raises InvalidPointer for what is not
-        allocated, Unsupported for what cannot be shared, CudaError where the driver refuses.
+        The result can be pickled and sent. Synchronize work on the memory before, and keep the memory
+        allocated until the other process has closed it: its use is not counted. Raises InvalidPointer if
+        nothing is allocated there, Unsupported for memory that cannot be shared, CudaError if the driver
+        refuses.
         """
         registry = self._registry()
         handles: tuple[Handle, ...]
@@ -47,8 +48,8 @@ class Sharing:
     def ipc_handle(self, ptr: int) -> IpcHandle:
         """Return the handle of cuIpcGetMemHandle for the segment that an address is in, and where in it.
 
-        For receivers that know nothing of cudakit. Raises as ``share``, and Unsupported in an expandable
-        segment: that has no base allocation, and no such handle.
+        For receivers without cudakit. Raises as ``share``, and Unsupported in an expandable segment, which
+        has no base allocation and so no such handle.
         """
         registry = self._registry()
         with self._state.inside(flushes=False):
@@ -62,18 +63,18 @@ class Sharing:
             return IpcHandle(registry.ipc_handle(Ptr(base)), ptr - base)
 
     def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
-        """Open memory of another process for an allocator, ``owner``, which stays open meanwhile."""
+        """Open memory that another process shares. Each segment is opened once, whoever asks for it."""
         registry = self._registry()
         return OpenedMemory(registry.open(shared), shared, registry, owner)
 
     def enable_peer_access(self, device: int) -> None:
         """Let kernels of another device use all that is allocated here, now and later.
 
-        A second time does nothing. The context of that device reaches plain segments, for good, and whatever
-        else is allocated in this one (cuCtxEnablePeerAccess); pages of expandable segments have access of
-        their own (cuMemSetAccess). Raises CudaError where the machine does not link the two, or there is no
-        such device, and takes back what access pages have got by then; Unsupported for an upstream without a
-        device.
+        Repeating it does nothing. The context of that device gets access to plain segments, for good, and
+        to all other memory of this context (cuCtxEnablePeerAccess); pages of expandable segments have
+        access rights of their own (cuMemSetAccess). Raises CudaError if the devices are not linked or the
+        device does not exist, and revokes the access rights set by then; Unsupported for an upstream
+        without a device.
         """
         upstream = self._upstream
         if not isinstance(upstream, Reachable):

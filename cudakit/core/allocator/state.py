@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from itertools import count
 from operator import attrgetter
@@ -14,12 +15,10 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Generic,
     Literal,
     ParamSpec,
     TypeAlias,
     TypeVar,
-    overload,
 )
 
 from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, RawStack
@@ -47,7 +46,7 @@ LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
 _MOST_INVALID_FREES = 1000
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R", covariant=True)
+_R = TypeVar("_R")
 
 
 class InvalidPointer(CudakitError):
@@ -83,7 +82,6 @@ class AllocatorState:
         self,
         upstream: Upstream,
         settings: Settings,
-        slow_calls: SlowCalls,
         *,
         device: int,
         front_cache: int,
@@ -102,15 +100,21 @@ class AllocatorState:
         self.live: dict[int, Block] = {}
         self.uncached: dict[int, int] = {}
         self.front = FrontCache(self.engine, front_cache)
-        self.fast_path: FastPath | NativeFastPath
         if compiled:
             self.front.limit = 0  # a native search takes less time than the front cache
-            self.fast_path = compiled.FastPath(self.engine, self.guard, self.live, slow_calls)
-        else:
-            self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
+        self._compiled = compiled
         self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
         self._invalid_numbers = count(1)
         self._slow: set[SlowPathReason] = set()
+
+    def connect(self, slow_calls: SlowCalls) -> None:
+        """Make the fast path, which needs the slow calls of an allocator that has this state."""
+        self.fast_path: FastPath | NativeFastPath
+        if self._compiled:
+            native = self._compiled.FastPath
+            self.fast_path = native(self.engine, self.guard, self.live, slow_calls)
+        else:
+            self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
 
     @contextmanager
     def inside(self, *, flushes: bool = True) -> Iterator[None]:
@@ -212,17 +216,15 @@ class AllocatorState:
         )
 
 
-class PartMethod(Generic[_P, _R]):
-    """A method that a part of the allocator implements: its class says what it does."""
+def delegated(
+    method: Callable[Concatenate[Any, _P], _R], part: str
+) -> Callable[Concatenate[Any, _P], _R]:
+    """Return a method of the allocator that calls a method of one of its parts."""
+    find = attrgetter(f"{part}.{method.__name__}")
 
-    def __init__(self, method: Callable[Concatenate[Any, _P], _R], part: str) -> None:
-        self._method = method
-        self._part = attrgetter(f"{part}.{method.__name__}")
-
-    @overload
-    def __get__(self, allocator: None, kind: type) -> Callable[Concatenate[Any, _P], _R]: ...
-    @overload
-    def __get__(self, allocator: object, kind: type) -> Callable[_P, _R]: ...
-    def __get__(self, allocator: object, kind: type) -> Callable[..., _R]:
-        found: Callable[..., _R] = self._method if allocator is None else self._part(allocator)
+    @wraps(method)
+    def call(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        found: _R = find(allocator)(*args, **options)
         return found
+
+    return call

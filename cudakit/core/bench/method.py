@@ -14,6 +14,8 @@ Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
 # overwritten between executions. hot: the same buffers again and again.
 Cache: TypeAlias = Literal["rotate", "flush", "hot"]
 
+_MOST_WARMUP_S = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -60,3 +62,8 @@ class Method:
             for name in ("mode", "cache", "blocker", "fill")
             if (mine := getattr(self, name)) != (others := getattr(other, name))
         )
+
+
+def most_warmup_s(least_s: float) -> float:
+    """Return the default time after which a warm-up ends, settled or not."""
+    return max(_MOST_WARMUP_S, 2 * least_s) if least_s else 0.0

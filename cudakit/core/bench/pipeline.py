@@ -19,7 +19,7 @@ from cudakit.core.bench.measurement import Measurement, merge_rounds
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.plan import plan_cases, plan_method, round_methods, without_settling
 from cudakit.core.bench.prepare import Progress, WorkloadRun, prepare
-from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.sample import end_sampling, sample
 from cudakit.core.bench.spec import Spec
 from cudakit.core.bench.summarize import Machine, summarize_case, summarize_run
@@ -69,55 +69,58 @@ def run(
     run_context = run_context or RunContext()
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
-    measured: list[_Measured] = []
-    try:
-        with closing(Timer(gpu)) as timer:
-            complete = _measure_cases(timer, spec, cases, run_context, progress, measured)
-    except KeyboardInterrupt:
-        if all(one.outcome is None for one in measured):
-            raise
-        complete = False
-    refusals = [one.outcome for one in measured if isinstance(one.outcome, Refused)]
-    results = [
-        summarize_case(machine, one.case, one.implementation, one.outcome)
-        for one in measured
-        if one.outcome is not None
-    ]
-    if complete and refusals and len(refusals) == len(results):
-        raise refusals[0]
+    measured, complete = _measure_cases(gpu, spec, cases, run_context, progress)
+    results = _summarize(machine, measured, complete=complete)
     return BenchResult(
         simulated=gpu.simulated,
         bench=spec.bench,
         time_ns=begin_ns,
         complete=complete,
         warnings=tuple(result_warnings(results, _deviations(measured))),
-        results=tuple(results),
+        results=results,
         graphs=graph_costs(results),
     )
 
 
 def _measure_cases(
-    timer: Timer,
-    spec: Spec,
-    cases: Sequence[Case],
-    run_context: RunContext,
-    progress: Progress,
-    measured: list[_Measured],
-) -> bool:
+    gpu: Gpu, spec: Spec, cases: Sequence[Case], run_context: RunContext, progress: Progress
+) -> tuple[list[_Measured], bool]:
     """Measure one case after the other, each in its share of the time left; return whether all were."""
-    begin_s = timer.now_s()
-    for at, case in enumerate(cases):
-        elapsed_s, share_s = timer.now_s() - begin_s, None
-        if spec.budget_s is not None:
-            share_s = (spec.budget_s - elapsed_s) / (len(cases) - at)
-        count = len(case.implementations)
-        method = plan_method(case.method, share_s, count, run_context.variables)
-        part = part_of(progress, at, len(cases))
-        found = measure_case(timer, case, method, seed=spec.seed, progress=part)
-        measured += [_Measured(case, *one) for one in found.items()]
-        if any(isinstance(one, Measurement) and one.interrupted for one in found.values()):
-            return False
-    return True
+    measured: list[_Measured] = []
+    try:
+        with closing(Timer(gpu)) as timer:
+            begin_s = timer.now_s()
+            for at, case in enumerate(cases):
+                elapsed_s, share_s = timer.now_s() - begin_s, None
+                if spec.budget_s is not None:
+                    share_s = (spec.budget_s - elapsed_s) / (len(cases) - at)
+                count = len(case.implementations)
+                method = plan_method(case.method, share_s, count, run_context.variables)
+                part = part_of(progress, at, len(cases))
+                found = measure_case(timer, case, method, seed=spec.seed, progress=part)
+                measured += [_Measured(case, *one) for one in found.items()]
+                if any(isinstance(one, Measurement) and one.interrupted for one in found.values()):
+                    return measured, False
+    except KeyboardInterrupt:
+        if all(one.outcome is None for one in measured):
+            raise
+        return measured, False
+    return measured, True
+
+
+def _summarize(
+    machine: Machine, measured: Sequence[_Measured], *, complete: bool
+) -> tuple[CaseResult, ...]:
+    """Return the results of all implementations. Raises Refused if every one was refused."""
+    refusals = [one.outcome for one in measured if isinstance(one.outcome, Refused)]
+    results = tuple(
+        summarize_case(machine, one.case, one.implementation, one.outcome)
+        for one in measured
+        if one.outcome is not None
+    )
+    if complete and refusals and len(refusals) == len(results):
+        raise refusals[0]
+    return results
 
 
 def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:

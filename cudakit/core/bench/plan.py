@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.method import Method
+from cudakit.core.bench.method import Method, most_warmup_s
 from cudakit.core.bench.spec import Spec
 from cudakit.core.bench.timer import disabling_variable
-from cudakit.core.bench.warm_up import most_warmup_s
 from cudakit.core.bench.workloads.alloc import alloc_cases
 from cudakit.core.bench.workloads.copy import copy_cases
 from cudakit.core.bench.workloads.gemm import gemm_cases

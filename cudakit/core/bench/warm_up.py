@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from cudakit.core.bench.measurement import Reading
+from cudakit.core.bench.method import most_warmup_s
 from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.sampler import Sampler, make_sampler
 from cudakit.core.bench.workload import Refused
@@ -19,7 +20,6 @@ from cudakit.errors import Unsupported
 _PILOTS = 3
 _DRIFT = 0.01
 _LEAST_READINGS = 8
-_MOST_S = 3.0
 # Each check sorts its readings: checks are so far apart that all of them cost about as much as the last.
 _GROWTH = 1.1
 
@@ -105,11 +105,6 @@ class SteadyState:
         recent = self.readings[min(first, len(self.readings) - _LEAST_READINGS) :]
         clocks = [reading.sm_clock_hz for reading in recent if reading.sm_clock_hz is not None]
         return drift([reading.time_s for reading in recent]) < _DRIFT and drift(clocks) < _DRIFT
-
-
-def most_warmup_s(least_s: float) -> float:
-    """Return the default time after which a warm-up ends, settled or not."""
-    return max(_MOST_S, 2 * least_s) if least_s else 0.0
 
 
 def drift(values: list[float]) -> float:

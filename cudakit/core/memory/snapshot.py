@@ -1,6 +1,6 @@
-"""A memory snapshot as columns: what an allocator holds at the end, and the trace that led there.
+"""A memory snapshot as columns: the state of an allocator at the end, and the trace that led there.
 
-The model that everything behind ``load`` reads; no raw dictionary passes it. Addresses and sizes are
+All modules but ``load`` read this model, never raw dictionaries. Addresses and sizes are
 bytes, times Unix microseconds. A stack, a text or a pool is an index into the tables of the Snapshot;
 index 0 is the empty stack, the empty text, the default pool.
 """
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from cudakit.document import Frame
 
-# The device number under which the pinned host allocator's memory stands.
+# The device number of the pinned host allocator's memory.
 HOST = -1
 
 
 class BlockState(IntEnum):
-    """What a block of a segment is in use for when the snapshot is taken."""
+    """The state of a block when the snapshot is taken."""
 
     INACTIVE = 0
     ALLOCATED = 1
@@ -47,7 +47,7 @@ class Events:
     stream: npt.NDArray[np.int32]  # index into DeviceTrace.streams
     time_us: npt.NDArray[np.int64]  # all 0 where the file has no times
     stack: npt.NDArray[np.int32]
-    pool: npt.NDArray[np.int32]  # -1 where the file does not say
+    pool: npt.NDArray[np.int32]  # -1 if the file does not say
     compile_context: npt.NDArray[np.int32]
     user_metadata: npt.NDArray[np.int32]
     category: npt.NDArray[np.int32]
@@ -74,7 +74,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The pieces that segments are divided into, in address order within each."""
+    """The blocks that segments are divided into, in address order within each."""
 
     segment: npt.NDArray[np.int32]  # index into Segments
     address: npt.NDArray[np.uint64]
@@ -89,15 +89,15 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrace:
-    """All that a snapshot says of one device (or, as device HOST, of pinned host memory)."""
+    """The part of a snapshot for one device (or, as device HOST, for pinned host memory)."""
 
     device: int
     events: Events
     segments: Segments
     blocks: Blocks
     streams: tuple[int, ...]  # raw handles in order of first appearance; 0 is the default stream
-    overflowed: bool | None = None  # whether old events were dropped; None where the file is silent
-    warnings: tuple[str, ...] = ()  # what did not fit together while reading
+    overflowed: bool | None = None  # whether old events were dropped; None if the file does not say
+    warnings: tuple[str, ...] = ()  # defects found while reading
 
 
 @dataclass(frozen=True, slots=True)

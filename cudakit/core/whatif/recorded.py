@@ -6,8 +6,8 @@ from cudakit.core.whatif.program import Program
 from cudakit.core.whatif.recording import Recording
 from cudakit.core.whatif.result import Held, Limit, Outcome
 from cudakit.torch_rules.actions import Action
-from cudakit.torch_rules.recorded_settings import changed, flag_of_device, recorded_settings
-from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.recorded_values import flag_of_device
+from cudakit.torch_rules.settings import Settings, recorded_settings, with_changes
 from cudakit.torch_rules.sizes import rounded, segment_size
 
 
@@ -16,8 +16,8 @@ def settings_of(recording: Recording) -> Settings:
     settings = recorded_settings(recording.settings)
     expandable = _expandable(recording)
     if expandable is not None:
-        settings = changed(settings, {"expandable_segments": expandable})
-    return changed(settings, {"memory_fraction": 1.0, "backend": "native"})
+        settings = with_changes(settings, {"expandable_segments": expandable})
+    return with_changes(settings, {"memory_fraction": 1.0, "backend": "native"})
 
 
 def has_both_kinds(recording: Recording) -> bool:

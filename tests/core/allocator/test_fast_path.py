@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.blocks import MOST_IN_PART, Block, FreeBlocks
 from cudakit.core.allocator.guard import Reentered
+from cudakit.core.allocator.oom import SlowPath
 from cudakit.core.allocator.state import native_module
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
@@ -43,12 +44,13 @@ CAPACITY = 256 * MIB
 
 def made_slow(allocator: CachingAllocator) -> CachingAllocator:
     """Let every call of an allocator take the slow path."""
+    slow = SlowPath(allocator, allocator._state, allocator._oom)
 
     def alloc(size_bytes: int, stream: int = 0) -> Ptr:
-        return allocator.slow_alloc(size_bytes, stream)
+        return slow.slow_alloc(size_bytes, stream)
 
     def free(ptr: int, stream: int | None = None) -> None:
-        allocator.slow_free(ptr, allocator._state.live.pop(ptr, None), stream)
+        slow.slow_free(ptr, allocator._state.live.pop(ptr, None), stream)
 
     allocator.alloc, allocator.free = alloc, free
     return allocator

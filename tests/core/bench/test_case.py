@@ -10,7 +10,7 @@ from cudakit.errors import InputError
 METHOD = Method("isolated", "hot")
 
 
-def test_what_does_not_fit_is_refused_with_what_would() -> None:
+def test_case_that_does_not_fit_names_size_that_fits() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
 
     with pytest.raises(
@@ -20,7 +20,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     assert caught.value.hint == "1.90 MiB would fit"
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_cases_that_fit_pass_check() -> None:
     small = Case(Copy(), METHOD, size_bytes=1 << 10, buffers=2)
     on_the_host = Case(Copy(), METHOD, size_bytes=1 << 40, buffers=0)
 
@@ -28,7 +28,7 @@ def test_what_fits_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("free_bytes", [1_000_003, 8 << 20, 123_456_789, 139 << 30])
-def test_what_is_said_to_fit_does(free_bytes: int) -> None:
+def test_size_named_in_hint_fits(free_bytes: int) -> None:
     with pytest.raises(InputError) as caught:
         check_fit([Case(Copy(), METHOD, size_bytes=free_bytes, buffers=3)], free_bytes)
     amount, unit, *_ = caught.value.hint.split()
@@ -37,7 +37,7 @@ def test_what_is_said_to_fit_does(free_bytes: int) -> None:
     assert 0.9 < 3 * size_bytes / (0.95 * free_bytes) < 1.005
 
 
-def test_buffers_of_other_sizes_count_and_what_would_fit_is_said_in_their_words() -> None:
+def test_check_counts_other_buffers_and_uses_their_description() -> None:
     case = Case(Copy(), METHOD, more_bytes=3 << 20, fitting=lambda usable: f"{usable} and no more")
 
     check_fit([case], 4 << 20)
@@ -46,7 +46,7 @@ def test_buffers_of_other_sizes_count_and_what_would_fit_is_said_in_their_words(
     assert caught.value.hint == f"{int(0.95 * (1 << 20))} and no more would fit"
 
 
-def test_the_memory_of_the_host_is_another_and_counts_where_it_is_known() -> None:
+def test_check_counts_host_memory_if_known() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=1, host_bytes=8 << 20)
 
     check_fit([case], 1 << 30)

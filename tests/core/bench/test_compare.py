@@ -213,6 +213,6 @@ def test_fail_on_is_read(text: str, expected: FailOn) -> None:
 @pytest.mark.parametrize(
     "text", ["", "slow", "same", "slower:", "slower:x", "slower:-5%", "slower:inf", "5%"]
 )
-def test_what_is_no_fail_on_is_refused(text: str) -> None:
+def test_invalid_fail_on_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):
         parse_fail_on(text)

@@ -28,7 +28,7 @@ class Counter:
 
 
 @given(watts=st.floats(50, 700), phase_s=st.floats(0, 0.1))
-def test_the_power_is_that_between_two_steps(watts: float, phase_s: float) -> None:
+def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
     steps = CounterSteps(counter.read_j, counter.clock)
     while steps.elapsed_s < LEAST_S:
@@ -37,7 +37,7 @@ def test_the_power_is_that_between_two_steps(watts: float, phase_s: float) -> No
     assert steps.power_w() == pytest.approx(watts, rel=0.02)
 
 
-def test_a_device_without_a_counter_is_not_made_to_work() -> None:
+def test_device_without_energy_counter_runs_no_work() -> None:
     refusal = Unavailable("the GPU does not count energy")
     gpu, worked = Sim(), []
     meter = EnergyMeter(
@@ -90,28 +90,28 @@ class Bench:
         )
 
 
-def test_the_energy_of_a_run_is_its_power_by_its_time() -> None:
+def test_energy_of_run_is_power_times_time() -> None:
     meter = Bench().meter()
     assert all(0 <= fraction < 1 for fraction in meter.run())
 
     assert meter.per_run_j() == pytest.approx(500 * Bench.RUN_S, rel=0.03)
 
 
-def test_one_execution_may_take_longer_than_the_counter_is_to_be_watched() -> None:
+def test_execution_longer_than_counter_window_has_energy() -> None:
     meter = Bench(run_s=2.0).meter()
     assert all(0 <= fraction <= 1 for fraction in meter.run())
 
     assert meter.per_run_j() == pytest.approx(500 * 2.0, rel=0.03)
 
 
-def test_a_device_that_waited_has_no_energy_of_a_run() -> None:
+def test_idle_gaps_make_energy_unavailable() -> None:
     meter = Bench(pause_ns=2_000_000).meter()
     list(meter.run())
 
     assert meter.per_run_j() == Unavailable("the GPU could be kept busy for 50% of the time only")
 
 
-def test_a_counter_that_hardly_moves_is_not_waited_for_without_end() -> None:
+def test_wait_for_slow_counter_is_bounded() -> None:
     bench = Bench(watts=0.0)
     meter = bench.meter()
     list(meter.run())
@@ -120,7 +120,7 @@ def test_a_counter_that_hardly_moves_is_not_waited_for_without_end() -> None:
     assert bench.now_s() < 4 * LEAST_S
 
 
-def test_what_was_broken_off_has_no_energy() -> None:
+def test_interrupted_meter_has_no_energy() -> None:
     meter = Bench().meter()
     next(meter.run())
 

@@ -44,7 +44,7 @@ def test_no_sample_is_a_failure_and_what_the_gpu_cannot_do_is_not() -> None:
     assert suite(gemm(), refused()).health == "pass"
 
 
-def test_where_nothing_is_expected_nothing_is_judged() -> None:
+def test_figure_without_expectation_is_not_judged() -> None:
     made = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
     found = suite(made)

@@ -14,37 +14,37 @@ def sets(footprint_bytes: int, *, free_bytes: int = 1 << 40, l2_bytes: int = 60 
     )
 
 
-def test_the_sets_in_turn_exceed_twice_the_cache() -> None:
+def test_rotated_sets_exceed_twice_the_cache() -> None:
     assert sets(MIB) == 121
     assert sets(50 * MIB) == 4
     assert sets(1024 * MIB) == 2
 
 
-def test_there_are_no_more_sets_than_fit() -> None:
+def test_rotated_sets_fit_free_memory() -> None:
     assert sets(1024 * MIB, free_bytes=1000 * MIB) == 1
     assert sets(MIB, free_bytes=100 * MIB) == 91
 
 
-def test_tiny_sets_are_not_made_without_end() -> None:
+def test_number_of_tiny_sets_is_limited() -> None:
     assert sets(16) == MOST_SETS
     assert not is_cold(MOST_SETS, l2_bytes=60 * MIB, footprint_bytes=16)
 
 
-def test_what_is_not_rotated_or_touches_nothing_has_one_set() -> None:
+def test_hot_flushed_or_empty_footprint_has_one_set() -> None:
     for cache in ("hot", "flush"):
         assert buffer_sets(cache, l2_bytes=MIB, footprint_bytes=MIB, free_bytes=1 << 40) == 1
     assert sets(0) == 1
 
 
 @given(st.integers(1 << 18, 1 << 34), st.integers(1 << 20, 1 << 27))
-def test_enough_sets_are_cold(footprint_bytes: int, l2_bytes: int) -> None:
+def test_rotated_sets_are_cold(footprint_bytes: int, l2_bytes: int) -> None:
     number = sets(footprint_bytes, l2_bytes=l2_bytes)
 
     if number < MOST_SETS:
         assert is_cold(number, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
 
 
-def test_one_set_is_cold_where_it_overwrites_the_cache_itself() -> None:
+def test_single_set_larger_than_cache_is_cold() -> None:
     assert is_cold(1, l2_bytes=60 * MIB, footprint_bytes=120 * MIB)
     assert not is_cold(1, l2_bytes=60 * MIB, footprint_bytes=119 * MIB)
     assert not is_cold(2, l2_bytes=60 * MIB, footprint_bytes=100 * MIB)

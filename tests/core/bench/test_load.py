@@ -50,9 +50,7 @@ def plain(*, at: str = "", value: object = None) -> Any:
         result(simulated=True, complete=False, warnings=("the clock was held down",)),
     ],
 )
-def test_what_was_written_is_read_back_whole(
-    made: BenchResult, file: Callable[[object], Path]
-) -> None:
+def test_written_result_is_read_back(made: BenchResult, file: Callable[[object], Path]) -> None:
     assert load_result(file(render(made))) == made
 
 
@@ -99,7 +97,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
         (plain(at="results.0.unavailable", value=3) | {"bench": 1}, "bench should be a text"),
     ],
 )
-def test_what_is_no_result_is_refused_and_says_where(
+def test_file_without_result_is_refused_with_place(
     content: object, words: str, file: Callable[[object], Path]
 ) -> None:
     with pytest.raises(InputError, match=words):
@@ -134,14 +132,14 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     assert read_text(file, hint="") == "4 4 4\r\n"
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none cannot be read: No such file"):
         read_text(tmp_path / "none", hint="")
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         read_text(tmp_path, hint="")
 
 
-def test_what_is_no_text_is_refused_with_the_hint(tmp_path: Path) -> None:
+def test_binary_content_is_refused_with_hint(tmp_path: Path) -> None:
     file = tmp_path / "image"
     file.write_bytes(b"\x89PNG\xff")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from cudakit.core.bench.method import Method
 
 
-def test_what_was_measured_otherwise_is_unlike() -> None:
+def test_different_mode_or_cache_is_unlike() -> None:
     mine = Method("isolated", "rotate")
 
     assert mine.unlike(Method("isolated", "hot")) == ("cache rotate and hot",)
@@ -13,5 +13,5 @@ def test_what_was_measured_otherwise_is_unlike() -> None:
     )
 
 
-def test_longer_warm_up_and_other_data_of_the_kind_are_alike() -> None:
+def test_other_warm_up_and_seed_are_alike() -> None:
     assert Method("isolated", "rotate").unlike(Method("isolated", "rotate", 3.0, seed=7)) == ()

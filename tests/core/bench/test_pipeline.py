@@ -38,7 +38,7 @@ def interrupting_after(runs: int) -> Callable[[], None]:
     return interrupt
 
 
-def test_a_result_says_what_was_measured_where_and_how() -> None:
+def test_result_records_environment_method_and_limit() -> None:
     run_context = RunContext(versions={"driver": "580"}, other_processes=0, command=("cudakit",))
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[case(Copy())], run_context=run_context, now_ns=lambda: 42)
@@ -55,7 +55,7 @@ def test_a_result_says_what_was_measured_where_and_how() -> None:
     assert 0 < one.ratio_to_limit < 1
 
 
-def test_what_does_not_fit_is_said_before_anything_is_allocated() -> None:
+def test_case_larger_than_memory_is_refused_before_allocation() -> None:
     with closing(Sim(capacity_bytes=8 << 20)) as gpu:
         with pytest.raises(
             InputError, match="memory operation=copy size_bytes=4194304 needs"
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_said_before_anything_is_allocated() -> None:
     assert "would fit" in no.value.hint
 
 
-def test_what_is_wrong_has_no_figures_and_the_others_keep_theirs() -> None:
+def test_wrong_case_has_no_figures_and_other_cases_keep_theirs() -> None:
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[case(Copy(spoiled=(0, 0))), case(Copy())])
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_has_no_figures_and_the_others_keep_theirs() -> None:
     assert result.complete
 
 
-def test_an_interrupt_leaves_what_was_measured_by_then() -> None:
+def test_interrupt_returns_cases_measured_so_far() -> None:
     endless = LaunchSpec(rule=Rule(min_samples=10**6, timeout_s=1e9))
     cases = [
         case(Copy()),
@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_what_was_measured_by_then() -> None:
     assert not result.results[1].converged
 
 
-def test_an_interrupt_before_the_samples_of_a_case_leaves_those_before_it() -> None:
+def test_interrupt_before_first_sample_of_case_keeps_earlier_cases() -> None:
     cases = [case(Copy()), case(Copy(before_each=interrupting_after(2)))]
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=cases)
@@ -107,12 +107,12 @@ def test_an_interrupt_before_the_samples_of_a_case_leaves_those_before_it() -> N
     assert not result.complete
 
 
-def test_an_interrupt_before_there_is_anything_is_one() -> None:
+def test_interrupt_before_any_sample_propagates() -> None:
     with closing(Sim()) as gpu, pytest.raises(KeyboardInterrupt):
         run(SPEC, gpu, cases=[case(Copy(before_each=interrupting_after(0)))])
 
 
-def test_progress_is_that_of_all_cases() -> None:
+def test_progress_covers_all_cases() -> None:
     told: list[float] = []
     with closing(busy_device([40_000_000])) as gpu:
         rule = Rule(min_samples=10, min_time_s=0)
@@ -124,7 +124,7 @@ def test_progress_is_that_of_all_cases() -> None:
     assert 2 / 3 < told[-1] <= 1
 
 
-def test_doubts_are_said_once() -> None:
+def test_warning_of_several_cases_appears_once() -> None:
     run_context = RunContext(other_processes=2, variables={"CUDA_LAUNCH_BLOCKING": "1"})
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[case(Copy()), case(Copy())], run_context=run_context)
@@ -133,7 +133,7 @@ def test_doubts_are_said_once() -> None:
     assert not any(one.method.blocker for one in result.results)
 
 
-def test_what_did_not_go_as_planned_is_said_with_where() -> None:
+def test_deviation_from_method_is_warned_with_case_titles() -> None:
     rotated = Method("isolated", "rotate")
     cases = [Case(Copy(size_bytes=size << 20), rotated) for size in (6, 8)]
     with closing(Sim(capacity_bytes=40 << 20)) as gpu:
@@ -144,7 +144,7 @@ def test_what_did_not_go_as_planned_is_said_with_where() -> None:
     assert warning.endswith("(copy size_bytes=6291456 and 1 more)")
 
 
-def test_a_budget_is_shared_among_the_cases() -> None:
+def test_budget_is_shared_among_cases() -> None:
     unlike = (10_000_000 * (1 + n * 7 % 10) for n in count())
     with closing(busy_device(unlike)) as gpu:
         rule = Rule(precision=1e-9)
@@ -174,7 +174,7 @@ def against(*baselines: ByAnother, workload: Copy | None = None) -> Case:
     return replace(case(workload or Copy()), baselines=baselines, settings={"asked": "much"})
 
 
-def test_samples_of_baselines_are_interleaved_and_each_has_a_result_of_its_own() -> None:
+def test_baselines_are_interleaved_and_have_own_results() -> None:
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[against(ByAnother(), ByAnother(library="third"))])
 
@@ -189,7 +189,7 @@ def test_samples_of_baselines_are_interleaved_and_each_has_a_result_of_its_own()
     assert all(one.verified for one in result.results)
 
 
-def test_a_rival_that_computes_wrong_values_has_no_figures_and_we_keep_ours() -> None:
+def test_baseline_with_wrong_values_has_no_figures_and_ours_stay() -> None:
     with closing(Sim()) as gpu:
         own, rival = run(SPEC, gpu, cases=[against(ByAnother(spoiled=(0, 0)))]).results
 
@@ -198,7 +198,7 @@ def test_a_rival_that_computes_wrong_values_has_no_figures_and_we_keep_ours() ->
     assert "1 words are wrong" in rival.median_s.reason
 
 
-def test_who_cannot_is_left_out_and_says_why() -> None:
+def test_refused_baseline_is_left_out_with_reason() -> None:
     with closing(Sim()) as gpu:
         baselines = (ByAnother(offered=False), ByAnother(library="third"))
         own, unable, able = run(SPEC, gpu, cases=[against(*baselines)]).results
@@ -208,7 +208,7 @@ def test_who_cannot_is_left_out_and_says_why() -> None:
     assert own.method.interleaved == able.method.interleaved == ("cudakit", "third")
 
 
-def test_where_the_own_workload_is_refused_baselines_are_measured() -> None:
+def test_baselines_are_measured_if_own_workload_is_refused() -> None:
     with closing(Sim()) as gpu:
         unable = ByAnother(library="ours", offered=False)
         own, rival = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
@@ -219,13 +219,13 @@ def test_where_the_own_workload_is_refused_baselines_are_measured() -> None:
     assert rival.method.interleaved == ()
 
 
-def test_where_nobody_can_the_first_refusal_is_the_error() -> None:
+def test_first_refusal_is_raised_if_all_are_refused() -> None:
     unable = ByAnother(library="ours", offered=False)
     with closing(Sim()) as gpu, pytest.raises(Unsupported, match="ours copies nothing"):
         run(SPEC, gpu, cases=[against(ByAnother(offered=False), workload=unable)])
 
 
-def test_a_budget_is_that_of_all_who_take_turns() -> None:
+def test_budget_covers_interleaved_baselines() -> None:
     unlike = (10_000_000 * (1 + n * 7 % 10) for n in count())
     with closing(busy_device(unlike)) as gpu:
         rule = Rule(precision=1e-9)

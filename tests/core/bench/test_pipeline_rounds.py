@@ -57,7 +57,7 @@ def expected_ns(timer: Timer, size_bytes: int) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_measures_verifies_and_says_how(timer: Timer, mode: Mode) -> None:
+def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> None:
     copy = Copy(size_bytes=1 << 18)
     free = timer.gpu.memory_info().free_bytes
 
@@ -79,21 +79,21 @@ def test_every_mode_measures_verifies_and_says_how(timer: Timer, mode: Mode) -> 
 
 
 @pytest.mark.parametrize("mode", ["isolated", "batch"])
-def test_what_is_measured_is_what_the_device_takes(timer: Timer, mode: Mode) -> None:
+def test_sample_is_device_time(timer: Timer, mode: Mode) -> None:
     measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
 
     wanted_s = expected_ns(timer, 1 << 20) / 1e9
     assert measured.samples.times_s == pytest.approx([wanted_s] * len(measured.samples.times_s))
 
 
-def test_a_batch_and_a_graph_fill_a_millisecond(timer: Timer) -> None:
+def test_batch_and_graph_samples_fill_a_millisecond(timer: Timer) -> None:
     for mode in ("batch", "graph"):
         measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
         assert measured.method.executions * measured.samples.times_s[0] >= 0.0005
         assert measured.executions == measured.method.executions * len(measured.samples.times_s)
 
 
-def test_the_host_waits_for_more_than_the_device_takes(timer: Timer) -> None:
+def test_host_mode_exceeds_device_time(timer: Timer) -> None:
     host, isolated = (
         run(timer, Copy(), replace(METHOD, mode=mode)) for mode in ("host", "isolated")
     )
@@ -103,7 +103,7 @@ def test_the_host_waits_for_more_than_the_device_takes(timer: Timer) -> None:
     assert isolated.method.blocker
 
 
-def test_a_call_takes_less_than_the_wait_for_what_it_enqueues(timer: Timer) -> None:
+def test_call_mode_is_below_host_mode(timer: Timer) -> None:
     call, host = (run(timer, Copy(), replace(METHOD, mode=mode)) for mode in ("call", "host"))
 
     assert max(call.samples.times_s) < min(host.samples.times_s)
@@ -112,7 +112,7 @@ def test_a_call_takes_less_than_the_wait_for_what_it_enqueues(timer: Timer) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_buffer_sets_are_taken_in_turn(timer: Timer, mode: Mode) -> None:
+def test_buffer_sets_rotate(timer: Timer, mode: Mode) -> None:
     copy = Copy(size_bytes=1 << 19)
 
     sets = run(timer, copy, replace(ROTATED, mode=mode)).method.buffer_sets
@@ -124,7 +124,7 @@ def test_buffer_sets_are_taken_in_turn(timer: Timer, mode: Mode) -> None:
     assert steps <= ({1, 1 - sets} if mode != "graph" else {1, 0})
 
 
-def test_hot_and_flushed_buffers_are_the_same_ones(timer: Timer) -> None:
+def test_hot_and_flushed_modes_use_one_buffer_set(timer: Timer) -> None:
     for cache, cold in (("hot", False), ("flush", True)):
         copy = Copy()
         measured = run(timer, copy, replace(METHOD, cache=cache))
@@ -133,7 +133,7 @@ def test_hot_and_flushed_buffers_are_the_same_ones(timer: Timer) -> None:
         assert measured.cold is cold
 
 
-def test_the_cache_is_flushed_ahead_of_each_execution_and_outside_the_time(timer: Timer) -> None:
+def test_flush_precedes_each_execution_untimed(timer: Timer) -> None:
     flushed = run(timer, Copy(), replace(METHOD, cache="flush"))
     hot = run(timer, Copy(), replace(METHOD, cache="hot"))
 
@@ -142,7 +142,7 @@ def test_the_cache_is_flushed_ahead_of_each_execution_and_outside_the_time(timer
 
 
 @pytest.mark.parametrize("mode", ["batch", "graph"])
-def test_a_flush_inside_of_many_executions_is_refused(timer: Timer, mode: Mode) -> None:
+def test_flush_within_batch_or_graph_is_refused(timer: Timer, mode: Mode) -> None:
     copy = Copy()
 
     with pytest.raises(UsageError, match=f"executions of a {mode}") as caught:
@@ -151,7 +151,7 @@ def test_a_flush_inside_of_many_executions_is_refused(timer: Timer, mode: Mode) 
     assert copy.prepared[0].closed == 1
 
 
-def test_sets_that_do_not_fit_are_done_without_and_it_is_said() -> None:
+def test_buffer_sets_that_do_not_fit_are_warned() -> None:
     with closing(Sim(capacity_bytes=40 << 20)) as gpu, closing(Timer(gpu)) as timer:
         measured = run(timer, Copy(size_bytes=8 << 20), ROTATED)
 
@@ -163,7 +163,7 @@ def test_sets_that_do_not_fit_are_done_without_and_it_is_said() -> None:
 # --- wrong values
 
 
-def test_a_wrong_value_before_the_first_sample_withholds_the_figure(timer: Timer) -> None:
+def test_wrong_value_before_first_sample_withholds_figure(timer: Timer) -> None:
     measured = run(timer, Copy(spoiled=(0, 0)))
 
     assert not measured.verification.passed
@@ -174,7 +174,7 @@ def test_a_wrong_value_before_the_first_sample_withholds_the_figure(timer: Timer
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_value_that_becomes_wrong_withholds_the_figure_as_well(timer: Timer, mode: Mode) -> None:
+def test_wrong_value_after_first_sample_withholds_figure(timer: Timer, mode: Mode) -> None:
     copy = Copy(size_bytes=1 << 20, spoiled=(2, 15))
 
     measured = run(timer, copy, replace(ROTATED, mode=mode))
@@ -186,7 +186,7 @@ def test_a_value_that_becomes_wrong_withholds_the_figure_as_well(timer: Timer, m
     assert measured.executions > 0
 
 
-def test_one_of_several_that_is_wrong_leaves_the_others_their_figures(timer: Timer) -> None:
+def test_wrong_workload_leaves_figures_of_interleaved_workload(timer: Timer) -> None:
     wrong, right = measure_rounds(timer, [Copy(spoiled=(0, 0)), Copy()], METHOD)
 
     assert wrong.samples.times_s == ()
@@ -200,7 +200,7 @@ def swinging(low: int, high: int) -> Iterator[int]:
     return chain.from_iterable(repeat((low, high)))
 
 
-def test_samples_that_never_agree_end_in_time_and_say_so() -> None:
+def test_scattered_samples_end_at_timeout_unconverged() -> None:
     unlike = (10_000 * 1000 ** ((n * 0.618) % 1) for n in count())
     with closing(busy_device(int(n) for n in unlike)) as gpu, closing(Timer(gpu)) as timer:
         measured = run(timer, Busy(gpu), replace(METHOD, rule=replace(RULE, timeout_s=0.05)))
@@ -210,7 +210,7 @@ def test_samples_that_never_agree_end_in_time_and_say_so() -> None:
     assert 0.05 <= measured.elapsed_s < 0.07
 
 
-def test_a_device_that_never_settles_ends_its_warm_up_at_the_cap_and_says_so() -> None:
+def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
     rising = (1_000_000 + 20_000 * n for n in count())
     with closing(busy_device(rising)) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
@@ -222,7 +222,7 @@ def test_a_device_that_never_settles_ends_its_warm_up_at_the_cap_and_says_so() -
     assert len(measured.warmup) > 100
 
 
-def test_samples_begin_when_the_device_has_settled() -> None:
+def test_sampling_begins_after_device_settled() -> None:
     slow = [5_000_000 - 40_000 * n for n in range(100)]
     with closing(busy_device([*slow, 1_000_000])) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
@@ -234,14 +234,14 @@ def test_samples_begin_when_the_device_has_settled() -> None:
     assert measured.warmup[0].time_s > 0.004
 
 
-def test_the_simulated_device_does_not_wait_for_time_to_pass(timer: Timer) -> None:
+def test_simulated_device_skips_settling(timer: Timer) -> None:
     measured = run(timer, Copy(), replace(METHOD, warmup_s=5.0))
 
     assert measured.elapsed_s < 0.01
     assert measured.method.warmup_s < 0.01
 
 
-def test_samples_at_a_low_clock_are_discarded_and_waited_for() -> None:
+def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
     clocks = chain(repeat(1_900_000, 40), [1_000_000] * 3, repeat(1_900_000))
     pauses: list[float] = []
     device = busy_device([1_000_000], cudakit_timestamp=stamps_at(clocks))
@@ -258,7 +258,7 @@ def test_samples_at_a_low_clock_are_discarded_and_waited_for() -> None:
 # --- the watchdog
 
 
-def test_work_that_waits_for_the_device_is_measured_without_the_blocker() -> None:
+def test_synchronizing_work_is_measured_without_blocking_kernel() -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.001)) as timer:
         measured = run(timer, Copy(before_each=gpu.sync), replace(METHOD, rule=RULE))
 
@@ -269,7 +269,7 @@ def test_work_that_waits_for_the_device_is_measured_without_the_blocker() -> Non
     assert max(measured.samples.times_s) < 0.001
 
 
-def test_one_late_launch_costs_its_sample_only() -> None:
+def test_single_timeout_of_blocking_kernel_discards_one_sample() -> None:
     calls = count()
 
     def sometimes_waiting() -> None:
@@ -299,7 +299,7 @@ def interrupting_after(runs: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("isolated", 10), ("batch", 2500), ("host", 10)])
-def test_an_interrupt_leaves_what_there_is_verified(timer: Timer, mode: Mode, runs: int) -> None:
+def test_interrupt_keeps_verified_samples(timer: Timer, mode: Mode, runs: int) -> None:
     rule = replace(RULE, min_samples=10**9, timeout_s=10**9)
     copy = Copy(before_each=interrupting_after(runs))
 
@@ -313,7 +313,7 @@ def test_an_interrupt_leaves_what_there_is_verified(timer: Timer, mode: Mode, ru
     assert timer.now_s() < 0.5  # the blocker was let go
 
 
-def test_an_interrupt_before_there_is_anything_is_one(timer: Timer) -> None:
+def test_interrupt_before_any_sample_propagates(timer: Timer) -> None:
     for runs in (0, 2, 4):  # to verify, to estimate, to warm up
         copy = Copy(before_each=interrupting_after(runs))
         with pytest.raises(KeyboardInterrupt):
@@ -321,7 +321,7 @@ def test_an_interrupt_before_there_is_anything_is_one(timer: Timer) -> None:
         assert copy.prepared[0].closed == 1
 
 
-def test_an_interrupted_capture_leaves_a_stream_that_works(timer: Timer) -> None:
+def test_stream_works_after_interrupted_capture(timer: Timer) -> None:
     copy = Copy(before_each=interrupting_after(15))
 
     with pytest.raises(KeyboardInterrupt):
@@ -330,7 +330,19 @@ def test_an_interrupted_capture_leaves_a_stream_that_works(timer: Timer) -> None
     assert run(timer, Copy(), replace(METHOD, mode="graph")).verification.passed
 
 
-def test_a_failure_of_the_device_is_raised_and_everything_closed(timer: Timer) -> None:
+def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
+    erratic = (int(10_000 * 1000 ** ((n * 0.618) % 1)) for n in count())
+    method = replace(METHOD, rule=replace(RULE, timeout_s=10**9))
+    with closing(busy_device(erratic)) as gpu, closing(Timer(gpu)) as timer:
+        steady = Copy(before_each=interrupting_after(200))
+        one, other = measure_rounds(timer, [steady, Busy(gpu)], method)
+
+    assert (one.stopped, other.stopped) == ("precision", "interrupted")
+    assert one.executions > 10
+    assert one.after.time_ns > one.before.time_ns
+
+
+def test_device_error_propagates_and_releases_workload(timer: Timer) -> None:
     copy = Copy()
     assert isinstance(timer.gpu, Sim)
     timer.gpu.fail_next("elapsed", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))
@@ -343,7 +355,7 @@ def test_a_failure_of_the_device_is_raised_and_everything_closed(timer: Timer) -
 # --- several, and who watches
 
 
-def test_several_take_turns_and_each_finds_what_it_left_itself(timer: Timer) -> None:
+def test_interleaved_workloads_run_once_untimed_before_each_sample(timer: Timer) -> None:
     order: list[str] = []
     one = Copy(name="one", before_each=lambda: order.append("one"))
     other = Copy(name="other", before_each=lambda: order.append("other"))
@@ -358,7 +370,7 @@ def test_several_take_turns_and_each_finds_what_it_left_itself(timer: Timer) -> 
     assert order[-40:] == ["one", "one", "other", "other"] * 10
 
 
-def test_progress_is_told_after_each_sample_and_never_goes_beyond_the_end() -> None:
+def test_progress_follows_each_sample_within_unit_range() -> None:
     seen: list[tuple[str, float]] = []
     with closing(busy_device([1_000_000])) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.2, rule=replace(RULE, min_samples=300))
@@ -375,7 +387,7 @@ def test_progress_is_told_after_each_sample_and_never_goes_beyond_the_end() -> N
     assert all(0 <= fraction <= 1 for _, fraction in seen)
 
 
-def test_the_garbage_collector_rests_meanwhile(timer: Timer) -> None:
+def test_garbage_collector_is_off_during_sampling(timer: Timer) -> None:
     states: list[bool] = []
 
     run(
@@ -387,13 +399,13 @@ def test_the_garbage_collector_rests_meanwhile(timer: Timer) -> None:
     assert gc.isenabled()
 
 
-def test_what_the_timer_says_of_nothing_is_there_to_compare(timer: Timer) -> None:
+def test_time_of_empty_sample_is_recorded(timer: Timer) -> None:
     for mode in MODES:
         measured = run(timer, Copy(), replace(METHOD, mode=mode))
         assert 0 <= measured.floor_s < min(measured.samples.times_s) or mode in ("batch", "graph")
 
 
-def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) -> None:
+def test_energy_is_counted_after_samples_if_requested(timer: Timer) -> None:
     assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
 
     asked = replace(METHOD, energy_s=0.5, rule=RULE)
@@ -402,7 +414,7 @@ def test_energy_is_counted_behind_the_samples_where_that_is_asked(timer: Timer) 
     assert measured.method.energy_s == 0.5
 
 
-def test_a_run_without_samples_counts_no_energy() -> None:
+def test_run_without_samples_counts_no_energy() -> None:
     stages: list[str] = []
     with closing(Sim()) as gpu, closing(Timer(gpu)) as timer, ExitStack() as owned:
         runs = prepare(timer, [Copy()], METHOD_WITH_ENERGY, owned)
@@ -414,7 +426,7 @@ def test_a_run_without_samples_counts_no_energy() -> None:
 
 
 @pytest.mark.gpu
-def test_the_energy_of_an_execution_is_about_power_by_time() -> None:
+def test_energy_of_execution_is_about_power_times_time() -> None:
     method = replace(METHOD, mode="batch", warmup_s=0.5, energy_s=0.5)
     with closing(open_gpu("cuda")) as gpu, closing(Timer(gpu)) as real:
         measured = run(real, Copy(size_bytes=1 << 30), method)

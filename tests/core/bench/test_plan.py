@@ -15,15 +15,13 @@ def within(method: Method, share_s: float | None, implementations: int) -> Metho
     return plan_method(method, share_s, implementations, {})
 
 
-def test_without_a_budget_nothing_is_cut() -> None:
+def test_method_without_budget_is_unchanged() -> None:
     assert within(METHOD, None, 2) is METHOD
     assert within(METHOD, 1e6, 2) == replace(METHOD, warmup_most_s=3.0)
 
 
 @given(st.floats(-10, 100), st.integers(1, 4))
-def test_what_all_who_take_turns_need_is_within_their_share(
-    share_s: float, implementations: int
-) -> None:
+def test_interleaved_methods_fit_budget_share(share_s: float, implementations: int) -> None:
     found = within(METHOD, share_s, implementations)
 
     warmups_s = implementations * sum(part.warmup_most_s or 0 for part in round_methods(found))
@@ -34,10 +32,10 @@ def test_what_all_who_take_turns_need_is_within_their_share(
     assert found.rule.min_samples == METHOD.rule.min_samples
 
 
-def test_a_short_time_has_fewer_rounds() -> None:
+def test_short_budget_has_fewer_rounds() -> None:
     assert [within(METHOD, share_s, 1).rounds for share_s in (0.5, 2.5, 60.0)] == [1, 2, 5]
 
 
-def test_a_variable_that_makes_launches_wait_leaves_out_the_blocking_kernel() -> None:
+def test_disabling_variable_leaves_out_blocking_kernel() -> None:
     assert not plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "1"}).blocker
     assert plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "0"}).blocker

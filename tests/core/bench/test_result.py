@@ -57,7 +57,7 @@ def test_the_detail_of_a_failed_verification_is_the_reason() -> None:
     assert case.median_s == Unavailable("the computed values are wrong: 3 values are not written")
 
 
-def test_what_has_no_values_is_measured_and_not_verified() -> None:
+def test_latency_is_measured_without_verification() -> None:
     case = launch()
 
     assert not case.verified

@@ -127,7 +127,7 @@ def test_a_bandwidth_that_is_not_needed_may_be_unknown() -> None:
         (Work(link_bytes=1), {"pcie_width_max": Unavailable("no NVML")}, "no NVML"),
     ],
 )
-def test_what_is_needed_and_not_known_is_no_limit(
+def test_limit_with_unknown_fact_is_unavailable(
     work: Work, changes: dict[str, Field], reason: str
 ) -> None:
     found = limit(work, {**ALL, **changes}, NOT_MEASURED)

@@ -36,7 +36,7 @@ def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measureme
 # --- the measurement in parts
 
 
-def test_each_round_has_buffers_of_its_own_which_are_given_back(timer: Timer) -> None:
+def test_round_allocates_and_frees_own_buffers(timer: Timer) -> None:
     copy, free = Copy(), timer.gpu.memory_info().free_bytes
 
     (measured,) = run(timer, copy)
@@ -49,13 +49,13 @@ def test_each_round_has_buffers_of_its_own_which_are_given_back(timer: Timer) ->
     assert measured.method.rule == RULE
 
 
-def test_one_round_is_not_a_round(timer: Timer) -> None:
+def test_single_round_records_no_round_sizes(timer: Timer) -> None:
     (measured,) = run(timer, Copy(), method=replace(METHOD, rounds=1))
 
     assert measured.samples.rounds == ()
 
 
-def test_several_that_take_turns_have_their_rounds_together(timer: Timer) -> None:
+def test_interleaved_workloads_share_rounds(timer: Timer) -> None:
     one, other = Copy(), Copy(size_bytes=1 << 17)
 
     measured = run(timer, one, other)
@@ -64,7 +64,7 @@ def test_several_that_take_turns_have_their_rounds_together(timer: Timer) -> Non
     assert measured[0].axes != measured[1].axes
 
 
-def test_a_simulated_device_whose_memory_is_all_alike_has_one_round(timer: Timer) -> None:
+def test_simulated_device_has_one_round(timer: Timer) -> None:
     (measured,) = measure_rounds(timer, [Copy()], METHOD)
 
     assert measured.method.rounds == 1
@@ -82,7 +82,7 @@ class WrongFrom(Copy):
         return super().prepare(gpu, seed)
 
 
-def test_a_wrong_value_in_one_round_withholds_the_figure_of_all(timer: Timer) -> None:
+def test_wrong_value_in_one_round_withholds_figure_of_all_rounds(timer: Timer) -> None:
     copy = WrongFrom()
 
     (measured,) = run(timer, copy, method=replace(METHOD, rounds=5))
@@ -116,14 +116,14 @@ class InterruptedIn(Copy):
         return super().prepare(gpu, seed)
 
 
-def test_an_interrupt_between_rounds_leaves_those_that_there_are(timer: Timer) -> None:
+def test_interrupt_between_rounds_keeps_complete_rounds(timer: Timer) -> None:
     (measured,) = run(timer, InterruptedIn())
 
     assert measured.interrupted
     assert len(measured.samples.times_s) == 10
 
 
-def test_an_interrupt_amid_a_round_leaves_a_part_of_it(timer: Timer) -> None:
+def test_interrupt_within_round_keeps_its_samples(timer: Timer) -> None:
     (measured,) = run(timer, InterruptedIn(runs=12))
 
     whole, part = measured.samples.rounds
@@ -132,7 +132,7 @@ def test_an_interrupt_amid_a_round_leaves_a_part_of_it(timer: Timer) -> None:
     assert 0 < part < 10
 
 
-def test_an_interrupt_before_the_first_sample_is_one(timer: Timer) -> None:
+def test_interrupt_before_first_sample_propagates(timer: Timer) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(timer, InterruptedIn(round=0))
 
@@ -179,14 +179,14 @@ def test_two_runs_agree_within_their_intervals_in_nine_of_ten_pairs(
     assert np.mean(agree) > 0.9
 
 
-def test_samples_of_one_place_say_nothing_of_the_next() -> None:
+def test_interval_without_rounds_misses_scatter_between_addresses() -> None:
     made = runs(count=200, between=0.003, within=0.0001, seed=4)
     covered = [low <= 1 <= high for low, high in map(median_interval, made)]
 
     assert np.mean(covered) < 0.7  # which is why there are rounds
 
 
-def test_without_rounds_the_interval_is_that_of_the_samples() -> None:
+def test_run_interval_without_rounds_is_median_interval() -> None:
     (times,) = runs(count=1, between=0.0, within=0.01, seed=5)
 
     assert run_interval(times) == run_interval(times, (200,))
@@ -194,7 +194,7 @@ def test_without_rounds_the_interval_is_that_of_the_samples() -> None:
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=60), st.data())
-def test_the_interval_is_never_narrower_than_that_of_the_samples_without_their_rounds(
+def test_run_interval_is_no_narrower_than_levelled_interval(
     times: list[float], data: st.DataObject
 ) -> None:
     first = data.draw(st.integers(1, len(times) - 1))

@@ -10,7 +10,7 @@ def warm() -> ThrottlingFilter:
     return ThrottlingFilter([USUAL] * 10)
 
 
-def test_a_reading_at_a_low_clock_is_no_sample_and_is_kept_all_the_same() -> None:
+def test_reading_at_low_clock_is_discarded_and_recorded() -> None:
     readings = warm()
 
     assert [readings.add(reading) for reading in (USUAL, LOW, USUAL)] == [True, False, True]
@@ -18,11 +18,11 @@ def test_a_reading_at_a_low_clock_is_no_sample_and_is_kept_all_the_same() -> Non
     assert readings.discarded == [LOW]
 
 
-def test_a_clock_that_is_a_little_lower_counts() -> None:
+def test_reading_at_slightly_lower_clock_is_kept() -> None:
     assert warm().add(Reading(1.1, 1.5e9))
 
 
-def test_a_clock_that_stays_low_becomes_the_usual_one() -> None:
+def test_persistent_low_clock_becomes_usual() -> None:
     readings = warm()
 
     taken = [readings.add(LOW) for _ in range(20)]
@@ -31,7 +31,7 @@ def test_a_clock_that_stays_low_becomes_the_usual_one() -> None:
     assert readings.gave_up
 
 
-def test_a_rare_low_clock_is_never_taken_for_the_usual_one() -> None:
+def test_rare_low_clock_stays_discarded() -> None:
     readings = warm()
 
     for _ in range(50):
@@ -39,12 +39,12 @@ def test_a_rare_low_clock_is_never_taken_for_the_usual_one() -> None:
         assert not readings.add(LOW)
 
 
-def test_without_a_clock_or_without_a_usual_one_everything_counts() -> None:
+def test_reading_without_known_clock_is_kept() -> None:
     assert warm().add(Reading(1.0))
     assert all(ThrottlingFilter().add(reading) for reading in (LOW, USUAL))
 
 
-def test_what_the_blocker_did_not_hold_is_no_sample() -> None:
+def test_reading_after_blocking_timeout_is_discarded() -> None:
     late = Reading(1.0, 1.9e9, valid=False)
     readings = warm()
 

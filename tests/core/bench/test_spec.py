@@ -22,7 +22,7 @@ CUBE = (Gemm(dtype="bf16", m=8, n=8, k=8),)
 
 
 @pytest.mark.parametrize("spec", [MemorySpec, CopySpec, LaunchSpec, AllocSpec, GraphSpec])
-def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
+def test_default_specs_are_valid(spec: Callable[[], Spec]) -> None:
     assert spec().seed == 0
 
 
@@ -72,7 +72,7 @@ def test_what_is_asked_by_default_makes_sense(spec: Callable[[], Spec]) -> None:
         (lambda: LaunchSpec(rule=Rule(min_samples=0)), "the number of samples is 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], Spec], said: str) -> None:
+def test_invalid_spec_is_refused(make: Callable[[], Spec], said: str) -> None:
     with pytest.raises(InputError, match=said):
         make()
 

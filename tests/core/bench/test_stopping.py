@@ -40,7 +40,7 @@ def test_long_samples_stop_at_the_least_number() -> None:
     assert len(run(Stopping(Rule(min_samples=10)), [0.2] * 100)) == 10
 
 
-def test_the_precision_is_reached_when_it_stops_for_it() -> None:
+def test_stop_for_precision_has_reached_it() -> None:
     stopping = Stopping(Rule(precision=0.01))
     taken = run(stopping, noisy(0.2))
 
@@ -58,7 +58,7 @@ def test_more_precision_takes_more_samples() -> None:
     assert counts == sorted(set(counts))
 
 
-def test_the_timeout_stops_what_has_not_converged() -> None:
+def test_timeout_stops_unconverged_sampling() -> None:
     stopping = Stopping(Rule(min_samples=10, timeout_s=1.0))
     taken = run(stopping, [0.3, 0.1, 0.5, 0.2, 0.4])
 
@@ -66,7 +66,7 @@ def test_the_timeout_stops_what_has_not_converged() -> None:
     assert (stopping.reason, stopping.converged) == ("timeout", False)
 
 
-def test_what_is_precise_when_the_time_runs_out_has_converged() -> None:
+def test_precise_median_at_timeout_has_converged() -> None:
     stopping = Stopping(Rule(min_samples=2, min_time_s=0.5, timeout_s=0.9))
 
     run(stopping, [0.5] * 5)
@@ -92,7 +92,7 @@ def test_time_between_samples_counts_towards_the_timeout() -> None:
     assert stopping.reason == "timeout"
 
 
-def test_a_spread_that_stays_stops_what_would_not_get_there_in_time() -> None:
+def test_stable_wide_spread_stops_early() -> None:
     stopping = Stopping(Rule(precision=1e-5, timeout_s=100.0))
     taken = run(stopping, noisy(0.05, n=99_000))
 
@@ -101,7 +101,7 @@ def test_a_spread_that_stays_stops_what_would_not_get_there_in_time() -> None:
     assert sum(taken) < 20
 
 
-def test_a_spread_that_grows_is_not_stable() -> None:
+def test_growing_spread_is_not_stable() -> None:
     times = [1e-3 * (1 + 1e-4 * i * (-1) ** i) for i in range(9_000)]
     stopping = Stopping(Rule(precision=1e-9, timeout_s=8.0))
 
@@ -110,7 +110,7 @@ def test_a_spread_that_grows_is_not_stable() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=400, max_size=400))
-def test_it_never_stops_too_early_and_says_why_it_did(times: list[float]) -> None:
+def test_stopping_respects_minimum_and_gives_reason(times: list[float]) -> None:
     rule = Rule(min_samples=10, min_time_s=0.5, timeout_s=2.0)
     stopping = Stopping(rule)
     seen: list[float] = []
@@ -125,7 +125,7 @@ def test_it_never_stops_too_early_and_says_why_it_did(times: list[float]) -> Non
         assert sum(seen) >= rule.timeout_s - 1e-9
 
 
-def test_looks_are_few() -> None:
+def test_stopping_checks_rarely() -> None:
     # A look sorts everything: with one for each sample this would take minutes.
     stopping = Stopping(Rule(precision=0.0, min_time_s=1e9, timeout_s=1e9))
 

@@ -125,7 +125,7 @@ class Broken(Sim):
         raise CudaError(214, "CUDA_ERROR_ECC_UNCORRECTABLE", library)
 
 
-def test_what_is_no_missing_library_is_an_error() -> None:
+def test_other_errors_than_missing_library_propagate() -> None:
     with closing(Broken()) as gpu, pytest.raises(CudaError, match="ECC"):
         check_health(SuiteSpec(quick=True), gpu)
 
@@ -141,7 +141,7 @@ class Narrow(Without):
         super().copy(dst, src, size_bytes - 4 * (size_bytes >= 1 << 20), stream)
 
 
-def test_where_something_is_wrong_the_link_is_looked_at() -> None:
+def test_failing_suite_names_narrow_link_as_cause() -> None:
     with closing(Narrow()) as gpu:
         managed = replace(gpu.facts(), fields={"pcie_width_max": 16})
         run_context = RunContext(nvml_device=managed)

@@ -37,7 +37,7 @@ def least_ns(timer: Timer) -> int:
     return gpu.costs.least_ns
 
 
-def test_work_is_timed_and_nothing_else(timer: Timer) -> None:
+def test_timer_times_only_the_work(timer: Timer) -> None:
     reading = timer.time(spinning(timer), blocked=True)
 
     assert reading.time_s == pytest.approx((SPIN_NS + least_ns(timer)) / 1e9, rel=1e-9)
@@ -45,7 +45,7 @@ def test_work_is_timed_and_nothing_else(timer: Timer) -> None:
     assert reading.valid
 
 
-def test_the_blocker_hides_the_gaps_between_launches(timer: Timer) -> None:
+def test_blocking_kernel_hides_launch_gaps(timer: Timer) -> None:
     work = spinning(timer, times=50, nanoseconds=0)
 
     blocked = timer.time(work, blocked=True)
@@ -55,7 +55,7 @@ def test_the_blocker_hides_the_gaps_between_launches(timer: Timer) -> None:
     assert open_.time_s >= blocked.time_s
 
 
-def test_a_gap_in_the_work_is_hidden_by_the_blocker_only(timer: Timer) -> None:
+def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None:
     spin = Spin(timer.gpu)
 
     def dawdling(stream: Stream) -> None:
@@ -70,7 +70,7 @@ def test_a_gap_in_the_work_is_hidden_by_the_blocker_only(timer: Timer) -> None:
     assert open_.time_s > 100 * 500e-9
 
 
-def test_work_that_waits_for_the_device_fires_the_watchdog_and_goes_on() -> None:
+def test_synchronizing_work_triggers_watchdog() -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.25)) as timer:
         waiting = timer.time(lambda _: gpu.sync(), blocked=True)
         next_ = timer.time(spinning(timer), blocked=True)
@@ -80,7 +80,7 @@ def test_work_that_waits_for_the_device_fires_the_watchdog_and_goes_on() -> None
     assert next_.time_s < 0.001
 
 
-def test_work_that_fails_lets_the_stream_go(timer: Timer) -> None:
+def test_failing_work_releases_stream(timer: Timer) -> None:
     def failing(stream: Stream) -> None:
         raise ZeroDivisionError(stream)
 
@@ -92,7 +92,7 @@ def test_work_that_fails_lets_the_stream_go(timer: Timer) -> None:
     assert timer.time(spinning(timer), blocked=True).valid
 
 
-def test_what_comes_before_is_not_timed(timer: Timer) -> None:
+def test_work_before_is_not_timed(timer: Timer) -> None:
     slow, quick = spinning(timer, nanoseconds=1_000_000), spinning(timer)
 
     for blocked in (True, False):
@@ -100,13 +100,13 @@ def test_what_comes_before_is_not_timed(timer: Timer) -> None:
     assert timer.time_at_host(quick, before=slow).time_s < 100e-6
 
 
-def test_the_host_counts_its_calls_as_well(timer: Timer) -> None:
+def test_host_time_includes_calls(timer: Timer) -> None:
     work = spinning(timer)
 
     assert timer.time_at_host(work).time_s > timer.time(work, blocked=True).time_s
 
 
-def test_a_flush_overwrites_twice_the_cache(timer: Timer) -> None:
+def test_flush_overwrites_twice_the_cache(timer: Timer) -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
         used = gpu.memory_info().free_bytes
         timer.flush(timer.stream)
@@ -115,7 +115,7 @@ def test_a_flush_overwrites_twice_the_cache(timer: Timer) -> None:
         assert used - gpu.memory_info().free_bytes == 2 * timer.l2_bytes
 
 
-def test_everything_is_given_back() -> None:
+def test_timer_releases_everything() -> None:
     with closing(Sim()) as gpu:
         before = gpu.memory_info()
         timer = Timer(gpu)
@@ -126,14 +126,14 @@ def test_everything_is_given_back() -> None:
         assert gpu.memory_info() == before
 
 
-def test_what_makes_launches_wait_is_named() -> None:
+def test_disabling_variable_is_named() -> None:
     assert disabling_variable({"CUDA_LAUNCH_BLOCKING": "1"}) == "CUDA_LAUNCH_BLOCKING"
     assert disabling_variable({"CUDA_INJECTION64_PATH": "/x.so"}) == "CUDA_INJECTION64_PATH"
     assert disabling_variable({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_INJECTION64_PATH": ""}) == ""
     assert disabling_variable({}) == ""
 
 
-def test_the_clock_is_that_of_an_sm_with_two_stamps() -> None:
+def test_clock_uses_sm_with_two_stamps() -> None:
     def hz(*words: tuple[int, ...]) -> float | None:
         first, last = (memoryview(np.array(half, np.uint64)) for half in words)
         return clock_hz(first, last)

@@ -16,14 +16,14 @@ def after(settling: SteadyState, readings: list[Reading], step_s: float = 0.01) 
     raise AssertionError("it never stopped")
 
 
-def test_a_steady_device_is_settled_when_the_least_time_is_over() -> None:
+def test_steady_device_settles_at_least_time() -> None:
     settling = SteadyState(0.25)
 
     assert after(settling, [Reading(1e-3, 1.9e9)]) == pytest.approx(0.25, abs=0.02)
     assert settling.settled
 
 
-def test_a_device_that_warms_up_takes_longer() -> None:
+def test_warming_device_settles_later() -> None:
     falling = [Reading(1e-3 * (1 + max(0, 50 - n) / 50), 1.9e9) for n in range(100)]
     settling = SteadyState(0.25)
 
@@ -31,7 +31,7 @@ def test_a_device_that_warms_up_takes_longer() -> None:
     assert settling.settled
 
 
-def test_a_clock_that_moves_is_not_settled_though_times_are() -> None:
+def test_moving_clock_delays_settling() -> None:
     falling = [Reading(1e-3, 1.9e9 - 1e7 * min(n, 60)) for n in range(100)]
     settling = SteadyState(0.25)
 
@@ -39,7 +39,7 @@ def test_a_clock_that_moves_is_not_settled_though_times_are() -> None:
     assert settling.settled
 
 
-def test_what_never_settles_ends_at_the_cap() -> None:
+def test_warm_up_without_settling_ends_at_limit() -> None:
     rising = [Reading(1e-3 * 1.05**n) for n in range(1000)]
     settling = SteadyState(0.25)
 
@@ -48,27 +48,27 @@ def test_what_never_settles_ends_at_the_cap() -> None:
     assert len(settling.readings) == pytest.approx(300, abs=1)
 
 
-def test_the_cap_is_twice_what_was_asked_where_that_is_more() -> None:
+def test_warm_up_limit_is_twice_least_time() -> None:
     rising = [Reading(1e-3 * 1.05**n) for n in range(2000)]
 
     assert after(SteadyState(4), rising) == pytest.approx(8.0, abs=0.02)
 
 
-def test_few_long_runs_end_it_without_enough_of_them_to_tell() -> None:
+def test_warm_up_of_few_long_runs_ends_unsettled() -> None:
     settling = SteadyState(0.25)
 
     assert after(settling, [Reading(2.0)], step_s=2.0) == 4.0
     assert not settling.settled
 
 
-def test_nothing_asked_is_one_reading() -> None:
+def test_warm_up_of_zero_takes_one_reading() -> None:
     settling = SteadyState(0.0)
 
     assert settling.add(Reading(1e-3), 0.001)
     assert settling.settled
 
 
-def test_drift_is_between_the_medians_of_the_halves() -> None:
+def test_drift_compares_medians_of_halves() -> None:
     assert drift([]) == drift([5.0]) == 0.0
     assert drift([1.0, 1.0, 9.0, 1.1, 1.1, 0.0]) == pytest.approx(0.1)
     assert drift([0.0, 1.0]) == 0.0

@@ -19,11 +19,11 @@ LINK: dict[str, Field] = {
 }
 
 
-def test_where_all_is_well_there_is_no_cause() -> None:
+def test_healthy_machine_has_no_likely_cause() -> None:
     assert likely_causes([machine(), machine()], LINK) == ()
 
 
-def test_what_holds_for_all_cases_is_said_once() -> None:
+def test_cause_of_all_cases_appears_once() -> None:
     busy = machine(other_processes=2, power_limit_w=400.0)
 
     assert likely_causes([busy, busy], LINK) == (
@@ -32,7 +32,7 @@ def test_what_holds_for_all_cases_is_said_once() -> None:
     )
 
 
-def test_the_time_for_which_the_clock_was_held_down_is_added_up() -> None:
+def test_throttled_time_is_added_up() -> None:
     before, after = (
         moment(telemetry(slowed_by_software_thermal_ns=ns)) for ns in (0, 1_500_000_000)
     )
@@ -43,7 +43,7 @@ def test_the_time_for_which_the_clock_was_held_down_is_added_up() -> None:
     )
 
 
-def test_without_counters_the_reasons_are_named() -> None:
+def test_clock_reasons_are_causes_without_counters() -> None:
     hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
     without_counters = machine(after=replace(hot, slowed_ns={}))
 
@@ -51,7 +51,7 @@ def test_without_counters_the_reasons_are_named() -> None:
     assert "software thermal slowdown" in said
 
 
-def test_a_link_that_is_narrower_or_older_than_the_gpu_is_a_cause() -> None:
+def test_narrow_or_old_pcie_link_is_a_cause() -> None:
     assert likely_causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
         "PCIe runs with 8 of 16 lanes",
         "the slot is of PCIe 4.0, and the GPU could 5.0",

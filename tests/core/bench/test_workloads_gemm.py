@@ -172,7 +172,7 @@ def later_runs_do_nothing(run: Run) -> None:
         (later_runs_do_nothing, ""),
     ],
 )
-def test_what_is_computed_wrongly_has_no_figures(dtype: str, spoil: Spoil, said: str) -> None:
+def test_wrong_product_has_no_figures(dtype: str, spoil: Spoil, said: str) -> None:
     gemm = Gemm(dtype=dtype, m=48, n=32, k=64, padding=16)
     with closing(Spoiled(spoil)) as gpu:
         (case,) = results(gpu, gemm)
@@ -184,7 +184,7 @@ def test_what_is_computed_wrongly_has_no_figures(dtype: str, spoil: Spoil, said:
     assert case.samples_s == ()
 
 
-def test_what_is_no_number_is_wrong() -> None:
+def test_nan_is_wrong() -> None:
     with closing(Spoiled(no_number)) as gpu:
         (case,) = results(gpu, Gemm(dtype="fp8_e4m3", m=48, n=32, k=64, output="fp8_e4m3"))
 
@@ -240,7 +240,7 @@ def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> No
     assert len(places) == 2
 
 
-def test_what_one_library_cannot_do_is_a_result_with_the_reason() -> None:
+def test_product_refused_by_one_library_is_result_with_reason() -> None:
     with closing(Spoiled(refusing=["cublas"])) as gpu:
         free_bytes = gpu.memory_info().free_bytes
         own, rival = results(gpu, baselines=("cublas",))
@@ -255,7 +255,7 @@ def test_what_one_library_cannot_do_is_a_result_with_the_reason() -> None:
     assert rival.settings["library"] == "cublas"
 
 
-def test_what_a_library_refuses_only_as_it_computes_is_one_too() -> None:
+def test_refusal_at_first_execution_is_a_refusal() -> None:
     def refuse(run: Run) -> None:
         if run.gemm.dtype == "fp64":
             raise Unsupported("no fp64 today", hint="take another")
@@ -290,7 +290,7 @@ def test_of_several_products_those_that_can_be_are_measured() -> None:
     assert result.complete
 
 
-def test_where_nothing_can_be_measured_the_refusal_is_the_error() -> None:
+def test_refusal_is_raised_if_nothing_can_be_measured() -> None:
     with closing(Spoiled(refusing=["bf16"])) as gpu:
         with pytest.raises(Unsupported, match="bf16 is not to be had") as no:
             results(gpu, baselines=("cublas",))
@@ -304,7 +304,7 @@ def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
     yield from gemm_cases(spec(*gemms, **options), gpu)
 
 
-def test_what_does_not_fit_is_refused_with_the_largest_cube_that_does() -> None:
+def test_product_larger_than_memory_names_largest_cube() -> None:
     huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
     with closing(Sim()) as gpu:
         with pytest.raises(InputError, match=r"m=200000 n=100000 .* are free") as no:
@@ -330,7 +330,7 @@ def test_each_library_needs_buffers_and_a_workspace_of_its_own() -> None:
     assert compared.needed_bytes == 3 * alone.needed_bytes
 
 
-def test_where_no_cube_fits_a_smaller_batch_is_asked_for() -> None:
+def test_smaller_batch_is_suggested_if_no_cube_fits() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError) as no:
         results(gpu, replace(SMALL, batch=10**12))
 

@@ -28,7 +28,7 @@ def test_a_shape_is_read_as_it_is_written(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "4x4", "4x4x4x4", "-4", "4.0", "4e3", "1 2 3", "4X4Xq", "٤"]
 )
-def test_what_is_no_shape_is_refused_with_how_to_write_one(text: str) -> None:
+def test_invalid_shape_is_refused_with_hint(text: str) -> None:
     with pytest.raises(InputError, match="is no shape") as no:
         parse_shape(text)
     assert "4096x1024x8192" in no.value.hint
@@ -107,9 +107,7 @@ def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: P
         ("m n k\n", "has no shapes"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_with_its_line(
-    text: str, said: str, tmp_path: Path
-) -> None:
+def test_invalid_line_of_shapes_is_named(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "shapes.txt"
     file.write_text(text)
 

@@ -41,7 +41,7 @@ def test_every_kind_of_node_has_every_step(kind: str) -> None:
     assert set(found) == {(step, "fork-join", 9) for step in STEPS}
 
 
-def test_what_is_subtracted_is_measured_in_turn() -> None:
+def test_replay_and_eager_are_interleaved() -> None:
     with closing(Sim()) as gpu:
         results = run(GraphSpec(topologies=("chain",), nodes=(3,)), gpu).results
 

@@ -54,11 +54,11 @@ def test_a_graph_has_paid_when_its_replays_saved_what_it_took_to_make() -> None:
     assert found.replays == pytest.approx(10, rel=0.05)
 
 
-def test_what_saves_nothing_never_pays() -> None:
+def test_graph_without_saving_never_pays() -> None:
     assert payoff({**STEPS, "replay": 12e-6}).replays == Unavailable("a replay takes no less time")
 
 
-def test_what_saves_less_than_medians_differ_by_themselves_never_pays() -> None:
+def test_saving_below_resolution_never_pays() -> None:
     found = payoff({**STEPS, "replay": 10.99e-6})
 
     assert found.replays == Unavailable("a replay takes no less time")

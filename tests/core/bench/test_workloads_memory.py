@@ -87,7 +87,7 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
         ("scale", rounded_twice, "against fp64"),
     ],
 )
-def test_what_computes_wrong_values_has_no_figures(operation: str, kernel: Any, said: str) -> None:
+def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, said: str) -> None:
     with closing(Sim(host_kernels={f"cudakit_{operation}": kernel})) as gpu:
         case = measured(gpu, operation)
 

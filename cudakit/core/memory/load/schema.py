@@ -18,7 +18,7 @@ from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import HOST, Annotation, DeviceTrace, Snapshot
 from cudakit.errors import SnapshotError
-from cudakit.torch_rules.recorded_settings import flag_of_device
+from cudakit.torch_rules.recorded_values import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MOST_DEVICES = 128

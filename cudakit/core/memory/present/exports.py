@@ -1,4 +1,4 @@
-"""What other tools read: every allocation as a row, the curves on their times, the stacks as a tree."""
+"""Exports for other tools: allocations as rows, curves over time, held memory as a tree of calls."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Ser
 
 _Ints = npt.NDArray[np.int64]
 
-# A slice for each of a million allocations, each on a lane of its own, shows nothing. What is smaller
-# than this share of the peak is left to the curves, so that there are at most 200 lanes.
+# Slices for a million allocations, each on its own lane, are unreadable. Allocations below this share of the
+# peak appear in the curves only, so that there are at most 200 lanes.
 _LEAST_SHARE = 1 / 200
 
 
 def allocations(result: MemoryResult) -> Document:
-    """Give every allocation of every device as a row: interval, size, stream, pool, line and stack."""
+    """Return every allocation of every device as a row: interval, size, stream, pool, line and stack."""
     return Document("allocations", (_joined([_rows(device) for device in result.devices]),))
 
 
 def flame(result: MemoryResult) -> Document:
-    """Give what was held at the moment as a tree of calls, outermost first, for each device."""
+    """Return the memory held at the moment as a tree of calls, outermost first, for each device."""
     return Document("held memory", tuple(_tree(device) for device in result.devices))
 
 
 def timeline(result: MemoryResult) -> Document:
-    """Give curves as counters and large allocations as slices, in time since the first event."""
+    """Return curves as counters and large allocations as slices, in time since the first event."""
     nodes = [node for device in result.devices for node in _timed(device)]
     return Document(result.files[0].name, tuple(nodes))
 
@@ -78,12 +78,12 @@ def frame_words(frame: Frame) -> str:
 
 
 def _within(event: _Ints, n: int) -> _Ints:
-    """Mask events that are not in the trace: before it, or not yet."""
+    """Mask event indices before and after the trace."""
     return np.ma.masked_array(event, (event < 0) | (event >= n))
 
 
 def _times(device: DeviceMemory, event: _Ints) -> _Ints:
-    """Look up the times of events; masked where there is none."""
+    """Return the times of events; masked if there is none."""
     times = device.trace.events.time_us
     n = len(times)
     known = device.snapshot.has_times and n > 0
@@ -121,7 +121,7 @@ def _labels(holder: Holder) -> list[str]:
 
 
 class _Call:
-    """A node of the tree of calls while it grows."""
+    """A mutable node of the tree of calls."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -136,7 +136,7 @@ class _Call:
             node.bytes += size
 
     def tree(self) -> Tree:
-        """Freeze the tree, innermost calls first: stacks can be deeper than Python's recursion."""
+        """Return the tree, built from the innermost calls: stacks can be deeper than Python's recursion."""
         order = [self]
         frozen: dict[int, Tree] = {}
         for node in order:
@@ -175,7 +175,7 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
 
 
 def _clock(device: DeviceMemory) -> _Ints:
-    """Give each event a time in microseconds from 0 on, or its index where the file has no times."""
+    """Return a time for each event in microseconds from 0 on, or its index if the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
         return np.arange(len(times), dtype=np.int64)

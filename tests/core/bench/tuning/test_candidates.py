@@ -52,7 +52,7 @@ def found(blas: Listing, seed: int = 0) -> Candidates:
     return candidates(blas, GEMM, GemmSettings(), seed=seed)
 
 
-def test_what_is_recommended_comes_first_in_its_order() -> None:
+def test_recommended_candidates_come_first_in_order() -> None:
     recommended = ALL[50:40:-1]
     listed = found(Listing(recommended, ALL)).algorithms
 
@@ -85,6 +85,6 @@ def test_listing_ends_when_the_time_is_over() -> None:
     assert found(blas).complete
 
 
-def test_where_nothing_is_recommended_nothing_can_be_tuned() -> None:
+def test_product_without_recommendation_cannot_be_tuned() -> None:
     with pytest.raises(Unsupported, match="no algorithm"):
         found(Listing([], ALL))

@@ -37,11 +37,11 @@ def test_a_product_is_named_by_what_is_unusual() -> None:
     assert product_words(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
 
 
-def test_what_keeps_the_default_stands_back() -> None:
+def test_products_that_keep_default_are_faint() -> None:
     assert table(present_tuned(tuned(product(), unchanged()))).faint == {1}
 
 
-def test_where_nothing_is_gained_that_is_said() -> None:
+def test_tuning_without_gain_is_reported() -> None:
     document = present_tuned(tuned(unchanged()))
 
     assert notes(document, "ok") == [
@@ -72,11 +72,11 @@ def doubtful() -> Iterator[tuple[Tuned, str, str]]:
 
 
 @pytest.mark.parametrize(("found", "level", "said"), list(doubtful()))
-def test_what_should_make_one_doubt_is_said(found: Tuned, level: str, said: str) -> None:
+def test_warnings_of_tuning_are_shown(found: Tuned, level: str, said: str) -> None:
     assert any(said in text for text in notes(present_tuned(found), level))
 
 
-def test_what_is_written_for_torch_is_experimental_and_names_what_it_lacks() -> None:
+def test_torch_export_is_experimental_and_names_omissions() -> None:
     exported = TorchCsv((), ((SMALL, "it has padding"),))
     document = present_tuned(tuned(product()), exported=exported)
 

@@ -40,7 +40,7 @@ def test_without_noise_the_fastest_wins_if_its_gain_is_worth_it(
 
 
 @pytest.mark.parametrize("noise", [even(0.01), even(0.3), tailed(0.005), tailed(0.1)])
-def test_where_all_are_equal_the_default_stays(noise: Noise) -> None:
+def test_default_stays_if_all_are_equal(noise: Noise) -> None:
     searches = 300
     false = sum(
         run(Synthetic([MS] * 40, noise, seed, drift=0.05), seed=seed).significant
@@ -82,7 +82,7 @@ def test_a_gain_on_some_buffers_only_does_not_win() -> None:
     assert (found.winner, found.significant) == (0, False)
 
 
-def test_what_computes_wrong_values_is_out_and_the_next_takes_its_place() -> None:
+def test_wrong_finalist_is_replaced_by_next() -> None:
     times = [MS, 0.8 * MS, 0.85 * MS, 0.9 * MS, 0.95 * MS]
     found = run(Synthetic(times, even(0.001), wrong=frozenset({1})))
 
@@ -105,7 +105,7 @@ def test_the_winner_is_verified_before_the_final_and_after() -> None:
     assert trials.verified == [1, 2, 3, 1]
 
 
-def test_what_cannot_run_is_passed_over() -> None:
+def test_candidate_that_cannot_run_is_skipped() -> None:
     trials = Synthetic([MS, 0.5 * MS, 0.9 * MS], cannot=frozenset({1}))
     found = run(trials)
 
@@ -177,7 +177,7 @@ def test_a_seed_repeats_a_search() -> None:
     assert first.rounds != other.rounds
 
 
-def test_what_is_no_sample_is_left_out() -> None:
+def test_invalid_reading_is_left_out_of_round() -> None:
     found = run(Synthetic([MS, 0.9 * MS], even(0.01), invalid=0.3))
     never = run(Synthetic([MS, 0.9 * MS], even(0.01), invalid=1.0))
 
@@ -185,7 +185,7 @@ def test_what_is_no_sample_is_left_out() -> None:
     assert (never.winner, never.gain) == (0, None)
 
 
-def test_who_leaves_gives_back_what_it_holds() -> None:
+def test_released_candidate_frees_its_resources() -> None:
     trials = Synthetic([MS] * 200, even(0.3))
     found = run(trials)
     widest = max(len(order) for order in trials.rounds)

@@ -62,7 +62,7 @@ def test_products_have_the_names_that_torch_gives_them(gemm: Gemm, begin: str) -
         (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "sums are in fp16"),
     ],
 )
-def test_what_torch_has_no_name_for_is_named_as_left_out(gemm: Gemm, why: str) -> None:
+def test_product_unknown_to_torch_is_left_out_with_reason(gemm: Gemm, why: str) -> None:
     found = torch_csv(tuned(product(gemm=gemm)), VALIDATORS)
 
     ((left_out, reason),) = found.left_out

@@ -105,7 +105,7 @@ def test_a_round_is_in_one_unit(sim: FaultySim) -> None:
         assert values[0] / values[1] == pytest.approx(times[0] / times[1], rel=1e-3)
 
 
-def test_what_cannot_run_is_passed_over(sim: FaultySim) -> None:
+def test_candidate_that_cannot_run_is_skipped(sim: FaultySim) -> None:
     best = tuned(sim).winner
     sim.faults = Faults(refused=lambda each: each == best, failing=lambda each: each.tile == 24)
     product = tuned(sim)
@@ -119,7 +119,7 @@ def test_what_cannot_run_is_passed_over(sim: FaultySim) -> None:
         assert trials.refused == {refused: "refused"}
 
 
-def test_what_is_far_too_slow_is_not_measured(sim: FaultySim) -> None:
+def test_far_slower_candidate_is_not_measured(sim: FaultySim) -> None:
     best = tuned(sim).winner
     sim.faults = Faults(runs={best: 20})
     with trials_of(sim) as trials:
@@ -136,7 +136,7 @@ def test_a_fast_algorithm_that_computes_wrong_values_does_not_win(sim: FaultySim
     assert product.verification.passed
 
 
-def test_where_the_default_computes_wrong_values_nothing_is_tuned(sim: FaultySim) -> None:
+def test_wrong_default_is_not_tuned(sim: FaultySim) -> None:
     default = listed(sim)[0]
     sim.faults = Faults(wrong=lambda each: each == default)
     found = tune(spec(GAINS), sim, QUICK)
@@ -146,7 +146,7 @@ def test_where_the_default_computes_wrong_values_nothing_is_tuned(sim: FaultySim
     assert "wrong values" in found.untuned[0].reason
 
 
-def test_where_the_default_cannot_run_there_is_no_contest(sim: FaultySim) -> None:
+def test_trials_without_default_are_refused(sim: FaultySim) -> None:
     sim.faults = Faults(refused=lambda _: True)
     before = sim.memory_info().free_bytes
     with pytest.raises(Unsupported, match="refused"):

@@ -66,7 +66,7 @@ def test_all_memory_is_given_back(sim: Sim) -> None:
     assert sim.memory_info().free_bytes == before
 
 
-def test_what_is_known_is_kept_and_not_searched_again(sim: Sim) -> None:
+def test_known_products_are_kept_and_not_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     stages: list[str] = []
     both = tune(spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), known=first)
@@ -86,7 +86,7 @@ def test_under_other_settings_it_is_another_product(sim: Sim) -> None:
     assert [product.settings for product in second.products] == [GemmSettings(), settings]
 
 
-def test_what_was_tuned_elsewhere_is_refused(sim: Sim) -> None:
+def test_tuning_of_other_machine_is_refused(sim: Sim) -> None:
     with closing(Sim("jetson")) as other:
         found = tune(spec(EQUAL), other, QUICK)
 
@@ -133,7 +133,7 @@ def test_only_cublaslt_alone_is_tuned(sim: Sim, changes: dict[str, Any]) -> None
         tune(spec(EQUAL, **changes), sim, QUICK)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_measured(sim: Sim) -> None:
+def test_product_larger_than_memory_is_refused_before_measuring(sim: Sim) -> None:
     with pytest.raises(InputError, match="are free"):
         tune(spec(Gemm(dtype="fp64", m=1 << 18, n=1 << 18, k=1 << 18)), sim, QUICK)
 
@@ -148,7 +148,7 @@ def test_the_machine_is_recorded(sim: Sim) -> None:
     assert tune(spec(EQUAL), sim, QUICK, run_context=run_context).machine == machine
 
 
-def test_what_hinders_the_blocker_is_said(sim: Sim) -> None:
+def test_disabled_blocking_kernel_is_warned(sim: Sim) -> None:
     run_context = RunContext(variables={"CUDA_LAUNCH_BLOCKING": "1"})
     found = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
 

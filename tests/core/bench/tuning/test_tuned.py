@@ -62,7 +62,7 @@ def written(path: Path, found: Tuned = TUNED) -> Path:
     return path
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_written_tuning_is_read_back(tmp_path: Path) -> None:
     assert load_tuned(written(tmp_path / "tuned.json")) == TUNED
 
 
@@ -93,7 +93,7 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
         (set_("schema", to="cudakit.tuned/2"), "cudakit.tuned/2"),
     ],
 )
-def test_what_is_damaged_is_refused_with_its_place(
+def test_damaged_file_is_refused_with_place(
     tmp_path: Path, change: Callable[[Any], None], said: str
 ) -> None:
     place = written(tmp_path / "tuned.json")
@@ -109,7 +109,7 @@ def test_what_is_damaged_is_refused_with_its_place(
     ("content", "said"),
     [(b"{", "not JSON"), (b"\xff\xfe", "not a text"), (b"[]", "no tuning"), (b"[" * 9999, "JSON")],
 )
-def test_what_is_something_else_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_file_of_other_kind_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     place = tmp_path / "tuned.json"
     place.write_bytes(content)
 
