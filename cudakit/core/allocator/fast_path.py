@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block
+from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.guard import Guard
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.sizes import MIB, MOST_SMALL, SMALLEST_BLOCK, UNLIMITED
 
 _SMALL_SLACK, _LARGE_SLACK = SMALLEST_BLOCK - 1, MIB

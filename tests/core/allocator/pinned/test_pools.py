@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.blocks import DEFAULT_POOL
 from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import MemPool
 from cudakit.errors import CudaError
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 
 SIDE = 11
