@@ -2,10 +2,9 @@
 
     python scripts/stress_recorder.py [--minutes 8]
 
-Needs a GPU and torch. torch's allocator holds its lock while it calls CUDA, and a tensor is dropped with
-the interpreter's lock held, which takes the allocator's: a recorder that waited for the interpreter would
-stop both for ever. Prints how far the threads came, the longest time in which one did not move, and ends
-with 1 where that is more than a few seconds.
+Needs a GPU and torch. torch's allocator holds its lock while it calls CUDA, and dropping a tensor takes that
+lock while holding the GIL: a recorder that waited for the GIL would deadlock. Prints the number of steps of
+each thread and its longest time without a step; exits with 1 if that exceeds the limit.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def drop():
     except queue.Empty:
         return
     holder[0].record_stream(side)
-    holder.append(holder)  # a cycle: the collector drops the tensor, wherever it runs
+    holder.append(holder)  # a cycle: the garbage collector drops the tensor, on whichever thread it runs
     del holder
     if steps[1] % 13 == 0:
         gc.collect()
@@ -61,7 +60,7 @@ torch.cuda.synchronize()
 print(*steps, *(f"{stall:.3f}" for stall in stalls))
 """
 
-# Far more than any step takes, far less than for ever.
+# Far longer than any step.
 LONGEST_STALL_S = 20.0
 
 

@@ -19,9 +19,9 @@ def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> cupy.cuda.set_allocator(cudakit.cupy_allocator(allocator))  # doctest: +SKIP
     """
-    from cudakit.gpu.plugs.cupy import allocator_function
+    from cudakit.gpu.plugs.callbacks import cupy_function
 
-    return allocator_function(allocators)
+    return cupy_function(allocators)
 
 
 def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = False) -> type:
@@ -54,9 +54,9 @@ def rmm_resource(allocator: Allocator) -> Any:
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> rmm.mr.set_current_device_resource(cudakit.rmm_resource(allocator))  # doctest: +SKIP
     """
-    from cudakit.gpu.plugs.rmm import resource
+    from cudakit.gpu.plugs.callbacks import rmm_resource
 
-    return resource(allocator)
+    return rmm_resource(allocator)
 
 
 def torch_pool(upstream: str, *, no_split: bool = False, use_on_oom: bool = False) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 import cudakit
 from cudakit.errors import InputError, Unsupported, UsageError
-from cudakit.gpu.plugs.numba import NOBODYS
+from cudakit.gpu.plugs.numba import UNUSED_STREAM
 from cudakit.gpu.sim import Sim
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def test_a_snapshot_is_one_that_memviz_reads(
 ) -> None:
     allocator.record_history()
     kept = allocator.alloc(3 * MIB)
-    allocator.free(allocator.alloc(MIB, NOBODYS), 0)  # as Numba's memory is used
+    allocator.free(allocator.alloc(MIB, UNUSED_STREAM), 0)  # as Numba's memory is used
     snapshot = allocator.snapshot()
     place = tmp_path / "snapshot.pickle"
     allocator.save_snapshot(place)
@@ -116,7 +116,7 @@ def test_a_snapshot_is_one_that_memviz_reads(
 def test_memory_of_nobodys_stream_is_reused_after_all_that_was_enqueued(
     allocator: cudakit.CachingAllocator,
 ) -> None:
-    first = allocator.alloc(MIB, NOBODYS)
+    first = allocator.alloc(MIB, UNUSED_STREAM)
     allocator.free(first, 1)
     assert allocator.statistics()["active.all.current"] == 1
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 from cudakit.core.allocator.blocks import (
-    DEFAULT_POOL,
     PLAIN_TYPES,
     Block,
     BlockPool,
@@ -35,6 +34,7 @@ from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
 from cudakit.core.allocator.segments import Segment, Segments
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
 

@@ -1,8 +1,7 @@
-/* The two calls that Buffers of cuda.core make (buffers.py), as cuda.core itself and its examples make them: the
- * stream as the one keyword. What is called otherwise, and what fails, is left to those in Python.
+/* The two calls of cuda.core's Buffers (buffers.py), in the form that cuda.core itself uses: the stream is the
+ * only keyword. Other forms, and failures, are left to the calls in Python.
  *
- * Between the bytes that are asked for and the pointer there is little to do: half of what it would take in
- * Python are the frames of these two functions.
+ * The Python frames of these two functions would take half of the time of a Buffer.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -61,7 +60,7 @@ static PyObject *in_python(PyObject *function, PyObject *self, PyObject *const *
     return found;
 }
 
-/* Give memory back for which there is no Buffer, and leave the exception that says why. */
+/* Free memory without a Buffer, and keep the exception that explains why there is none. */
 static void take_back(PyObject *self, PyObject *ptr)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -105,7 +104,7 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyObject *handle = handle_of(args[2]);
     PyObject *none = handle ? ask(self, name_free, args[0], handle) : NULL;
     Py_XDECREF(handle);
-    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* it is counted among the invalid frees */
+    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* counted as an invalid free */
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -124,7 +123,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Without a member of its own, it goes with whatever other class a resource is of. */
+/* Without members of its own, it can be combined with any other base class. */
 static PyTypeObject calls_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu.plugs._buffers.Calls",
     .tp_basicsize = sizeof(PyObject),
@@ -132,7 +131,7 @@ static PyTypeObject calls_type = {
     .tp_methods = methods,
 };
 
-/* Return what a path of names leads to from a module. */
+/* Return an attribute of a class or function of a module. */
 static PyObject *imported(const char *module, const char *class, const char *attribute)
 {
     PyObject *from = PyImport_ImportModule(module);

@@ -1,4 +1,4 @@
-"""The two calls that Buffers of cuda.core make, in Python."""
+"""The two calls of cuda.core's Buffers, in Python."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _from_handle = Buffer.from_handle
 
 
 class Calls:
-    """What an allocator does for cuda.core, as methods of a resource that has it as ``_allocator``.
+    """The calls of a memory resource whose allocator is ``_allocator``.
 
-    ``_buffers.c`` has the same class, for when it is called as cuda.core itself does; it calls this one for
-    all else.
+    ``_buffers.c`` has the same class for calls in the form that cuda.core uses; it calls this one for all
+    other forms.
     """
 
     __slots__ = ()

@@ -36,11 +36,11 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
         """The allocator behind it: statistics, history, snapshots, settings."""
         return self._allocator
 
-    # Before those of MemoryResource, which are none.
+    # Before the abstract methods of MemoryResource.
     allocate = Calls.allocate
     deallocate = Calls.deallocate
 
-    # Read for each Buffer, and so no properties.
+    # Read for each Buffer: class attributes are faster than properties.
     is_device_accessible = True
     is_host_accessible = False
     is_managed = False
@@ -49,7 +49,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
     def device_id(self) -> int:
         return self._device
 
-    # What people look for first, so that it need not be asked of the allocator.
+    # The most used calls of the allocator.
 
     def statistics(self) -> dict[str, int]:
         """Return the numbers of torch.cuda.memory_stats."""

@@ -11,11 +11,11 @@ from typing import Any
 from cudakit.errors import MissingDependency
 from cudakit.gpu.api import HANDLE_BYTES, LEGACY
 from cudakit.gpu.api.allocator import Allocator
-from cudakit.gpu.plugs.devices import Devices
+from cudakit.gpu.plugs.callbacks import Devices
 
-# The stream that Numba's memory is allocated on: none of anybody's, so that each free is seen as a use by
-# another stream. Numba does not say which stream it allocates for, nor which ones used the memory.
-NOBODYS = -1
+# The stream that Numba's memory is allocated on: no program uses it, so each free is a use by another stream.
+# Numba does not tell which stream it allocates for, nor which streams used the memory.
+UNUSED_STREAM = -1
 
 _INTERFACE = 1
 
@@ -35,13 +35,13 @@ def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: b
 
 
 def among(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
-    """Return a source that has these allocators. Raises UsageError for a device that has none of them."""
+    """Return a source of these allocators. Raises UsageError for a device without one."""
     return Devices(allocators).__getitem__
 
 
 def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
-    """Make the class from what ``numba.cuda`` has."""
-    at_alloc, at_free = (0, None) if default_stream_only else (NOBODYS, LEGACY)
+    """Make the class from the module ``numba.cuda``."""
+    at_alloc, at_free = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
 
     class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc,unused-ignore]
         """Memory of one context from a cudakit allocator, which is its ``allocator``."""
@@ -52,7 +52,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
         @cached_property
         def allocator(self) -> Allocator:
-            # Not before it is used: Numba makes a manager without a context, to ask for its version.
+            # Lazy: Numba makes a manager without a context, to query its version.
             return source(self.context.device.id)
 
         def initialize(self) -> None:
@@ -61,7 +61,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
         def memalloc(self, size: int) -> Any:
             allocator = self.allocator
             ptr = allocator.alloc(size, at_alloc)
-            # The name is looked up when it is called: it changes as the interpreter ends.
+            # The allocator looks up its free at the call: it is replaced when the interpreter ends.
             finalizer = partial(_free, allocator, ptr, at_free)
             context = weakref.proxy(self.context)
             return cuda.MemoryPointer(context, c_void_p(ptr), size, finalizer=finalizer)
@@ -71,7 +71,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
             return cuda.MemoryInfo(free=info.free_bytes, total=info.total_bytes)
 
         def get_ipc_handle(self, memory: Any) -> Any:
-            """Return what Numba opens elsewhere: a handle of the segment, and where the memory is in it.
+            """Return what Numba opens elsewhere: a handle of the segment, and the offset of the memory.
 
             Raises Unsupported in an expandable segment: Numba opens memory by cuIpcOpenMemHandle alone.
             """
@@ -85,14 +85,13 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
 
 def handle_class(cuda: Any) -> type:
-    """Return Numba's class of handles, as one that can be pickled.
+    """Return Numba's class of handles, in a version that can be pickled.
 
-    Numba's own asks the handle for its bytes (``reserved``), which the bindings of CUDA do not show in every
-    version.
+    Numba's own reads the bytes of the handle (``reserved``), which some versions of CUDA's bindings lack.
     """
 
     class IpcHandle(cuda.IpcHandle):  # type: ignore[misc,unused-ignore]
-        """A handle of Numba's, which is one again where it is unpickled."""
+        """A handle that is unpickled as a handle."""
 
         def __reduce__(self) -> Any:
             data = string_at(self.handle.getPtr(), HANDLE_BYTES)
@@ -102,7 +101,7 @@ def handle_class(cuda: Any) -> type:
 
 
 def opened_elsewhere(data: bytes, size_bytes: int, source: Any, offset_bytes: int) -> Any:
-    """Make Numba's handle of what another process sent. It needs no allocator of cudakit."""
+    """Make Numba's handle from what another process sent, without an allocator of cudakit."""
     from numba import cuda
 
     return handle_class(cuda)(None, _driver_handle(data), size_bytes, source, offset_bytes)

@@ -1,4 +1,4 @@
-"""Memory of the driver in torch, by name; and why not an allocator of Python."""
+"""Pools of torch that take memory from the driver; why torch cannot use an allocator written in Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
-# What of the driver each kind is.
+# The driver call of each kind.
 UPSTREAMS = {
     "driver": "cuMemAlloc: what torch itself uses",
     "managed": "cuMemAllocManaged: moves between host and device, and may be more than the device has",
@@ -55,12 +55,12 @@ def native_library() -> str:
 
 
 def pool_of(torch: Any, library: str, kind: str, options: dict[str, bool]) -> Any:
-    """Make the pool from what ``torch`` has. Raises UsageError for an option that it does not know."""
+    """Make the pool from the module ``torch``. Raises UsageError for an option it does not know."""
     cuda = torch.cuda
     functions = (f"cudakit_{kind}_alloc", f"cudakit_{kind}_free")
     allocator = cuda.memory.CUDAPluggableAllocator(library, *functions)
     try:
-        # Those that are off are left out: an older torch does not know them.
+        # Options that are off are left out: an older torch does not know them.
         return cuda.MemPool(
             allocator.allocator(), **{name: True for name, on in options.items() if on}
         )

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, PLAIN_TYPES, Block, BlockPool, BlockTypes
+from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, BlockPool, BlockTypes
 from cudakit.core.allocator.pool_stats import DeviceStats
 from cudakit.core.allocator.state import native_module
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 
 NATIVE = native_module()
 

@@ -1,4 +1,4 @@
-"""Programs whose kernels are patched, and what a trace says of their launches."""
+"""Programs with patched kernels, and the launches in their traces."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ load_module()
 
 @dataclass
 class Told:
-    """What a trace says of one launch."""
+    """The accesses of one launch in a trace."""
 
     pending: int
     assumed: list[Access] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Told:
 
 
 def told(events: list[Event]) -> list[Told]:
-    """Return what is told of each launch, of a kernel or a graph, in their order."""
+    """Return the accesses of each launch, of kernels and graphs, in order."""
     launches = {
         e.seq: Told(e.fact.pending) for e in events if isinstance(e.fact, Launch | GraphLaunch)
     }
@@ -95,7 +95,7 @@ def told(events: list[Event]) -> list[Told]:
 
 
 def gaps(events: list[Event]) -> dict[str, int]:
-    """Count what is missing, by what it is."""
+    """Count the gaps by their text."""
     counts: dict[str, int] = defaultdict(int)
     for gap in facts(events, Gap):
         counts[gap.what] += gap.count

@@ -1,4 +1,4 @@
-"""The patch and the reader of arenas, built for the host."""
+"""The device patch and the arena decoder, built for the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = (
     "exact/machine_code.c",
 )  # fmt: skip
 BITMAP_BYTES = 4096
-PAGE_SHIFTS = 17, 15  # of what pages cover in bytes, by their level
+PAGE_SHIFTS = 17, 15  # log2 of the bytes of memory per page, by level
 MAP_KEYS, NO_MAP = 8192, 0xFFFF
 MAX_MAPS, MAX_BOXES = 4096, 1 << 17
 
@@ -37,7 +37,7 @@ class Range(ctypes.Structure):
     )
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield the begin and the end of each piece."""
+        """Yield the start and end address of each piece."""
         for i in range(self.count):
             begin = self.lo + i * self.stride
             yield begin, begin + self.bytes
@@ -86,7 +86,7 @@ class PageSet(ctypes.Structure):
 
 
 def build_patch(directory: Path) -> ctypes.CDLL:
-    """Build the patch and the reader for the host; skip the test where there is no compiler."""
+    """Build the patch and the decoder for the host; skip the test without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("there is no C compiler")
@@ -110,7 +110,7 @@ def build_patch(directory: Path) -> ctypes.CDLL:
 
 
 def read_ranges(library: ctypes.CDLL, pages: object, bitmaps: object, count: int) -> list[Range]:
-    """Return the ranges of pages, which are given by their addresses or as arrays."""
+    """Return the ranges of pages; arguments are addresses or arrays."""
     arguments = (pages, bitmaps, ctypes.c_size_t(count))
     number = library.read_ranges(*arguments, None, ctypes.c_size_t(0))
     room = (Range * number)()

@@ -1,4 +1,4 @@
-"""A program that uses a CUDA which does nothing, and what the recorder wrote of it."""
+"""Runs programs on a fake CUDA, and returns the events that the recorder wrote."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cudakit.trace.spool import Spool
 
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
-# What the device patch on the host needs.
+# Linked into the device patch on the host.
 SOURCES = ("decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/tensor_maps.c")
 
 Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # by compute capability
 
-# What every program begins with. Handles of CUDA are addresses: any number that is not given twice.
+# Prologue of every program. CUDA handles are addresses: any distinct numbers.
 BEGIN = """
 import ctypes, importlib, os, sys
 spool, library = sys.argv[1:]
@@ -59,7 +59,7 @@ cuda.make_stream(CONTEXT, STREAM, 1)
 def recorded(
     directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
 ) -> list[Event]:
-    """Run a program, and return the events of its process in the order in which they came."""
+    """Run a program, and return the events of its process in order."""
     processes = recorded_processes(directory, library, program, status=status, patches=patches)
     assert len(processes) <= 1
     return processes[0] if processes else []
@@ -82,7 +82,7 @@ def recorded_processes(
         text=True,
         check=False,
     )
-    # AddressSanitizer warns of makecontext, with which the patch on the host has warps.
+    # AddressSanitizer warns about makecontext, with which the patch on the host simulates warps.
     stderr = [line for line in ran.stderr.splitlines() if "swapcontext" not in line]
     assert not stderr, ran.stderr
     assert ran.returncode == status
@@ -93,7 +93,7 @@ def recorded_processes(
 
 
 def build_library(directory: Path) -> Path:
-    """Build the CUDA that does nothing; skip the test where there is no compiler or no recorder."""
+    """Build the fake CUDA; skip the test without a compiler or the recorder."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("there is no C compiler")

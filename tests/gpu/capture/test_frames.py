@@ -47,7 +47,7 @@ WALKER = Walker.from_address(_frames.walker)
 
 
 def walked(limit: int = 64) -> tuple[list[int], Stack]:
-    """Walk and resolve without the GIL, as the recorder does; return the keys too."""
+    """Walk and resolve without the GIL, as the recorder does; return the keys, too."""
     keys, codes, offsets = ((ctypes.c_uint64 * limit)() for _ in range(3))
     depth = WALKER.walk(keys, codes, offsets, limit)
     frames = []
@@ -59,7 +59,7 @@ def walked(limit: int = 64) -> tuple[list[int], Stack]:
 
 
 def shown() -> Stack:
-    """Return what the interpreter itself says of its caller's stack."""
+    """Return the caller's stack as the interpreter reports it."""
     frame: FrameType | None = sys._getframe(1)
     stack = []
     while frame:
@@ -128,7 +128,7 @@ def test_callback_from_c_is_linked_to_its_caller() -> None:
 
 
 class Made:
-    """Calls of a class run through a frame that links to ``__init__``, from Python 3.12 on."""
+    """Calls of a class run through a trampoline frame to ``__init__``, from Python 3.12 on."""
 
     def __init__(self) -> None:
         self.stacks = both()
@@ -183,7 +183,7 @@ def test_surrogates_are_replaced() -> None:
     assert stack[0][1] == "a\ufffdb"
 
 
-# Every form of a location: lines far apart, backwards, and of no length, wide columns, none at all.
+# Every form of a location: distant lines, backward lines, empty lines, wide columns, no location.
 SOURCE = (
     """
 def run(values):
@@ -281,7 +281,7 @@ def test_code_at_reused_address_has_new_keys(
 
 
 def descended(name: str, depth: int, failures: list[Stack]) -> None:
-    """Walk again and again at the inner end of a recursion, which must look the same every time."""
+    """Walk repeatedly at the inner end of a recursion; every result must be the same."""
     if depth:
         return descended(name, depth - 1, failures)
     for _ in range(300):
@@ -322,7 +322,7 @@ def test_foreign_thread_has_no_frames() -> None:
     library = ctypes.CDLL(None)
     thread, result = ctypes.c_ulong(), ctypes.c_void_p()
 
-    # Its one argument, a null pointer, is `keys`; nothing is written, since there is no frame.
+    # The argument `keys` is a null pointer; nothing is written, since there is no frame.
     assert library.pthread_create(ctypes.byref(thread), None, WALKER.walk, None) == 0
     assert library.pthread_join(thread, ctypes.byref(result)) == 0
 

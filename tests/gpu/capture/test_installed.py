@@ -21,7 +21,7 @@ LIBRARY = "libsanitizer-public.so"
 
 
 def wheel(packages: Path, version: str) -> Path:
-    """Lay out what the wheel of the Sanitizer API installs."""
+    """Create the files that the wheel of the Sanitizer API installs."""
     (packages / f"nvidia_cuda_sanitizer_api-{version}.dist-info").mkdir(parents=True)
     return library(packages / "nvidia" / "cu13")
 

@@ -1,4 +1,4 @@
-"""What a kernel accesses and nobody reports is found in its machine code."""
+"""Unreported accesses of kernels are found in their machine code."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def ptxas() -> str:
 
 
 def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
-    """Return functions and what they have, or None where the cubin cannot be read."""
+    """Return functions and their unreported kinds, or None if the cubin cannot be parsed."""
     found: Found = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
     def tell(_: int, function: bytes, what: bytes) -> None:
         found.append((function.decode(errors="replace"), what.decode()))
 
-    # Of its own allocation, so that a read behind its end is a read behind an allocation.
+    # A separate allocation, so that a read past its end is detected.
     held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
     count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
     assert count == (len(found) if count >= 0 else -1)
     return found if count >= 0 else None
 
 
-# --- what ptxas makes -----------------------------------------------------------------------------
+# --- output of ptxas -----------------------------------------------------------------------------
 
 PTX = """.version 7.8
 .target {target}
@@ -205,7 +205,7 @@ def test_unreported_instructions_of_function_count_for_all_kernels(
     }
 
 
-# --- made by hand -----------------------------------------------------------------------------------
+# --- hand-made files -----------------------------------------------------------------------------------
 
 PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
 EXECUTABLE, COMPRESSED = 4, 1 << 11

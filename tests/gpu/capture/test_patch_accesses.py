@@ -1,4 +1,4 @@
-"""The patch writes down exactly the bytes that are accessed: tried on the host, a thread at a time."""
+"""The patch records exactly the accessed bytes: run on the host, thread by thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 SYNC, READ, WRITE, ATOMIC = range(4)
-# Sanitizer_DeviceMemoryFlags, and what an access with them is.
+# Sanitizer_DeviceMemoryFlags, and the mode of an access with them.
 FLAGS = {
     1: READ,
     2: WRITE,
@@ -52,7 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @dataclass
 class Arena:
-    """One arena, its size, and what was done to it."""
+    """One arena, its size, and the accesses to it."""
 
     library: ctypes.CDLL
     at: int
@@ -92,12 +92,12 @@ class Arena:
         return ctypes.string_at(at, BITMAP_BYTES)
 
     def summary(self, page: int) -> int:
-        """Return a bit for each word of a page's bitmap, set where the whole word was set at once."""
+        """Return one bit per word of a page's bitmap, set if the whole word was set at once."""
         at = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
         return int.from_bytes(ctypes.string_at(at, SUMMARY_BYTES), "little")
 
     def bytes(self) -> dict[tuple[int, int], set[int]]:
-        """Return what was touched, by launch and mode."""
+        """Return the accessed bytes by launch and mode."""
         at = ctypes.c_void_p(self.at)
         pages = ctypes.c_void_p(self.library.pages_of(at, self.log2))
         count = self.library.pages_taken(at)
@@ -158,7 +158,7 @@ def test_every_byte_is_recorded_or_launch_is_lost(
 
 
 class Together(ctypes.Structure):
-    """What the lanes of a warp access with one instruction."""
+    """The accesses of a warp's lanes by one instruction."""
 
     _fields_ = (
         ("userdata", ctypes.c_uint64),
@@ -188,7 +188,7 @@ def warp_access(
 
 
 def pattern(kind: str, base: int, start: int, size: int, seed: int) -> list[int]:
-    """Return an address for each lane, as kernels have them."""
+    """Return an address for each lane, in patterns of real kernels."""
     chance = random.Random(seed)
     first = base + start * size
     return {
@@ -282,7 +282,7 @@ def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
 
 
 def test_whole_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
-    """Two rows of 160 bytes, and of a third one 64: what a tile of a matrix looks like."""
+    """Two rows of 160 bytes and one of 64, like a tile of a matrix."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
     with arena(library) as made:
         lanes = [starts[lane // 10 if lane < 20 else 2] + lane % 10 * 16 for lane in range(24)]

@@ -1,4 +1,4 @@
-"""Uses of tensor maps become the bytes that they move, as recorded maps and a loop over elements have it."""
+"""Boxes of tensor maps expand to the bytes they move: checked with recorded maps and element by element."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 SYNC, READ, WRITE, ATOMIC = range(4)
 TILED, IM2COL = 0, 1
-# CUtensorMapDataType: the type in the map, its upper bit for TF32, and its size.
+# CUtensorMapDataType: the type in the map, its upper bit for TF32, and its size in bytes.
 TYPES = {0: (0, 1), 1: (1, 2), 2: (2, 4), 3: (3, 4), 4: (4, 8), 5: (5, 8), 6: (6, 2), 7: (7, 4)}
 TYPES |= {8: (9, 8), 9: (10, 2), 10: (8, 4), 11: (7 | 1 << 9, 4), 12: (8 | 1 << 9, 4)}
 PACKED = 13  # in the map; of less than a byte
@@ -55,7 +55,7 @@ class Tensor:
     interleave: int = 0
 
     def encoded(self, extra: int = 0) -> bytes:
-        """Return the half of a map that the device reads, with extra bits in the word of the type."""
+        """Return the half of a map that the device reads, with extra bits in the type's word."""
         code = TYPES[self.type][0] if self.type in TYPES else self.type
         words = [0] * 16
         words[0:2] = self.address & 0xFFFFFFFF, self.address >> 32
@@ -70,7 +70,7 @@ class Tensor:
         return b"".join(word.to_bytes(4, "little") for word in words)
 
     def rows(self, at: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield where each row of the box begins and ends, element by element."""
+        """Yield the start and end address of each element of the box."""
         size = TYPES[self.type][1]
         inside = [
             [c for c in range(first, first + box, step) if 0 <= c < dim]
@@ -95,7 +95,7 @@ def tensor_map(encoded: bytes, place: int) -> TensorMap:
 
 
 def load(launch: int, place: int, at: Sequence[int], rank: int = 0, mode: int = TILED) -> Box:
-    """Return a box as the patch writes it for a load: what shared memory has of it varies."""
+    """Return a box as the patch writes it for a load; its shared memory fields vary."""
     coordinates = [*at, 0, 0, 0, 0, 0][:5]
     words = (launch * 16, 77, *coordinates, rank or len(at), 1, 3 << 16, mode, 0)
     return Box(launch, place, READ, (ctypes.c_uint32 * 12)(*(w & 0xFFFFFFFF for w in words)))
@@ -109,7 +109,7 @@ def store(launch: int, place: int, at: Sequence[int], mode: int = WRITE) -> Box:
 
 @dataclass
 class Expansion:
-    """The pages of boxes, beside those that were there."""
+    """The pages of boxes, added to existing pages."""
 
     library: ctypes.CDLL
     pages: PageSet = field(default_factory=PageSet)
@@ -330,7 +330,7 @@ def test_adjacent_boxes_are_joined(library: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_pages_of_device_and_boxes_are_merged(library: ctypes.CDLL, full: int) -> None:
-    """The bitmap of a page that is full is not copied to the host, so what it says is nothing."""
+    """The bitmap of a full page is not copied to the host, so its content is ignored."""
     tensor = Tensor(7, 0x7F12_3400_0000, (16384,), (), (256,), (1,))
     key = 1 << 63 | 9 << 46 | WRITE << 44 | tensor.address >> PAGE_SHIFTS[0]
     for before in (True, False):

@@ -1,4 +1,4 @@
-"""Pages become ranges: against a decoder that looks at every bit."""
+"""Pages convert to ranges: checked against a decoder that reads every bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key(launch: int, mode: int, level: int, address: int) -> int:
 
 
 def bitmap(kind: str, seed: int) -> bytes:
-    """Return bits as kernels leave them: all, none, runs, each second one, or any."""
+    """Return bits as kernels set them: all, none, runs, every second one, or random."""
     chance = random.Random(seed)
     if kind == "full":
         return b"\xff" * BITMAP_BYTES
@@ -89,7 +89,7 @@ def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:
         base = base_of(level, quarter)
         page.key = key(launch, mode, level, base)
         page.full = kind == "full"
-        # The bitmap of a page that is full is not copied to the host.
+        # The bitmap of a full page is not copied to the host.
         bitmaps += b"\xa7" * BITMAP_BYTES if kind == "full" else bitmap(kind, seed)
     return pages, bitmaps
 

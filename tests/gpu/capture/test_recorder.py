@@ -1,4 +1,4 @@
-"""The recorder writes down what CUDA does: tried with a CUDA that does nothing but call back."""
+"""The recorder writes CUDA's activity to a trace: run with a fake CUDA that only makes callbacks."""
 
 from __future__ import annotations
 

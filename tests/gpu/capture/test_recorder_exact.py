@@ -1,4 +1,4 @@
-"""With a patch, the recorder writes down what kernels did: tried with streams that hold their work."""
+"""With a patch, the recorder writes the accesses of kernels: run with streams that defer their work."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ launch(read(0x100010))
 
 
 def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
-    """Return where in a trace each launch is, and where what it did is told."""
+    """Return the positions of each launch and of its accesses in a trace."""
     ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
     begins = [i for i, event in enumerate(events) if isinstance(event.fact, Launch)]
     assert len(ends) == len(begins)
@@ -80,7 +80,7 @@ for _ in range(400):
 """
     begins, ends = begins_and_ends(events := run(tmp_path, library, program))
     assert begins[0] < ends[0] < begins[1]
-    # A slow machine reads it since the last time is 100 ms ago, where somebody looks: after 64 launches.
+    # A slow machine reads it at the poll after 64 launches, since the last read is 100 ms ago.
     in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
     assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
 
@@ -97,7 +97,7 @@ for _ in range(4):
 
 
 def test_streamed_and_sparse_pages_are_distinguished(library: Path, tmp_path: Path) -> None:
-    """So many pages that the host asks first which of them are full, one of them but for a word."""
+    """Enough pages that the host copies summaries first; one page is full but for a word."""
     program = """
 stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stride=16, count=4088)
 launch(*stream, write(0x200000, stride=1 << 16, count=300))

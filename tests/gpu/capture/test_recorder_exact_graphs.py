@@ -1,4 +1,4 @@
-"""With a patch, the recorder tells what the nodes of graphs did, and what is stored through tensor maps."""
+"""With a patch, the recorder writes the accesses of graph nodes, and stores through tensor maps."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ for round in range(15):  # the first launch of each takes many indices: more tha
 
 
 def a_map() -> dict[str, object]:
-    """A recorded map of a matrix of bytes, whose rows lie apart."""
+    """A recorded map of a byte matrix with gaps between rows."""
     maps = json.loads(MAPS.read_text())["encoded"]
     return next(each for each in maps if each["dims"] == [1024, 512] and each["strides"] == [4112])
 
@@ -220,7 +220,7 @@ def test_stores_through_unknown_map_are_not_exact(
 
 
 def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path) -> None:
-    # zeros; a tensor that is nowhere; one that goes on behind what is allocated
+    # zeros; a tensor at no allocation; one that exceeds its allocation
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
     (one,) = told(events := run_tensors(tmp_path, library, program))
     assert one.pending == 0

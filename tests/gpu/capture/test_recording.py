@@ -1,4 +1,4 @@
-"""Recording of a process by itself, each in a process of its own."""
+"""A process records itself; each test runs in its own process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ print(directory)
     assert not Path(done.stdout.strip()).exists()
 
 
-# The library is a CUDA that does nothing but tell of itself.
+# The library is the fake CUDA.
 CUDA = """
 import ctypes, json, os, sys
 from pathlib import Path

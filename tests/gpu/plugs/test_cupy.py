@@ -9,7 +9,7 @@ import pytest
 from gpu.plugs.allocating import Allocating
 
 from cudakit.errors import MissingDependency, UsageError
-from cudakit.gpu.plugs.cupy import allocator_function, function_of
+from cudakit.gpu.plugs.callbacks import cupy_function, cupy_function_of
 
 
 class Memory:
@@ -44,7 +44,7 @@ class Cupy:
 
 def test_memory_is_of_the_current_stream_and_comes_back_to_it() -> None:
     cupy, allocator = Cupy(), Allocating()
-    malloc = function_of(cupy, [allocator])
+    malloc = cupy_function_of(cupy, [allocator])
 
     cupy.stream = 0x1234
     memory = malloc(100)
@@ -58,7 +58,7 @@ def test_memory_is_of_the_current_stream_and_comes_back_to_it() -> None:
 
 def test_memory_is_of_the_current_device_and_comes_back_to_it() -> None:
     cupy, first, second = Cupy(), Allocating(0), Allocating(1)
-    malloc = function_of(cupy, [first, second])
+    malloc = cupy_function_of(cupy, [first, second])
 
     cupy.device = 1
     memory = malloc(100)
@@ -73,19 +73,19 @@ def test_a_device_without_an_allocator_is_refused() -> None:
     cupy.device = 1
 
     with pytest.raises(UsageError, match="memory of cuda:1"):
-        function_of(cupy, [Allocating(0)])(100)
+        cupy_function_of(cupy, [Allocating(0)])(100)
 
 
 def test_no_bytes_ask_for_nothing() -> None:
     allocator = Allocating()
 
-    assert function_of(Cupy(), [allocator])(0).ptr == 0
+    assert cupy_function_of(Cupy(), [allocator])(0).ptr == 0
     assert (allocator.allocated, allocator.freed) == ([], [])
 
 
 def test_a_free_finds_what_the_allocator_does_by_then() -> None:
     allocator, ignored = Allocating(), []
-    memory = function_of(Cupy(), [allocator])(100)
+    memory = cupy_function_of(Cupy(), [allocator])(100)
 
     allocator.free = lambda *given: ignored.append(given)  # type: ignore[method-assign]
     ptr = memory.ptr
@@ -98,5 +98,5 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "cupy", None)
 
     with pytest.raises(MissingDependency) as caught:
-        allocator_function([Allocating()])
+        cupy_function([Allocating()])
     assert caught.value.hint == "pip install 'cupy-cuda13x'"

@@ -4,7 +4,7 @@ import pytest
 from gpu.plugs.allocating import Allocating
 
 from cudakit.errors import UsageError
-from cudakit.gpu.plugs.devices import Devices
+from cudakit.gpu.plugs.callbacks import Devices
 
 
 def test_each_device_has_its_allocator() -> None:

@@ -17,7 +17,7 @@ from numba_ready import WHY_NOT, numba_is_ready
 from cudakit.errors import CudakitError, MissingDependency, UsageError
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.plugs.numba import (
-    NOBODYS,
+    UNUSED_STREAM,
     among,
     manager_of,
     memory_manager,
@@ -85,7 +85,7 @@ def test_what_is_freed_counts_as_used_by_the_default_stream_until_then() -> None
     del memory
     gc.collect()
 
-    assert allocator.allocated == [(100, NOBODYS)]
+    assert allocator.allocated == [(100, UNUSED_STREAM)]
     assert allocator.freed == [(ptr, LEGACY)]
 
 

@@ -9,7 +9,7 @@ from gpu.plugs.allocating import Allocating
 
 import cudakit
 from cudakit.errors import CudaError, MissingDependency
-from cudakit.gpu.plugs.rmm import resource, resource_of
+from cudakit.gpu.plugs.callbacks import rmm_resource, rmm_resource_of
 
 
 class Stream:
@@ -26,7 +26,7 @@ def callbacks(allocator: Allocating) -> Any:
     def make(allocate: Any, deallocate: Any) -> Any:
         return SimpleNamespace(allocate=allocate, deallocate=deallocate)
 
-    return resource_of(SimpleNamespace(CallbackMemoryResource=make), allocator)
+    return rmm_resource_of(SimpleNamespace(CallbackMemoryResource=make), allocator)
 
 
 def test_memory_is_allocated_and_freed_on_the_streams_that_are_given() -> None:
@@ -61,5 +61,5 @@ def test_without_rmm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "rmm.mr", None)
 
     with pytest.raises(MissingDependency) as caught:
-        resource(Allocating())
+        rmm_resource(Allocating())
     assert caught.value.hint == "pip install 'rmm-cu13'"

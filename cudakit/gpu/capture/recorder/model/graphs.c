@@ -65,7 +65,7 @@ static void write_copy_side(writer *to, const box_side *side, const box_copy *co
         return;
     address += side->z * slice_bytes + side->y * side->pitch + side->x;
     if (slices > MAX_SLICES) {
-        write_access(to, address, slice_bytes *(slices - 1) + copy->width, 0, 1, mode);
+        write_access(to, address, (slices - 1) * slice_bytes + copy->width, 0, 1, mode);
         return;
     }
     for (size_t i = 0; i < slices; i++)

@@ -1,0 +1,90 @@
+"""Libraries that take two functions, to allocate and to free: CuPy, and RMM, which cuDF and cuML use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cudakit.errors import MissingDependency, UsageError
+from cudakit.gpu.api.allocator import Allocator
+
+
+class Devices(dict[int, Allocator]):
+    """Allocators by the number of their device. Raises UsageError for a device without one, or with two."""
+
+    def __init__(self, allocators: Iterable[Allocator]) -> None:
+        super().__init__()
+        for allocator in allocators:
+            if allocator.device in self:
+                raise UsageError(
+                    f"two allocators were given for cuda:{allocator.device}",
+                    hint="give one for each device",
+                )
+            self[allocator.device] = allocator
+        if not self:
+            raise UsageError(
+                "no allocator was given",
+                hint="give one for each device: cudakit.CachingAllocator(0)",
+            )
+
+    def __missing__(self, device: int) -> Allocator:
+        known = ", ".join(f"cuda:{number}" for number in sorted(self))
+        raise UsageError(
+            f"memory of cuda:{device} was asked for, and the allocators given are of {known}",
+            hint=f"give one more: cudakit.CachingAllocator({device})",
+        )
+
+
+def cupy_function(allocators: Iterable[Allocator]) -> Callable[[int], Any]:
+    """Return the function that cupy.cuda.set_allocator takes. Raises MissingDependency without CuPy."""
+    try:
+        import cupy  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise MissingDependency(
+            "cupy", purpose="an allocator for CuPy", requirement="cupy-cuda13x"
+        ) from error
+    return cupy_function_of(cupy, allocators)
+
+
+def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[int], Any]:
+    """Return a function of a size that makes a MemoryPointer, for the current device and stream.
+
+    Freed memory goes back to the stream of its allocation, as in CuPy's own pool: a program that uses it on
+    another stream synchronizes the two, or calls ``record_use``.
+    """
+    devices = Devices(allocators)
+    current_stream = cupy.cuda.get_current_stream
+
+    def malloc(size_bytes: int, device: int) -> int:
+        return devices[device].alloc(size_bytes, current_stream().ptr)
+
+    def free(ptr: int, device: int) -> None:
+        devices[device].free(ptr)
+
+    # The fastest of CuPy's ways: its memory objects are made and destroyed in C++.
+    function: Callable[[int], Any] = cupy.cuda.PythonFunctionAllocator(malloc, free).malloc
+    return function
+
+
+def rmm_resource(allocator: Allocator) -> Any:
+    """Return a rmm.mr.CallbackMemoryResource. Raises MissingDependency without RMM."""
+    try:
+        import rmm.mr  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise MissingDependency(
+            "rmm", purpose="a memory resource of RMM", requirement="rmm-cu13"
+        ) from error
+    return rmm_resource_of(rmm.mr, allocator)
+
+
+def rmm_resource_of(mr: Any, allocator: Allocator) -> Any:
+    """Make the resource from the module ``rmm.mr``."""
+
+    def allocate(size_bytes: int, stream: Any) -> int:
+        # RMM turns a MemoryError into a std::bad_alloc, which its adaptors and libcudf catch.
+        return allocator.alloc(size_bytes, stream.__cuda_stream__()[1])
+
+    def deallocate(ptr: int, size_bytes: int, stream: Any) -> None:  # noqa: ARG001
+        allocator.free(ptr, stream.__cuda_stream__()[1])
+
+    return mr.CallbackMemoryResource(allocate, deallocate)
