@@ -45,7 +45,7 @@ from cudakit.trace.layout import unpack
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # brute force is a matter of tests
 
-from core.sanitize.recorded import Found, unordered  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import Found, unordered  # noqa: E402 it is found by the line above
 
 # Calls that wait, in whatever framework; a wrapper around one of them is one as well.
 WAITS = frozenset({

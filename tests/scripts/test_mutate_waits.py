@@ -9,7 +9,7 @@ from pathlib import Path
 import mutate_waits
 import pytest
 import race_logs
-from core.sanitize.recorded import Found, unordered
+from core.sanitize.brute_force import Found, unordered
 from judge_races import Case
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 from race_logs import Chain

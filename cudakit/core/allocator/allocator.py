@@ -13,7 +13,6 @@ from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.limits import Limits
 from cudakit.core.allocator.oom import OomChain, SlowPath
 from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, id_of
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.recording import Recording
 from cudakit.core.allocator.sharing import Sharing
@@ -23,6 +22,7 @@ from cudakit.core.allocator.upstream import (
     Upstream,
     stream_number,
 )
+from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Recorded, Settings
 from cudakit.torch_rules.sizes import UNLIMITED
 

@@ -14,15 +14,14 @@ from itertools import islice
 from types import CodeType
 from typing import Protocol, TypeAlias
 
-from cudakit.core.allocator.pool_stats import PoolId, PoolStats, Stat
+from cudakit.core.allocator.pool_stats import PoolStats, Stat
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.oom_facts import PoolId
 
 # A call stack: pairs of a code object and the offset of an instruction in it, innermost first.
 RawStack: TypeAlias = tuple[CodeType | int, ...]
 # Size and address: no two entries of a list are equal in both, so blocks are never compared.
 Entry: TypeAlias = "tuple[int, int, Block]"
-
-DEFAULT_POOL: PoolId = (0, 0)
 
 # A longer list is divided in two: moving its items would cost more than finding the part.
 MOST_IN_PART = 1024

@@ -10,15 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 
-from cudakit.core.allocator.blocks import (
-    DEFAULT_POOL,
-    Block,
-    BlockPool,
-    Pools,
-    RawStack,
-    Request,
-    SegmentSource,
-)
+from cudakit.core.allocator.blocks import Block, BlockPool, Pools, RawStack, Request, SegmentSource
 from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
 from cudakit.core.allocator.history import (
     ALLOC,
@@ -33,6 +25,7 @@ from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
 from cudakit.core.allocator.segments import Segment, Segments
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
 

@@ -17,9 +17,9 @@ from time import perf_counter_ns, time_ns
 from types import CodeType, FrameType
 from typing import Literal, TypeAlias, cast
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, RawStack
-from cudakit.core.allocator.pool_stats import PoolId
+from cudakit.core.allocator.blocks import Block, RawStack
 from cudakit.errors import UsageError
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, Frames, PoolId
 
 ALLOC = "alloc"
 FREE_REQUESTED = "free_requested"
@@ -43,7 +43,6 @@ Metadata: TypeAlias = "str | tuple[str, str]"
 # One event: action, address (of an OOM: free bytes of the device), size, stream, time in ns of
 # time.perf_counter_ns, stack, pool, metadata. A plain tuple is made in a third of a named tuple's time.
 TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId, Metadata]"
-Frames: TypeAlias = "list[dict[str, str | int]]"
 
 
 class Level(IntEnum):

@@ -21,11 +21,11 @@ from cudakit.core.allocator.pinned_pools import (
     Reserve,
 )
 from cudakit.core.allocator.pinned_supply import HostStats, HostSupply, HostUpstream
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
+from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Settings
 from cudakit.units import format_bytes
 

@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeBlocks
-from cudakit.core.allocator.pool_stats import Peaks, PoolId, PoolStats
+from cudakit.core.allocator.blocks import Block, BlockPool, FreeBlocks
+from cudakit.core.allocator.pool_stats import Peaks, PoolStats
 from cudakit.core.allocator.streams import PendingFrees
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import (
     MOST_SMALL,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.sizes import UNLIMITED
 
-PoolId: TypeAlias = tuple[int, int]
 _Number: TypeAlias = tuple[str, int]
 
 _SCALARS = (

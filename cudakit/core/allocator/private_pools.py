@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, BlockPool, Pools, SegmentSource
-from cudakit.core.allocator.pool_stats import DeviceStats, PoolId, PoolStats
+from cudakit.core.allocator.blocks import BlockPool, Pools, SegmentSource
+from cudakit.core.allocator.pool_stats import DeviceStats, PoolStats
 from cudakit.core.allocator.streams import StreamFilter
 from cudakit.errors import UsageError
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 
 
 class PoolError(UsageError):

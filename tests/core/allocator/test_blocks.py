@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, BlockPool
+from cudakit.core.allocator.blocks import Block, BlockPool
 from cudakit.core.allocator.pool_stats import Peaks, PoolStats
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 
 
 def pool() -> BlockPool:

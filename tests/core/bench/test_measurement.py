@@ -1,8 +1,23 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 
-from cudakit.core.bench.measurement import Samples
+import numpy as np
+import pytest
+from core.bench.workloads import Copy, PreparedCopy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.core.bench.measurement import Measurement, Samples
+from cudakit.core.bench.method import Method, Rule
+from cudakit.core.bench.pipeline import measure_rounds
+from cudakit.core.bench.plan import round_methods
+from cudakit.core.bench.stats import levelled, median_interval, run_interval
+from cudakit.core.bench.timer import Timer
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.sim import Sim
 
 
 def test_cycles_are_times_multiplied_by_clocks() -> None:
@@ -16,3 +31,190 @@ def test_samples_without_clocks_have_no_cycles() -> None:
 def test_samples_with_unmatched_clock_are_refused() -> None:
     with pytest.raises(ValueError, match="1 clocks for 2 times"):
         Samples((2.0, 3.0), (5.0,))
+
+
+RULE = Rule(min_samples=30, min_time_s=0.0, timeout_s=60.0)
+METHOD = Method("isolated", "hot", rounds=3, rule=RULE)
+
+
+@pytest.fixture
+def timer() -> Iterator[Timer]:
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer:
+        yield timer
+
+
+def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measurement, ...]:
+    return measure_rounds(timer, copies, method, hurry=False)
+
+
+# --- the measurement in parts
+
+
+def test_round_allocates_and_frees_own_buffers(timer: Timer) -> None:
+    copy, free = Copy(), timer.gpu.memory_info().free_bytes
+
+    (measured,) = run(timer, copy)
+
+    assert [prepared.closed for prepared in copy.prepared] == [1, 1, 1]
+    assert timer.gpu.memory_info().free_bytes == free
+    assert measured.method.rounds == 3
+    assert measured.samples.rounds == (10, 10, 10)
+    assert len(measured.samples.times_s) == 30
+    assert measured.method.rule == RULE
+
+
+def test_single_round_records_no_round_sizes(timer: Timer) -> None:
+    (measured,) = run(timer, Copy(), method=replace(METHOD, rounds=1))
+
+    assert measured.samples.rounds == ()
+
+
+def test_interleaved_workloads_share_rounds(timer: Timer) -> None:
+    one, other = Copy(), Copy(size_bytes=1 << 17)
+
+    measured = run(timer, one, other)
+
+    assert [each.samples.rounds for each in measured] == [(10, 10, 10)] * 2
+    assert measured[0].axes != measured[1].axes
+
+
+def test_simulated_device_has_one_round(timer: Timer) -> None:
+    (measured,) = measure_rounds(timer, [Copy()], METHOD)
+
+    assert measured.method.rounds == 1
+
+
+@dataclass
+class WrongFrom(Copy):
+    """Computes what is right in its first rounds only."""
+
+    round: int = 2
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
+        if len(self.prepared) == self.round:
+            self.spoiled = (0, 5)
+        return super().prepare(gpu, seed)
+
+
+def test_wrong_value_in_one_round_withholds_figure_of_all_rounds(timer: Timer) -> None:
+    copy = WrongFrom()
+
+    (measured,) = run(timer, copy, method=replace(METHOD, rounds=5))
+
+    assert not measured.verification.passed
+    assert measured.stopped == "wrong"
+    assert measured.samples.times_s == ()
+    assert len(copy.prepared) == 3  # nothing is measured after it
+
+
+@dataclass
+class InterruptedIn(Copy):
+    """Meets a Ctrl-C in one of its rounds, as it begins or after so many runs."""
+
+    round: int = 1
+    runs: int = 0
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
+        left = self.runs
+        if len(self.prepared) == self.round and not left:
+            raise KeyboardInterrupt
+        if len(self.prepared) == self.round:
+
+            def count_down() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+
+            self.before_each = count_down
+        return super().prepare(gpu, seed)
+
+
+def test_interrupt_between_rounds_keeps_complete_rounds(timer: Timer) -> None:
+    (measured,) = run(timer, InterruptedIn())
+
+    assert measured.interrupted
+    assert len(measured.samples.times_s) == 10
+
+
+def test_interrupt_within_round_keeps_its_samples(timer: Timer) -> None:
+    (measured,) = run(timer, InterruptedIn(runs=12))
+
+    whole, part = measured.samples.rounds
+    assert measured.interrupted
+    assert whole == 10
+    assert 0 < part < 10
+
+
+def test_interrupt_before_first_sample_propagates(timer: Timer) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(timer, InterruptedIn(round=0))
+
+
+@given(st.integers(1, 9), st.integers(1, 100), st.floats(0, 20), st.floats(0.1, 60))
+def test_rounds_share_samples_and_time(
+    rounds: int, samples: int, time_s: float, timeout_s: float
+) -> None:
+    rule = Rule(min_samples=samples, min_time_s=time_s, timeout_s=timeout_s)
+    shares = [*round_methods(replace(METHOD, rounds=rounds, rule=rule))]
+
+    assert len(shares) == rounds
+    assert sum(share.rule.min_samples for share in shares) >= samples
+    assert sum(share.rule.min_time_s for share in shares) == pytest.approx(time_s)
+    assert sum(share.rule.timeout_s for share in shares) == pytest.approx(timeout_s)
+
+
+# --- what rounds say of the median
+
+
+def runs(*, count: int, between: float, within: float, seed: int) -> list[np.ndarray]:
+    """Make runs of 5 rounds of 40 samples whose rounds differ."""
+    random = np.random.default_rng(seed)
+    return [
+        (
+            1 + between * random.standard_normal((5, 1)) + within * random.standard_normal((5, 40))
+        ).ravel()
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.003, 0.0001), (0.001, 0.003), (0.0, 0.003)])
+def test_two_runs_agree_within_their_intervals_in_nine_of_ten_pairs(
+    between: float, within: float
+) -> None:
+    made = runs(count=800, between=between, within=within, seed=3)
+    middles = [float(np.median(one)) for one in made]
+    halves = [(high - low) / 2 for low, high in (run_interval(one, (40,) * 5) for one in made)]
+    agree = [
+        abs(middles[i] - middles[i + 1]) <= (halves[i] ** 2 + halves[i + 1] ** 2) ** 0.5
+        for i in range(0, len(made), 2)
+    ]
+
+    assert np.mean(agree) > 0.9
+
+
+def test_interval_without_rounds_misses_scatter_between_addresses() -> None:
+    made = runs(count=200, between=0.003, within=0.0001, seed=4)
+    covered = [low <= 1 <= high for low, high in map(median_interval, made)]
+
+    assert np.mean(covered) < 0.7  # which is why there are rounds
+
+
+def test_run_interval_without_rounds_is_median_interval() -> None:
+    (times,) = runs(count=1, between=0.0, within=0.01, seed=5)
+
+    assert run_interval(times) == run_interval(times, (200,))
+    assert run_interval(times) == pytest.approx(median_interval(times), rel=0.01)
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=2, max_size=60), st.data())
+def test_run_interval_is_no_narrower_than_levelled_interval(
+    times: list[float], data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(1, len(times) - 1))
+    rounds = (first, len(times) - first)
+    low, high = run_interval(times, rounds)
+    inner_low, inner_high = median_interval(levelled(times, rounds))
+
+    assert 0 <= low <= max(inner_low, 0)
+    assert high >= inner_high

@@ -1,7 +1,7 @@
-"""Which races an engine has to tell of, by brute force, and on nothing but what comes before what.
+"""The races that an engine must report, by brute force, from nothing but the order of operations.
 
-For each byte the first race of a pair stands for all that follow from it: once told, the later side counts
-as coming after the earlier one. Of what is left an access is told of with the last operation of each stream.
+For each byte, a race hides those that follow from it: once reported, the later side counts as ordered after
+the earlier one. Of the rest, an access is reported against the last operation of each stream.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Touch:
 
 @dataclass
 class Byte:
-    """All accesses to some byte, each with those that it comes after, or counts as coming after."""
+    """All accesses to one byte, each with those that it is, or counts as, ordered after."""
 
     past: dict[Touch, set[Touch]] = field(default_factory=dict)
 
     def add(self, new: Touch) -> set[Touch]:
-        """Return the touches that are to be told of."""
+        """Return the accesses that must be reported."""
         known = {old for old in self.past if new.comes_after(old)}
         known |= {older for old in known for older in self.past[old]}
         races = {old for old in self.past if old not in known and new.conflicts_with(old)}
@@ -59,7 +59,7 @@ class Byte:
 
 
 def pairs(trace: Iterable[Event]) -> Counter[Pair]:
-    """Count the pairs that an engine tells of."""
+    """Count the pairs that an engine must report."""
     order = Order()
     for event in trace:
         order.feed(event)
@@ -74,15 +74,15 @@ def pairs(trace: Iterable[Event]) -> Counter[Pair]:
     return found
 
 
-def told(races: Sequence[Race]) -> Counter[Pair]:
-    """Count the pairs that an engine did tell of."""
+def reported(races: Sequence[Race]) -> Counter[Pair]:
+    """Count the pairs that an engine reported."""
     return Counter(
         ((r.current.seq, r.current.node), (r.previous.seq, r.previous.node)) for r in races
     )
 
 
 def _last_of_each_stream(current: Touch, races: set[Touch]) -> Iterator[Touch]:
-    """Yield the last operation of each stream; a graph's nodes are apart within one launch."""
+    """Yield the last operation of each stream; the nodes of one graph launch count separately."""
     last: dict[tuple[int, int], Touch] = {}
     for race in sorted(races, key=lambda race: race.operation.number):
         own = race.operation.event.seq == current.operation.event.seq

@@ -1,4 +1,4 @@
-"""Races made by hand, as the engine would give them, and what their numbers stand for."""
+"""Hand-made races in the form of the engine's, with the names and stacks of their numbers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def race(
     last_sync: Sync | None = EVENT,
     approximate: bool = False,
 ) -> Race:
-    """Make a race; without more, of a prefetched batch that a kernel reads too early."""
+    """Return a race; by default, of a prefetched batch that a kernel reads too early."""
     current, previous = current or kernel(), previous or work()
     lo, hi = max(current.lo, previous.lo), min(current.hi, previous.hi)
     return Race(kind, confidence, lo, hi, current, previous, allocation, last_sync, approximate)
@@ -172,7 +172,7 @@ def side(operation: Operation) -> Side:
 
 
 def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
-    """Make a report of races of one process, or add them to one."""
+    """Return a report of races of one process, or add them to one."""
     report = report or Report(demangle=readable)
     report.add(process, races, stacks=STACKS, streams=STREAMS)
     return report

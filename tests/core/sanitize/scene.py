@@ -1,4 +1,4 @@
-"""Traces written as they are spoken of: R(s, x), W(s, x), record, wait. Each call returns the new races."""
+"""Short notation for traces: R(s, x), W(s, x), record, wait. Each call returns the new races."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEVICE = 0x7F00_0000_0000
 
 
 def place(buffer: str | int) -> int:
-    """Return where a buffer begins: one on the host has a name of capitals."""
+    """Return the address of a buffer; host buffers have names in capitals."""
     if isinstance(buffer, int):
         return buffer
     base = HOST if buffer.isupper() else DEVICE
@@ -47,7 +47,7 @@ def place(buffer: str | int) -> int:
 
 
 class Scene:
-    """An engine and a trace for it. Streams have numbers from 1 on, and are non-blocking unless said."""
+    """An engine and its trace. Streams are numbered from 1, and non-blocking by default."""
 
     def __init__(self, *streams: StreamFlag, **options: bool) -> None:
         self.engine = Engine(**options)
@@ -58,7 +58,7 @@ class Scene:
             self.call(StreamCreate(number, flag))
 
     def call(self, *facts: Fact, **where: Any) -> list[Race]:
-        """Make one call, of which all of these are told."""
+        """Record one call with its facts."""
         self.seq += 1
         events = [
             Event(fact, **{"seq": self.seq, "site": self.seq, **self.where, **where})

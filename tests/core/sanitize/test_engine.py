@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from core.sanitize.expected import pairs, told
+from core.sanitize.expected import pairs, reported
 from core.sanitize.random_traces import Step, steps, trace
 from core.sanitize.scene import (
     BLOCKING,
@@ -257,7 +257,7 @@ def races(
 def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> None:
     events = trace(steps)
 
-    assert told(races(events)) == pairs(events)
+    assert reported(races(events)) == pairs(events)
 
 
 @settings(max_examples=100, deadline=None)
@@ -286,7 +286,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert told(races(events, cuts=calls, forgets_above=0)) == pairs(events)
+    assert reported(races(events, cuts=calls, forgets_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)
@@ -294,4 +294,4 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
 def test_trace_of_simulated_device_gives_the_same_races(program: Program, seed: int | None) -> None:
     events = Run(program, seed=seed).trace
 
-    assert told(races(events)) == pairs(events)
+    assert reported(races(events)) == pairs(events)

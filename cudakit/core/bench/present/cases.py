@@ -68,20 +68,30 @@ def rate(case: CaseResult) -> Value:
     return per_second if isinstance(per_second, Unavailable) else Rate(per_second, unit)
 
 
+def seconds(value: float | Unavailable) -> Value:
+    """Return a time as the value of a cell."""
+    return value if isinstance(value, Unavailable) else Seconds(value)
+
+
+def ratio(value: float | Unavailable) -> Value:
+    """Return a ratio as the value of a cell."""
+    return value if isinstance(value, Unavailable) else Ratio(value)
+
+
 def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
     return [
         _Shown("bench", lambda case: Text(case.name), "text", lambda _: _several(cases)),
         _Shown("shape", _shape, "text", lambda case: "shape" in case.settings),
         _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
-        _Shown("time", _time),
+        _Shown("time", lambda case: seconds(case.median_s)),
         _Shown("±", _noise),
         _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
         *(
             _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
             for baseline in compared(cases)
         ),
-        _Shown("of limit", lambda case: _share(case.ratio_to_limit), needed=_has_limit),
-        _Shown("of datasheet", lambda case: _share(case.ratio_to_datasheet), needed=_has_datasheet),
+        _Shown("of limit", lambda case: ratio(case.ratio_to_limit), needed=_has_limit),
+        _Shown("of datasheet", lambda case: ratio(case.ratio_to_datasheet), needed=_has_datasheet),
         _Shown("energy", _energy, needed=_has_energy),
         _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
         # As a number: narrow tables drop it first.
@@ -124,17 +134,9 @@ def _several(cases: Sequence[CaseResult]) -> bool:
     return len({case.name for case in cases}) > 1
 
 
-def _time(case: CaseResult) -> Value:
-    return case.median_s if isinstance(case.median_s, Unavailable) else Seconds(case.median_s)
-
-
 def _noise(case: CaseResult) -> Value:
     found = case.statistics
     return Ratio(found.noise) if isinstance(found, Summary) else found
-
-
-def _share(ratio: float | Unavailable) -> Value:
-    return ratio if isinstance(ratio, Unavailable) else Ratio(ratio)
 
 
 def _has_limit(case: CaseResult) -> bool:
@@ -219,7 +221,7 @@ def _step_order(
 def _step_time(case: CaseResult | None) -> Value:
     if case is None:
         return Unavailable("it was not measured")
-    return case.median_s if isinstance(case.median_s, Unavailable) else Seconds(case.median_s)
+    return seconds(case.median_s)
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:

@@ -71,7 +71,7 @@ def device_columns(environment: Environment) -> Columns:
         ("memory_bytes", environment.memory_bytes),
         ("l2_bytes", environment.l2_bytes),
     ):
-        arrays[name] = np.array([_number(amount)], np.float64)
+        arrays[name] = np.array([number(amount)], np.float64)
     return Columns("device", arrays, text)
 
 
@@ -79,7 +79,7 @@ def _figures(case: CaseResult) -> dict[str, float]:
     found = case.statistics if isinstance(case.statistics, Summary) else None
     low, high = found.ci95_s if found else (np.nan, np.nan)
     return {
-        "median_s": _number(case.median_s),
+        "median_s": number(case.median_s),
         "ci95_low_s": low,
         "ci95_high_s": high,
         **{
@@ -89,10 +89,10 @@ def _figures(case: CaseResult) -> dict[str, float]:
         "operations_per_s": _rate(case, case.operations),
         "bytes_per_s": _rate(case, case.bytes_moved),
         "limit_s": np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds,
-        "ratio_to_limit": _number(case.ratio_to_limit),
-        "ratio_to_datasheet": _number(case.ratio_to_datasheet),
+        "ratio_to_limit": number(case.ratio_to_limit),
+        "ratio_to_datasheet": number(case.ratio_to_datasheet),
         "sm_clock_hz": median(case.sm_clock_hz) if case.sm_clock_hz else np.nan,
-        "energy_j": _number(case.energy_j),
+        "energy_j": number(case.energy_j),
     }
 
 
@@ -132,12 +132,13 @@ def _rounds(case: CaseResult) -> list[int]:
 
 
 def _rate(case: CaseResult, amount: float) -> float:
-    return _number(case.per_second(amount)) if amount else np.nan
+    return number(case.per_second(amount)) if amount else np.nan
 
 
 def _scaled(value: float | Unavailable, factor: float) -> float | Unavailable:
     return value if isinstance(value, Unavailable) else value * factor
 
 
-def _number(value: float | Unavailable) -> float:
+def number(value: float | Unavailable) -> float:
+    """Return a value for an array: NaN if it is unavailable."""
     return np.nan if isinstance(value, Unavailable) else float(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
-from cudakit.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.core.bench.present.cases import seconds
+from cudakit.document import Column, Document, Node, Note, Ratio, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _COLUMNS = (
@@ -55,18 +56,14 @@ def _row(case: CaseComparison) -> tuple[Value, ...]:
     least, most = (interval,) * 2 if isinstance(interval, Unavailable) else map(_change, interval)
     return (
         Text(label(case)),
-        _seconds(case.before_s),
-        _seconds(case.after_s),
+        seconds(case.before_s),
+        seconds(case.after_s),
         _change(case.change),
         least,
         most,
         _change(case.cycles_change),
         Text(case.verdict.value),
     )
-
-
-def _seconds(value: float | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Seconds(value)
 
 
 def _change(value: float | Unavailable) -> Value:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudakit.core.bench.present.columns import number
 from cudakit.core.bench.present.labels import SIZES, axis_names, axis_title, is_cube, short_labels
 from cudakit.core.bench.present.sweep import sweep
 from cudakit.core.bench.result import CaseResult, GraphCosts
@@ -136,7 +137,7 @@ def _columns(
             "colour": np.array([line.colour for _, line, _ in points], np.int64),
             "contender": np.array([line.contender for _, line, _ in points], np.int64),
             name: _floats(_place(case, name) for case in cases),
-            "median_s": _floats(_known(case.median_s) for case in cases),
+            "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
             "ci95_high_s": _floats(high for _, high in intervals),
             "limit_s": _floats(_limit_s(case) for case in cases),
@@ -162,7 +163,7 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
         if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
             for step in graph.steps:
                 if step.step == case.axes.get("step") and name == "nodes":
-                    return _known(step.fixed_s) + _known(step.node_s) * _place(case, name)
+                    return number(step.fixed_s) + number(step.node_s) * _place(case, name)
     return float("nan")
 
 
@@ -194,7 +195,7 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
 
 def _heights(line: _Line, name: str, places: list[float], *, by_limit: bool) -> Array:
     heights = {
-        _place(case, name): _known(case.ratio_to_limit if by_limit else case.median_s)
+        _place(case, name): number(case.ratio_to_limit if by_limit else case.median_s)
         for case in line.points
     }
     return _floats(heights.get(place, np.nan) for place in places)
@@ -202,7 +203,3 @@ def _heights(line: _Line, name: str, places: list[float], *, by_limit: bool) -> 
 
 def _floats(values: Iterable[float]) -> Array:
     return np.fromiter(values, np.float64)
-
-
-def _known(value: float | Unavailable) -> float:
-    return float("nan") if isinstance(value, Unavailable) else value

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cudakit.core.bench.health import Band, Figure, SuiteResult
+from cudakit.core.bench.present.cases import ratio
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.notes import notes
@@ -108,7 +109,7 @@ def _row(figure: Figure) -> tuple[Value, ...]:
         reached,
         _expected(figure.band),
         _share(figure),
-        _ratio(figure.ratio_to_limit),
+        ratio(figure.ratio_to_limit),
         figure.health if isinstance(figure.health, Unavailable) else Text(figure.health),
         figure.band if isinstance(figure.band, Unavailable) else Text(figure.band.source),
     )
@@ -130,10 +131,6 @@ def _share(figure: Figure) -> Value:
     if isinstance(figure.reached, Unavailable):
         return figure.reached
     return Ratio(figure.reached / figure.band.expected)
-
-
-def _ratio(ratio: float | Unavailable) -> Value:
-    return ratio if isinstance(ratio, Unavailable) else Ratio(ratio)
 
 
 def _not_judged(suite: SuiteResult) -> frozenset[int]:

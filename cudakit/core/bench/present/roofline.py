@@ -11,6 +11,7 @@ import numpy as np
 from cudakit.core.bench.case import OURSELVES
 from cudakit.core.bench.present.baselines import baselines
 from cudakit.core.bench.present.cases import rate
+from cudakit.core.bench.present.columns import number
 from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Limit
@@ -273,9 +274,9 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "near": np.arange(len(placed)),
             "contender": np.array([who.index(case.contender) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
-            "operations_per_s": np.array([_known(c.per_second(c.operations)) for c in cases]),
-            "peak_operations_per_s": np.array([_known(one.operations_per_s) for one in limits]),
-            "peak_bytes_per_s": np.array([_known(one.bytes_per_s) for one in limits]),
+            "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
+            "peak_operations_per_s": np.array([number(one.operations_per_s) for one in limits]),
+            "peak_bytes_per_s": np.array([number(one.bytes_per_s) for one in limits]),
             "unit": np.zeros(len(placed), np.int64),
         },
         {
@@ -304,7 +305,7 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
                 Text(_number(case.operations / case.bytes_moved)),
                 rate(case),
                 Rate(case.operations / found.seconds, case.operation),
-                Ratio(_known(case.ratio_to_limit)),
+                Ratio(number(case.ratio_to_limit)),
             )
             for name, (case, found) in zip(names, placed, strict=True)
         ),
@@ -314,7 +315,3 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
 
 def _number(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
-
-
-def _known(value: float | Unavailable) -> float:
-    return float("nan") if isinstance(value, Unavailable) else value

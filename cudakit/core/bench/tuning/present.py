@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cudakit.core.bench.present.cases import ratio, seconds
 from cudakit.core.bench.present.facts import method_words
 from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
@@ -15,8 +16,6 @@ from cudakit.document import (
     Facts,
     Node,
     Note,
-    Ratio,
-    Seconds,
     Table,
     Text,
     Value,
@@ -95,11 +94,11 @@ def _row(product: TunedProduct) -> tuple[Value, ...]:
     name = product_words(product.gemm)
     return (
         Text(f"{product.shape}: {name}" if product.shape else name),
-        _seconds(product.default_s),
-        _seconds(product.winner_s),
-        _ratio(gain),
-        _ratio(least),
-        _ratio(most),
+        seconds(product.default_s),
+        seconds(product.winner_s),
+        ratio(gain),
+        ratio(least),
+        ratio(most),
         Text(_verdict(product)),
         Text(algorithm_words(product.winner)),
         Text(_tried(product)),
@@ -114,14 +113,6 @@ def _verdict(product: TunedProduct) -> str:
 
 def _tried(product: TunedProduct) -> str:
     return f"{product.tried} of {product.candidates}{'' if product.all_listed else ' or more'}"
-
-
-def _seconds(value: float | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Seconds(value)
-
-
-def _ratio(value: float | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Ratio(value)
 
 
 def _wrong(tuned: Tuned) -> Iterator[Note]:

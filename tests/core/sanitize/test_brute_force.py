@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.sanitize.brute_force import unordered
 from core.sanitize.random_traces import Step, steps, trace
-from core.sanitize.recorded import unordered
 from gpu.happens_before import races
 from gpu.programs import Program, Run, programs
 from hypothesis import given, settings

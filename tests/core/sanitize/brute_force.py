@@ -1,4 +1,4 @@
-"""What a recorded trace leaves unordered, by brute force.
+"""The unordered pairs of a recorded trace, by brute force.
 
 ``gpu.happens_before`` knows the rules of order and nothing else; here a trace of a real program is told in
 its words: copies become accesses with the waits of the host around them, what is captured runs only as a
@@ -57,7 +57,7 @@ _ASSUMED = "an access that is not known exactly"
 
 
 class Pair(NamedTuple):
-    """Two operations that touch the same bytes, one of which writes, and which nothing orders."""
+    """Two unordered operations that access the same bytes, at least one of them writing."""
 
     earlier: Operation
     later: Operation
@@ -65,21 +65,21 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """The unordered pairs, and why there may be more or fewer of them."""
+    """The unordered pairs, and the reasons why the list may be wrong."""
 
     pairs: list[Pair]
     doubts: Counter[str]
 
 
 def unordered(trace: Iterable[Event]) -> Found:
-    """Find the pairs of a trace of one process, in which all is told in turn (``late.reordered``)."""
-    order, told = Order(), _Told()
+    """Find the pairs in the trace of one process, in order of calls (``reorder_buffer.reordered``)."""
+    order, translator = Order(), _Translator()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
     touching: set[tuple[int, int]] = set()  # the calls, and nodes, that accesses may be of
-    for event in (plain for one in trace for plain in told.plainly(one)):
+    for event in (plain for one in trace for plain in translator.translated(one)):
         match event.fact:
             case Access(node=node) if (event.seq, node) not in touching:
-                told.doubts["an access without its launch"] += 1
+                translator.doubts["an access without its launch"] += 1
                 continue
             case GraphNode(graph, node):
                 nodes[graph].add(node)
@@ -89,13 +89,13 @@ def unordered(trace: Iterable[Event]) -> Found:
             case Launch():
                 touching.add((event.seq, 0))
         order.feed(event)
-    told.end()
-    return Found(_pairs(order.operations), told.doubts)
+    translator.end()
+    return Found(_pairs(order.operations), translator.doubts)
 
 
 @dataclass(slots=True)
-class _Told:
-    """Tells the events of a trace in the words that the order knows."""
+class _Translator:
+    """Translates the events of a trace into those that ``Order`` knows."""
 
     doubts: Counter[str] = field(default_factory=Counter)
     _flags: dict[int, StreamFlag] = field(default_factory=dict)
@@ -109,11 +109,11 @@ class _Told:
     _assumed: Counter[tuple[int, int]] = field(default_factory=Counter)  # of nodes, by graph
     _graphs: dict[int, int] = field(default_factory=dict)  # by the call that describes a node
     _launched: tuple[int, int] = (0, 0)  # the last launch of a graph, and the graph
-    _told: set[int] = field(default_factory=set)  # the nodes of which all is told in it
+    _complete: set[int] = field(default_factory=set)  # the nodes with complete accesses in it
     _events: int = _FIRST_OWN_EVENT
 
-    def plainly(self, event: Event) -> Iterator[Event]:
-        """Yield an event in plain words."""
+    def translated(self, event: Event) -> Iterator[Event]:
+        """Yield an event in terms of ``Order``."""
         fact = event.fact
         stream = int(getattr(fact, "stream", 0))
         if isinstance(fact, StreamCreate):
@@ -136,7 +136,7 @@ class _Told:
             yield replace(event, fact=StreamCreate(stream, flag))
 
     def _captures(self, event: Event, stream: int) -> Sequence[Fact] | None:
-        """Take what is about a capture; None for what is not."""
+        """Handle an event of a capture; return None for any other."""
         match event.fact:
             case CaptureBegin(graph):
                 self._capturing[stream] = graph
@@ -157,12 +157,12 @@ class _Told:
         return ()
 
     def end(self) -> None:
-        """Count what is only assumed of the nodes of the graph that was launched last."""
+        """Count the assumed accesses of the nodes of the last graph launch."""
         _, graph = self._launched
         for (of, node), count in self._assumed.items():
-            if of == graph and node not in self._told:
+            if of == graph and node not in self._complete:
                 self.doubts[_ASSUMED] += count
-        self._launched, self._told = (0, 0), set()
+        self._launched, self._complete = (0, 0), set()
 
     def _facts(self, event: Event) -> Iterator[Fact]:
         match event.fact:
@@ -196,7 +196,7 @@ class _Told:
                 self._launched = event.seq, graph
                 yield launch
             case Accessed(node, True) if event.seq == self._launched[0]:
-                self._told.add(node)
+                self._complete.add(node)
             case fact if isinstance(fact, _PLAIN):
                 yield fact
 
@@ -233,7 +233,7 @@ class _Told:
             yield StreamSync(fill.stream)
 
     def _reuse(self, memory: Alloc | Free) -> Iterator[Fact]:
-        """Order memory that the driver hands out again behind its free."""
+        """Order a reallocation after the free of the same memory."""
         lo = memory.address
         if isinstance(memory, Alloc):
             self._memory[lo] = memory
@@ -271,7 +271,7 @@ def _rows(lo: int, width: int, rows: int, pitch: int, mode: Mode) -> Access:
 
 
 def _pairs(operations: Sequence[Operation]) -> list[Pair]:
-    """Find what shares bytes and is not ordered: by a sweep along the addresses."""
+    """Find the unordered pairs that share bytes, by a sweep along the addresses."""
     found: dict[tuple[int, int], Pair] = {}
     active: list[tuple[int, int, Mode, Operation]] = []
     for lo, hi, mode, new in sorted(_touches(operations), key=lambda touch: touch[:2]):
