@@ -13,7 +13,6 @@ from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.limits import Limits
 from cudakit.core.allocator.oom import OomChain, SlowPath
 from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, id_of
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.recording import Recording
 from cudakit.core.allocator.sharing import Sharing
@@ -23,6 +22,7 @@ from cudakit.core.allocator.upstream import (
     Upstream,
     stream_number,
 )
+from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Recorded, Settings
 from cudakit.torch_rules.sizes import UNLIMITED
 
@@ -35,11 +35,15 @@ class CachingAllocator:
 
     ``search_again`` searches for a free block once more before a request fails, which PyTorch does not.
 
-    ``front_cache`` keeps up to N freed blocks of each size and stream for requests of exactly as many bytes,
-    which are faster then. Statistics stay right, but blocks have other addresses than PyTorch's, and kept
-    blocks are not merged, which shows in ``inactive_split`` and may raise ``reserved_bytes``. It is off while
-    history is recorded, monitors watch or frees are pending, and is flushed before a snapshot, before
-    statistics are read, and before memory is taken from the device. Raises InputError for a number below 0.
+    ``native`` chooses the types and calls in C, or the plain ones in Python; None: those in C if they were
+    compiled.
+
+    ``front_cache`` is for the calls in Python: it keeps up to N freed blocks of each size and stream for
+    requests of exactly as many bytes, which are faster then. Statistics stay right, but blocks have other
+    addresses than PyTorch's, and kept blocks are not merged, which shows in ``inactive_split`` and may raise
+    ``reserved_bytes``. It is off while history is recorded, monitors watch or frees are pending, and is
+    flushed before a snapshot, before statistics are read, and before memory is taken from the device. The
+    calls in C are faster without it, and ignore it. Raises InputError for a number below 0.
     """
 
     alloc: Alloc
@@ -53,10 +57,11 @@ class CachingAllocator:
         device: int = 0,
         search_again: bool = True,
         front_cache: int = 0,
+        native: bool | None = None,
     ) -> None:
         chosen = settings or Settings()
         self._state = state = AllocatorState(
-            upstream, chosen, device=device, front_cache=front_cache
+            upstream, chosen, device=device, front_cache=front_cache, native=native
         )
         self._routing = PoolRouting(state)
         self._checkpoints = Checkpoints(state, self._routing)

@@ -12,11 +12,11 @@ from functools import cached_property, partial
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.pinned import CachingHostAllocator
 from cudakit.core.allocator.pinned_supply import GpuHostUpstream
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
+from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Settings
 
 # Calls for other processes and devices, which are refused as allocations are.

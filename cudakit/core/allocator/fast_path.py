@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block
+from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import History
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
-from cudakit.torch_rules.sizes import MIB, MOST_SMALL, SMALLEST_BLOCK, TOO_MANY_BYTES, UNLIMITED
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
+from cudakit.torch_rules.sizes import MIB, MOST_SMALL, SMALLEST_BLOCK, UNLIMITED
 
 _SMALL_SLACK, _LARGE_SLACK = SMALLEST_BLOCK - 1, MIB
 _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
@@ -73,7 +75,7 @@ class FrontCache:
             return None
         block = kept.pop()
         block.allocated = True
-        block.free_blocks.stats.count_alloc(block.size, size_bytes)
+        block.free_blocks.counters.count_alloc(block.size, size_bytes)
         return block
 
     def keep(self, block: Block) -> bool:
@@ -91,7 +93,7 @@ class FrontCache:
         ):
             return False
         block.allocated = False
-        free.stats.count_free(block.size, block.requested)
+        free.counters.count_free(block.size, block.requested)
         kept.append(block)
         return True
 
@@ -143,6 +145,10 @@ class FastPath:
         self._small, self._large = engine.default.small.by_stream, engine.default.large.by_stream
         self._acquire, self._release = guard.lock.acquire, guard.lock.release
 
+    def record_events(self, history: History | None) -> None:
+        """Record events in a history, or none."""
+        self._engine.trace = history
+
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
         """Allocate; see Alloc."""
         guard = self._guard
@@ -151,10 +157,9 @@ class FastPath:
         if (
             self.slow
             or type(size_bytes) is not int
-            or not 0 < size_bytes < TOO_MANY_BYTES
+            or size_bytes <= 0
             or stream == PER_THREAD
             or guard.busy
-            or guard.late
             or not self._acquire(False)
         ):
             return self._slow_calls.slow_alloc(size_bytes, stream)
@@ -184,13 +189,11 @@ class FastPath:
         """Free; see Free."""
         block = self._live.pop(ptr, None)
         guard = self._guard
-        if stream == LEGACY:
-            stream = DEFAULT_STREAM
         if (
             block is None
             or self.slow
             or block.stream_uses
-            or (stream is not None and stream != block.free_blocks.stream)
+            or (stream is not None and not _is_own(block, stream))
             or guard.busy
             or not self._acquire(False)
         ):
@@ -205,3 +208,9 @@ class FastPath:
             self._release()
             if guard.late:
                 guard.drain()
+
+
+def _is_own(block: Block, stream: int) -> bool:
+    """Return whether a stream is that of a block."""
+    own = block.free_blocks.stream
+    return stream == own or (stream == LEGACY and own == DEFAULT_STREAM)

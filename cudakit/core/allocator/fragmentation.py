@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL, Block, Request
+from cudakit.core.allocator.blocks import Block, Request
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import Stacks
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.segments import Segment
 from cudakit.gpu.api import MemoryInfo
-from cudakit.torch_rules.oom_facts import OomReport, Pin, Silo
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, Silo
 
 _MOST_PINS = 3
 # The part of the request that must be free in a segment for it to be named before others.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal, TypeAlias, get_args
 
-from cudakit.core.allocator.blocks import DEFAULT_POOL
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.upstream import stream_number
 from cudakit.errors import CudaError, UsageError
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.setting_rules import is_class_name
 
 Held: TypeAlias = Literal["reserved_bytes", "allocated_bytes", "active_bytes"]

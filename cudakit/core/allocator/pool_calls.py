@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from cudakit.core.allocator.blocks import Block, RawStack, SegmentSource
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import gather
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import (
     GraphMemory,
     HeldPool,
@@ -29,6 +28,7 @@ from cudakit.core.allocator.streams import CapturedGraph, StreamFilter, of_captu
 from cudakit.core.allocator.upstream import Captured, CaptureGraph, stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
+from cudakit.torch_rules.oom_facts import PoolId
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cudakit.core.allocator.blocks import Block, RawStack
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.upstream import CaptureGraph, EventSource
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
+from cudakit.torch_rules.oom_facts import PoolId
 
 # Whether a request on a stream, made by the calling thread, matches.
 StreamFilter: TypeAlias = Callable[[int], bool]

@@ -44,7 +44,7 @@ def end_sampling(run: WorkloadRun) -> None:
 class ThrottlingFilter:
     """Decides which readings are samples: not those at an SM clock far below the usual.
 
-    ``warmup`` are readings that teach the usual clock.
+    ``warmup`` are readings from which the usual clock is learned.
     """
 
     def __init__(self, warmup: Iterable[Reading] = ()) -> None:

@@ -162,9 +162,7 @@ def test_options_of_tuning_that_contradict_are_refused_at_once(
     "arguments",
     [("alloc", "--allocators", "pinned"), ("copy", "--directions", "pageable-d2h")],
 )
-def test_what_does_not_fit_in_the_memory_of_the_host_is_refused(
-    arguments: tuple[str, ...], cli: Cli
-) -> None:
+def test_copy_larger_than_host_memory_is_refused(arguments: tuple[str, ...], cli: Cli) -> None:
     assert "of the host's memory" in refusal(cli, *arguments, *ON_SIM, "--sizes", "1EiB")
 
 

@@ -87,7 +87,7 @@ def test_unlike_libraries_are_refused(saved: dict[str, Path], cli: Cli) -> None:
     assert "library cublas and cublaslt" in refused.stderr
 
 
-def test_what_neither_run_could_do_is_no_regression(saved: dict[str, Path], cli: Cli) -> None:
+def test_case_refused_in_both_runs_is_no_regression(saved: dict[str, Path], cli: Cli) -> None:
     failing = ("--fail-on", "slower")
     both = cli("bench", "compare", saved["refused"], saved["refused"], *failing)
     later = cli("bench", "compare", saved["before"], saved["refused"], *failing)
@@ -95,7 +95,7 @@ def test_what_neither_run_could_do_is_no_regression(saved: dict[str, Path], cli:
     assert (both.exit_code, later.exit_code) == (0, 1)
 
 
-def test_what_a_health_check_measured_can_be_compared(
+def test_measurements_of_suites_are_compared(
     saved: dict[str, Path], cli: Cli, tmp_path: Path
 ) -> None:
     bench = json.loads(saved["slower"].read_text())

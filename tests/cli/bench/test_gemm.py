@@ -60,7 +60,7 @@ def test_shapes_come_from_the_line_and_from_files_in_every_type_and_layout(
     assert found[-1] == {"dtype": "fp64", "m": 16, "n": 8, "k": 4, "layout": "tt", "batch": 3}
 
 
-def test_what_is_asked_of_a_product_is_what_is_measured(cli: Cli) -> None:
+def test_options_of_gemm_select_measured_products(cli: Cli) -> None:
     options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
     more = ("--workspace", "1MiB", "--deterministic", "--fast-accumulate", "--no-reduced-precision")
     (case,) = answer(cli, "32", *options, *more, "--mode", "host", "--cache", "flush")["results"]
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_product_is_what_is_measured(cli: Cli) -> None:
     assert (case["method"]["mode"], case["method"]["cache"]) == ("host", "flush")
 
 
-def test_what_is_asked_twice_is_measured_once(cli: Cli) -> None:
+def test_repeated_product_is_measured_once(cli: Cli) -> None:
     assert len(axes(cli, "16", "16x16x16", "--dtype", "bf16,bf16")) == 1
 
 
@@ -171,7 +171,7 @@ def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
         (("1000000",), "a cube of 154112 would fit"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_hint(
+def test_invalid_options_are_refused_with_hint(
     arguments: tuple[str, ...], said: str, cli: Cli
 ) -> None:
     run = cli(*ON_SIM, *arguments)

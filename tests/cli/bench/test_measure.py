@@ -50,7 +50,7 @@ def test_every_file_of_a_simulated_run_says_so(
     assert "<h1>Simulated: " in texts["html"]
 
 
-def test_what_failed_its_verification_has_no_figure_in_any_file(
+def test_case_that_failed_verification_has_no_figure_in_any_file(
     written: Callable[[BenchResult], dict[str, str]],
 ) -> None:
     texts = written(result(gemm(verification=WRONG)))

@@ -167,7 +167,7 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
         (("--tune", "--export", "x.csv"), "of no use to torch"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_no_file(
+def test_invalid_tuning_options_leave_no_file(
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

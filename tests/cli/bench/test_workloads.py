@@ -61,7 +61,7 @@ def test_the_json_of_a_bench_has_every_sample_and_how_it_was_made(bench: str, cl
         assert case["environment"]["command"] == ["cudakit", *arguments]
 
 
-def test_what_was_asked_is_what_is_measured(cli: Cli) -> None:
+def test_options_select_measured_cases(cli: Cli) -> None:
     options = ("--mode", "isolated", "--cache", "flush", "--samples", "12", "--precision", "5%")
     more = ("--timeout", "3", "--no-blocker", "--operations", "write", "--sizes", "64KiB")
     run = cli("bench", "memory", "--gpu", "sim", *options, *more, "--json")
@@ -110,7 +110,7 @@ def test_files_are_written_beside_the_report_and_can_be_compared(cli: Cli, tmp_p
         (("launch", "--gpu", "none"), 2, "auto, cuda"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_hint(
+def test_invalid_options_are_refused_with_hint(
     arguments: tuple[str, ...], code: int, said: str, cli: Cli
 ) -> None:
     gpu = () if "--gpu" in arguments else ("--gpu", "sim")

@@ -102,7 +102,7 @@ def test_a_name_that_no_setting_can_have_is_refused(name: str) -> None:
     shares=st.tuples(*[st.floats(0.01, 1.125)] * 3),
     request_bytes=st.integers(1, 3 * GIB),
 )
-def test_what_is_set_aside_is_never_less_than_a_request_nor_more_than_the_setting(
+def test_reserved_addresses_fit_a_request_and_follow_the_setting(
     classes: list[str], shares: tuple[float, float, float], request_bytes: int
 ) -> None:
     device = VirtualDevice(64 * GIB)

@@ -31,7 +31,7 @@ def test_a_text_on_a_live_allocation_is_in_the_trace(allocator: CachingAllocator
     assert entry["frames"][0]["filename"] == __file__
 
 
-def test_what_is_not_allocated_has_no_text(allocator: CachingAllocator) -> None:
+def test_annotating_an_address_without_allocation_is_refused(allocator: CachingAllocator) -> None:
     with pytest.raises(InvalidPointer, match="nothing is allocated at 0xbad"):
         allocator.annotate(0xBAD, "weights")
 

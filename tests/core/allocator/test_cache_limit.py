@@ -8,7 +8,7 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import UsageError
 
 
-def test_what_is_cached_beyond_the_limit_is_given_back_right_after_the_free(
+def test_cache_limit_releases_segments_right_after_the_free(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.set_cache_limit(50 * MIB)
@@ -43,7 +43,7 @@ def test_segments_of_which_something_is_used_stay(allocator: CachingAllocator) -
     assert segments(allocator) == []
 
 
-def test_what_the_driver_does_not_take_back_stays_cached(
+def test_segment_that_the_driver_refuses_stays_cached(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.set_cache_limit(0)

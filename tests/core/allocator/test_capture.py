@@ -320,7 +320,7 @@ def test_memory_that_a_capture_shares_with_nobody_is_let_go_once(
     assert allocator.alloc(512)
 
 
-def test_what_is_captured_has_no_memory_while_nothing_is_cached(
+def test_request_of_a_capture_is_refused_without_caching(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.enable_caching(enabled=False)

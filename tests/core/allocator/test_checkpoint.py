@@ -163,7 +163,7 @@ def test_a_block_that_others_use_cannot_be_at_a_checkpoint(
     assert layout(pool) == used
 
 
-def test_what_a_capture_deferred_is_settled_for_a_checkpoint(allocator: CachingAllocator) -> None:
+def test_deferred_frees_are_settled_before_a_checkpoint(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool):
         ptr = allocator.alloc(512)

@@ -52,7 +52,7 @@ def test_a_device_that_was_lent_is_not_closed() -> None:
     assert used_bytes(sim) == 0
 
 
-def test_what_is_closed_allocates_no_more_and_frees_in_silence() -> None:
+def test_closed_allocator_refuses_allocations_and_ignores_frees() -> None:
     allocator = opened(Sim())
     ptr = allocator.alloc(1000)
     allocator.close()
@@ -63,7 +63,7 @@ def test_what_is_closed_allocates_no_more_and_frees_in_silence() -> None:
 
 
 @pytest.mark.parametrize("call", ["share", "ipc_handle", "open_shared", "enable_peer_access"])
-def test_what_is_closed_reaches_no_other_process_and_no_other_device(call: str) -> None:
+def test_closed_allocator_refuses_other_processes_and_devices(call: str) -> None:
     allocator = opened(Sim())
     allocator.close()
 

@@ -86,7 +86,7 @@ def test_a_page_is_as_large_as_a_large_segment_is_set_to_be() -> None:
     assert segments(allocator) == [("large", 64 * MIB)]
 
 
-def test_what_is_left_of_512_bytes_or_more_is_split_off_whatever_the_limit() -> None:
+def test_rest_of_512_bytes_or_more_is_split_off_despite_the_limit() -> None:
     allocator = expanding(max_split_size_bytes=20 * MIB)
     allocator.alloc(PAGE - 512)
     ptr = allocator.alloc(30 * MIB)

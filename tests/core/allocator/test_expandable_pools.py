@@ -169,7 +169,7 @@ def test_a_pool_lends_a_plain_block_where_an_expandable_one_would_fit_better() -
         (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # of no size to be split
     ],
 )
-def test_what_is_lent_is_split_as_if_no_segment_grew(
+def test_lent_block_is_split_as_if_no_segment_were_expandable(
     size: int, max_split: int | None, parts: list[tuple[int, str]]
 ) -> None:
     allocator = expanding(VirtualDevice(120 * MIB), max_split_size_bytes=max_split)
@@ -182,7 +182,7 @@ def test_what_is_lent_is_split_as_if_no_segment_grew(
     law.check(allocator)
 
 
-def test_what_is_lent_changes_nothing_of_how_segments_that_grow_are_split() -> None:
+def test_lent_block_does_not_change_the_split_of_expandable_segments() -> None:
     allocator = expanding(VirtualDevice(160 * MIB))
     pool, plain = lender_of_both_kinds(allocator)
     first = allocator.alloc(60 * MIB)

@@ -63,7 +63,7 @@ def test_releasing_what_is_not_to_be_split_leaves_expandable_blocks_alone() -> N
     allocator.free(ptr)
 
 
-def test_what_was_mapped_before_memory_ran_out_stays_free() -> None:
+def test_pages_mapped_before_out_of_memory_stay_free() -> None:
     device = VirtualDevice(110 * MIB)
     allocator = expanding(device)
     first, second, third = (allocator.alloc(PAGE) for _ in range(3))

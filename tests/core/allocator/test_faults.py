@@ -88,7 +88,7 @@ def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3])
-def test_what_could_not_be_given_back_stays_cached(fail_at: int) -> None:
+def test_memory_that_the_driver_refuses_stays_cached(fail_at: int) -> None:
     device = Device()
     allocator = CachingAllocator(device)
     for ptr in [allocator.alloc(30 * MIB) for _ in range(3)]:

@@ -54,7 +54,7 @@ def test_each_stream_has_what_only_it_may_reuse(allocator: CachingAllocator) -> 
     allocator.free(kept)
 
 
-def test_what_is_freed_waits_for_the_streams_that_use_it(
+def test_pending_free_is_awaited_from_each_stream_that_uses_it(
     allocator: CachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(12 * MIB)
@@ -77,7 +77,7 @@ def test_what_is_freed_waits_for_the_streams_that_use_it(
     assert allocator.fragmentation().streams == ()
 
 
-def test_what_a_private_pool_caches_is_not_given_back(allocator: CachingAllocator) -> None:
+def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
@@ -113,7 +113,7 @@ def test_whole_pages_of_a_segment_that_grows_can_be_given_back_beside_what_is_us
 
 
 @pytest.mark.parametrize("expands", [False, True])
-def test_what_is_said_to_be_releasable_is_what_is_given_back(expands: bool) -> None:
+def test_releasable_bytes_are_those_that_empty_cache_releases(expands: bool) -> None:
     allocator, rng = expanding(), random.Random(3)
     switch(allocator, on=expands)
     live: list[int] = []

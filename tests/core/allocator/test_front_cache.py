@@ -27,7 +27,7 @@ SAME = ("allocation", "allocated_bytes", "requested_bytes", "active", "active_by
 
 @pytest.fixture
 def allocator(device: Device) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(device, front_cache=4)
+    made = CachingAllocator(device, front_cache=4, native=False)
     yield made
     law.check(made)
 
@@ -42,7 +42,7 @@ def compared(allocator: CachingAllocator) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_what_is_freed_on_its_own_stream_is_kept_as_well(
+def test_front_cache_keeps_blocks_freed_on_their_own_stream(
     allocator: CachingAllocator, stream: int
 ) -> None:
     kept = allocator.alloc(512, stream)
@@ -59,8 +59,8 @@ class BesidePlain:
 
     def __init__(self) -> None:
         self.devices = Device(1 << 40), Device(1 << 40)
-        self.fronted = CachingAllocator(self.devices[0], front_cache=2)
-        self.plain = CachingAllocator(self.devices[1])
+        self.fronted = CachingAllocator(self.devices[0], front_cache=2, native=False)
+        self.plain = CachingAllocator(self.devices[1], native=False)
 
     def alloc(self, size: int, stream: int) -> tuple[int, int]:
         return self.fronted.alloc(size, stream), self.plain.alloc(size, stream)
@@ -143,7 +143,7 @@ def test_a_long_run_has_the_numbers_that_it_has_without() -> None:
     beside.check()
 
 
-def test_what_was_freed_last_serves_the_next_request_of_as_many_bytes(
+def test_block_freed_last_serves_the_next_request_of_equal_size(
     allocator: CachingAllocator,
 ) -> None:
     first, second = allocator.alloc(700), allocator.alloc(700)
@@ -156,7 +156,7 @@ def test_what_was_freed_last_serves_the_next_request_of_as_many_bytes(
 
 
 def test_of_each_size_and_stream_so_many_blocks_are_kept(device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=1)
+    allocator = CachingAllocator(device, front_cache=1, native=False)
     pieces = [allocator.alloc(512) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
@@ -182,7 +182,7 @@ def test_peaks_are_those_of_what_was_allocated_at_once(allocator: CachingAllocat
 
 @pytest.mark.parametrize("sizes", [3, 100])
 def test_peaks_are_so_whatever_was_kept_meanwhile(sizes: int, device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     for size in range(1, sizes):
         allocator.free(allocator.alloc(size))
     for _ in range(2):
@@ -200,7 +200,7 @@ def test_peaks_are_so_whatever_was_kept_meanwhile(sizes: int, device: Device) ->
         allocator.free(ptr)
 
 
-def test_what_is_kept_is_not_active_while_other_blocks_wait(
+def test_kept_block_is_not_active_while_others_are_pending(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.free(allocator.alloc(4608))
@@ -247,9 +247,9 @@ def test_a_block_that_another_stream_uses_is_waited_for(
     assert allocator.alloc(700) == ptr
 
 
-def test_what_is_kept_does_not_stand_in_the_way_of_a_larger_request() -> None:
+def test_kept_blocks_are_released_for_a_larger_request() -> None:
     device = Device(64 * MIB)
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     pieces = [allocator.alloc(20 * MIB) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
@@ -365,7 +365,7 @@ def test_a_private_pool_has_no_part_in_it(allocator: CachingAllocator) -> None:
         assert allocator.alloc(700) != inside
 
 
-def test_what_a_pool_is_restored_to_has_no_part_in_it_whatever_blocks_it_is_made_of(
+def test_restored_pool_has_no_blocks_in_the_front_cache(
     allocator: CachingAllocator,
 ) -> None:
     with MemPool(allocator) as pool:
@@ -400,7 +400,7 @@ def test_without_caching_nothing_is_kept(allocator: CachingAllocator, device: De
     assert allocator.alloc(700) == kept
 
 
-def test_it_rests_while_other_streams_use_what_was_freed(
+def test_front_cache_is_off_while_frees_are_pending(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.free(allocator.alloc(512))

@@ -173,7 +173,7 @@ def test_segments_are_numbered_in_the_order_in_which_they_came(
     assert loaded(allocator, tmp_path).devices[0].warnings == ()
 
 
-def test_what_the_allocator_does_by_itself_says_so_beside_the_metadata(
+def test_events_of_a_restore_have_internal_metadata(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
@@ -230,7 +230,7 @@ def test_a_snapshot_is_an_entry_of_the_next_one(allocator: CachingAllocator) -> 
         ({"skip_actions": ["allocate"]}, "'allocate'"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(
+def test_invalid_history_setting_is_refused(
     allocator: CachingAllocator, wrong: Any, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):

@@ -286,7 +286,7 @@ def test_a_rejection_without_a_limit_cannot_be() -> None:
     assert allocator.statistics()["num_ooms"] == 1
 
 
-def test_what_the_driver_refused_does_not_count_against_the_limit() -> None:
+def test_refused_segment_does_not_count_against_the_limit() -> None:
     device = Device(200 * MIB)
     allocator = CachingAllocator(device, Settings(memory_fraction=0.5))
     device.held[1] = 150 * MIB  # of another process

@@ -57,7 +57,7 @@ def test_a_share_is_of_the_device(allocator: CachingAllocator, device: Device) -
     assert [crossing.threshold_bytes for crossing in seen] == [8 * GIB]
 
 
-def test_what_is_above_already_is_told_when_it_was_below(allocator: CachingAllocator) -> None:
+def test_value_already_above_is_reported_after_it_was_below(allocator: CachingAllocator) -> None:
     seen: list[Crossing] = []
     first = allocator.alloc(MIB)
     allocator.monitor("allocated_bytes", MIB, seen.append)
@@ -161,7 +161,7 @@ def test_a_callback_that_fails_harms_nobody(allocator: CachingAllocator) -> None
     assert len(seen) == 1
 
 
-def test_what_a_failed_request_gave_back_is_told_too() -> None:
+def test_memory_released_by_a_failed_request_is_reported() -> None:
     allocator = CachingAllocator(Device(64 * MIB))
     seen: list[Crossing] = []
     allocator.free(allocator.alloc(40 * MIB))
@@ -180,7 +180,7 @@ def test_what_a_failed_request_gave_back_is_told_too() -> None:
         (("reserved_bytes", 1, "sideways"), "'sideways' is no direction"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(
+def test_invalid_monitor_is_refused(
     allocator: CachingAllocator, arguments: Any, words: str
 ) -> None:
     metric, threshold, direction = arguments

@@ -68,9 +68,7 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_hides_nothing(
     assert "No such file or directory" in note
 
 
-def test_what_could_not_be_written_leaves_nothing_behind(
-    allocator: CachingAllocator, tmp_path: Path
-) -> None:
+def test_failed_write_leaves_no_file(allocator: CachingAllocator, tmp_path: Path) -> None:
     place = tmp_path / "oom.pickle"
     allocator.save_on_out_of_memory(place)
     place.mkdir()

@@ -122,7 +122,7 @@ def program(allocator: CachingAllocator, streams: list[int]) -> None:
 EXPANDING = Settings(expandable_segments=True)
 
 
-def test_whatever_fails_no_memory_and_no_addresses_are_lost() -> None:
+def test_failed_calls_lose_no_memory_and_no_addresses() -> None:
     counted = FailingGpu(64 * MIB)
     program(CachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
     counted.close()

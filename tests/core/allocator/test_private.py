@@ -99,7 +99,7 @@ def test_the_trace_says_which_pool_it_was(allocator: CachingAllocator) -> None:
     assert {entry["pool_id"] for entry in trace} == {pool}
 
 
-def test_what_is_held_is_not_given_back(allocator: CachingAllocator) -> None:
+def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, everything)
     allocator.free(allocator.alloc(30 * MIB))

@@ -165,7 +165,7 @@ def test_the_environment_forbids_handles_of_pages(
         allocator.share(allocator.alloc(MIB))
 
 
-def test_what_is_shared_says_of_which_device_and_process_it_is(gpu: Gpu) -> None:
+def test_shared_memory_names_its_device_and_process(gpu: Gpu) -> None:
     allocator = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
     shared = allocator.share(allocator.alloc(SIZE))
 

@@ -36,7 +36,7 @@ def memory(draw: st.DrawFn) -> SharedMemory:
 
 
 @given(memory())
-def test_what_is_written_or_pickled_is_read_again(shared: SharedMemory) -> None:
+def test_shared_memory_survives_text_and_pickle(shared: SharedMemory) -> None:
     assert SharedMemory.from_text(shared.as_text()) == shared
     assert pickle.loads(pickle.dumps(shared)) == shared  # noqa: S301  written right here
 
@@ -94,6 +94,6 @@ def test_a_field_that_no_allocator_writes_is_refused(changed: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", "[]", "null", "{}", "[" * 100_000])
-def test_what_is_no_such_text_is_refused(text: str) -> None:
+def test_invalid_text_of_shared_memory_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         SharedMemory.from_text(text)

@@ -59,7 +59,7 @@ def test_an_address_within_an_allocation_shares_the_rest_of_it(pair: Pair) -> No
     assert pair.read(memory) == b"\2\1\1\1"
 
 
-def test_what_is_written_there_is_seen_here(pair: Pair) -> None:
+def test_writes_of_another_process_are_seen(pair: Pair) -> None:
     block = pair.giver.alloc(MIB)
     memory = pair.taker.open_shared(pair.giver.share(block))
     pair.second.fill(memory.ptr, 9, MIB, LEGACY)
@@ -80,7 +80,7 @@ def test_two_blocks_of_a_segment_open_it_once() -> None:
     assert other.ptr - one.ptr == second - first
 
 
-def test_what_is_shared_twice_is_open_once_until_the_last_is_closed(pair: Pair) -> None:
+def test_memory_shared_twice_is_open_once_until_the_last_close(pair: Pair) -> None:
     block = pair.giver.alloc(MIB)
     pair.write(block, 3, MIB)
     one = pair.taker.open_shared(pair.giver.share(block))
@@ -141,7 +141,7 @@ def test_a_process_that_has_ended_has_nothing_to_open(pair: Pair) -> None:
     pair.giver = CachingAllocator(Device())
 
 
-def test_what_is_not_allocated_is_not_shared(pair: Pair) -> None:
+def test_unallocated_memory_is_not_shared(pair: Pair) -> None:
     block = pair.giver.alloc(1000)
     for ptr in (0, block - 1, block + 1000, 1 << 40):
         with pytest.raises(InvalidPointer, match="nothing is allocated"):
@@ -153,7 +153,7 @@ def test_what_is_not_allocated_is_not_shared(pair: Pair) -> None:
         pair.giver.share(block)
 
 
-def test_what_the_front_cache_keeps_is_not_allocated() -> None:
+def test_kept_block_of_the_front_cache_is_not_shared() -> None:
     pair = Pair(front_cache=4)
     block = pair.giver.alloc(MIB)
     pair.giver.free(block)
@@ -167,7 +167,7 @@ def test_what_the_front_cache_keeps_is_not_allocated() -> None:
             pair.giver.share(ptr)
 
 
-def test_what_is_not_cached_is_shared_as_it_is() -> None:
+def test_uncached_allocation_is_shared_whole() -> None:
     pair = Pair()
     pair.giver.enable_caching(enabled=False)
     block = pair.giver.alloc(5000)
@@ -302,7 +302,7 @@ def test_an_upstream_without_a_device_shares_nothing() -> None:
             call(ptr)
 
 
-def test_what_is_opened_holds_the_device_that_it_is_open_on(pair: Pair) -> None:
+def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     kept = memory._owner
 

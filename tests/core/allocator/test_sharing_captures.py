@@ -24,7 +24,7 @@ def test_memory_is_shared_within_a_capture_and_leaves_it_whole(pair: Pair) -> No
     pair.first.instantiate(graph)
 
 
-def test_what_nobody_has_any_more_within_a_capture_is_closed_by_a_later_call(pair: Pair) -> None:
+def test_memory_dropped_within_a_capture_is_closed_by_a_later_call(pair: Pair) -> None:
     stream = pair.second.stream()
     shared = pair.giver.share(pair.giver.alloc(MIB))
     memory = pair.taker.open_shared(shared)

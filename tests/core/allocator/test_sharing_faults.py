@@ -156,7 +156,7 @@ def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [PLAIN, EXPANDING], ids=["plain", "expanding"])
-def test_what_could_not_be_closed_is_told_and_closed_at_the_next_call(settings: Settings) -> None:
+def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settings) -> None:
     two = Two(settings)
     shared = two.giver.share(two.giver.alloc(30 * MIB))
     gpu = Sim(capacity_bytes=CAPACITY, beside=two.giving)

@@ -42,7 +42,7 @@ def test_work_goes_on_until_there_is_none_and_begins_again_when_woken() -> None:
     background.stop()
 
 
-def test_what_streams_have_done_with_is_free_without_a_request(host: Host) -> None:
+def test_background_thread_frees_blocks_without_a_request(host: Host) -> None:
     pool = CachingHostAllocator(host, IN_BACKGROUND)
     ptr = pool.alloc(MIB)
     pool.record_use(ptr, 11)

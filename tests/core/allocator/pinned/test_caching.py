@@ -45,7 +45,7 @@ def test_a_negative_size_is_refused(pool: CachingHostAllocator) -> None:
         pool.alloc(-1)
 
 
-def test_what_was_freed_last_serves_the_next_request_of_its_power(
+def test_block_freed_last_serves_the_next_request_of_its_bin(
     pool: CachingHostAllocator, host: Host
 ) -> None:
     first, second = pool.alloc(3000), pool.alloc(4096)
@@ -83,7 +83,7 @@ def test_a_block_that_is_not_rounded_never_serves_what_it_is_too_small_for(host:
     assert pool.alloc(140 * MIB) == small
 
 
-def test_what_is_larger_than_may_be_cached_is_given_back_when_it_is_freed(host: Host) -> None:
+def test_block_above_the_cached_size_is_released_at_its_free(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_max_cached_size_bytes=2 * MIB))
     for ptr in (pool.alloc(2 * MIB), pool.alloc(2 * MIB + 1)):
         pool.free(ptr)
@@ -206,7 +206,7 @@ def test_a_reserve_is_taken_once_and_serves_until_it_is_used_up(host: Host) -> N
     assert list(host.held.values()) == [4 * MIB, 2 * MIB]
 
 
-def test_what_is_of_the_reserve_stays_cached_until_the_end(host: Host) -> None:
+def test_reserve_stays_cached_until_the_end(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
     ptr = pool.alloc(2 * MIB)
     pool.free(ptr)
@@ -219,7 +219,7 @@ def test_what_is_of_the_reserve_stays_cached_until_the_end(host: Host) -> None:
     assert pool.statistics()["allocated_bytes.current"] == 0
 
 
-def test_what_is_of_the_reserve_is_no_block_that_is_too_large_to_be_cached(host: Host) -> None:
+def test_block_of_the_reserve_is_cached_whatever_its_size(host: Host) -> None:
     settings = Settings(
         pinned_reserve_segment_size_bytes=4 * MIB, pinned_max_cached_size_bytes=1 * MIB
     )
@@ -258,7 +258,7 @@ def test_nothing_looks_at_events_in_a_capture(pool: CachingHostAllocator, host: 
     assert pool.alloc(MIB) == before
 
 
-def test_what_a_graph_may_use_is_not_reused_until_it_is_gone(
+def test_block_of_a_graph_is_not_reused_until_the_graph_is_gone(
     pool: CachingHostAllocator, host: Host
 ) -> None:
     pool.begin_capture()
@@ -347,7 +347,7 @@ def test_sums_and_peaks_begin_anew(host: Host) -> None:
     assert found["allocated_bytes.peak"] == 4 * MIB
 
 
-def test_what_is_freed_while_somebody_is_inside_is_freed_a_moment_later(host: Host) -> None:
+def test_free_from_within_is_performed_afterwards(host: Host) -> None:
     """As a finalizer does that runs while the driver is asked for memory."""
     pool = CachingHostAllocator(host)
     garbage = [pool.alloc(MIB)]

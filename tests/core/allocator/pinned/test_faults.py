@@ -83,7 +83,7 @@ def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings, splits:
         assert told or quiet, failing.calls[fail_at - 1]
 
 
-def test_what_could_not_be_given_back_stays_cached(host: Host) -> None:
+def test_memory_that_the_driver_refuses_stays_cached(host: Host) -> None:
     pool = CachingHostAllocator(host)
     for ptr in [pool.alloc(MIB) for _ in range(3)]:
         pool.free(ptr)

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.blocks import DEFAULT_POOL
 from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pool_stats import PoolId
 from cudakit.core.allocator.private_pools import MemPool
 from cudakit.errors import CudaError
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 
 SIDE = 11
@@ -42,7 +41,7 @@ class Both:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_what_is_allocated_in_a_pool_is_reused_there_alone(splits: bool) -> None:
+def test_block_of_a_private_pool_is_reused_in_that_pool_only(splits: bool) -> None:
     both = Both(splits=splits)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -144,7 +143,7 @@ def test_a_graph_that_shares_a_pool_reuses_what_no_stream_used_in_the_other() ->
     assert again.id == both.graph.id  # type: ignore[attr-defined]
 
 
-def test_what_a_graph_uses_is_given_back_when_the_graph_is_no_more() -> None:
+def test_memory_of_a_graph_is_released_after_the_graph() -> None:
     both = Both()
     used, unused = captured(both)
     both.pinned.empty_cache()
@@ -160,7 +159,7 @@ def test_what_a_graph_uses_is_given_back_when_the_graph_is_no_more() -> None:
     assert both.pools() == []
 
 
-def test_what_is_freed_after_its_graph_waits_for_its_stream_like_any_other() -> None:
+def test_block_freed_after_its_graph_waits_for_its_stream() -> None:
     both = Both()
     with both.device.capture() as memory:
         both.pinned.begin_capture()
@@ -195,7 +194,7 @@ def test_a_request_on_a_stream_that_is_not_captured_is_of_no_graph() -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_what_a_pool_had_of_the_reserve_is_the_default_pools_in_the_end(splits: bool) -> None:
+def test_reserved_blocks_of_a_dropped_pool_go_to_the_default_pool(splits: bool) -> None:
     both = Both(splits=splits, pinned_reserve_segment_size_bytes=4 * MIB)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -353,7 +352,7 @@ class Run:
 
 
 @given(steps=STEPS, splits=st.booleans(), reserve=st.sampled_from([0, 4 * MIB]))
-def test_what_was_a_pools_is_nobody_elses_while_it_is_held(
+def test_memory_of_a_held_pool_serves_no_other_request(
     steps: list[tuple[str, int, int]], splits: bool, reserve: int
 ) -> None:
     run = Run(splits=splits, reserve=reserve)

@@ -36,7 +36,7 @@ def test_methods_that_differ_are_named_by_the_axis_that_tells_them_apart() -> No
     assert [row.partition(": ")[0] for row in rows] == ["8192", "4096, 2048"]
 
 
-def test_where_no_axis_does_cases_are_counted() -> None:
+def test_group_without_distinguishing_axis_is_counted() -> None:
     rows = words(gemm(method=COLD), gemm(method=HOT), launch(method=HOT))
 
     assert [row.partition(": ")[0] for row in rows] == ["1 case", "2 cases"]
@@ -75,7 +75,7 @@ def test_a_bench_that_has_a_method_alone_is_named() -> None:
     assert [row.partition(": ")[0] for row in rows] == ["gemm", "launch"]
 
 
-def test_who_took_turns_is_named_and_steps_of_ours_by_what_tells_them_apart() -> None:
+def test_interleaved_libraries_and_own_steps_are_named() -> None:
     turns = replace(HOT, interleaved=("cudakit", "cudakit"))
     steps = [
         replace(gemm(method=turns), name="graph", axes={"step": step, "nodes": 8})

@@ -85,7 +85,7 @@ def test_the_report_of_a_simulated_run_on_a_terminal(width: int, golden: Golden)
     golden(f"bench-gemm-sim-{width}.txt", text)
 
 
-def test_what_was_refused_can_be_written_in_every_form() -> None:
+def test_refused_case_renders_in_every_format() -> None:
     document = present(simulated(), detail=True)
 
     assert "n/a" in markdown.render(document)
@@ -141,7 +141,7 @@ def test_rounds_of_unlike_length_are_paired_each_by_itself() -> None:
     assert shown(own, other).startswith("110.0%")
 
 
-def test_who_has_no_figure_has_no_share() -> None:
+def test_case_without_figure_has_no_share() -> None:
     assert share(gemm(), refused(gemm(contender="torch"))) == REFUSED
     assert share(refused(gemm()), gemm(contender="torch")) == REFUSED
     assert isinstance(share(gemm(), gemm(4096, contender="torch")), Unavailable)

@@ -32,7 +32,7 @@ def test_a_size_has_a_row_that_says_after_how_many_whole_replays_it_pays() -> No
     )
 
 
-def test_what_is_left_over_from_a_subtraction_is_nothing() -> None:
+def test_rounding_residue_is_shown_as_zero() -> None:
     step = StepCost("launch", 1e-6, 1e-21, 0.0)
     (steps,) = tables(GraphCosts("chain", "kernel", (step,), ()))
 

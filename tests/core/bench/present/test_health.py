@@ -52,7 +52,7 @@ def test_the_verdict_is_said_first_with_what_is_out_of_band_and_why() -> None:
     )
 
 
-def test_where_no_cause_was_seen_it_is_said_where_to_look() -> None:
+def test_failing_suite_without_cause_suggests_commands() -> None:
     said = headline(suite(gemm(rate=720e12)))
 
     assert (said.level, said.text[:5]) == ("warn", "Warn:")
@@ -68,7 +68,7 @@ def test_all_well_is_said_first() -> None:
     )
 
 
-def test_what_is_not_judged_says_why() -> None:
+def test_unjudged_suite_gives_reason() -> None:
     simulated = machine(simulated=True)
     unknown = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
@@ -76,7 +76,7 @@ def test_what_is_not_judged_says_why() -> None:
     assert headline(suite(unknown)).text.startswith("No expectation is known of this GPU")
 
 
-def test_what_was_left_out_is_said_with_the_remedy() -> None:
+def test_left_out_bench_is_noted_with_remedy() -> None:
     found = present_health(suite(gemm(), left_out=[WITHOUT]))
     notes = [node for node in found.nodes if isinstance(node, Note)]
 

@@ -44,7 +44,7 @@ def test_a_peer_is_named_and_so_is_the_bench_where_there_are_several() -> None:
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 
-def test_what_a_picture_shows_in_another_way_is_left_out() -> None:
+def test_short_labels_leave_out_given_axes() -> None:
     cases = (graph("run", 1), graph("run", 8), graph("launch", 8))
 
     assert short_labels(cases, without=("nodes",)) == ["run", "run", "launch"]

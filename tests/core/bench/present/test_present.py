@@ -147,7 +147,7 @@ def test_wrong_values_are_an_error_and_have_no_figures() -> None:
         (result(gemm(rate=2e15)), "faster than the limit by more than 2.0%"),
     ],
 )
-def test_what_is_doubtful_is_a_warning(made: BenchResult, words: str) -> None:
+def test_doubtful_case_has_warning(made: BenchResult, words: str) -> None:
     warnings = [line for line in notes(present(made)) if line.startswith("warn")]
 
     assert any(words in line for line in warnings), warnings
@@ -183,7 +183,7 @@ def test_slower_is_an_error_and_unlike_runs_are_said() -> None:
     ]
 
 
-def test_what_a_clock_explains_is_said_once_with_how_much_it_was() -> None:
+def test_clock_change_behind_verdicts_is_noted_once() -> None:
     clocks = {1024: 0.95, 4096: 0.9}
     slower = result(
         *(
