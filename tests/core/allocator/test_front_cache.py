@@ -28,7 +28,7 @@ SAME = ("allocation", "allocated_bytes", "requested_bytes", "active", "active_by
 
 @pytest.fixture
 def allocator(device: Device) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(device, front_cache=4)
+    made = CachingAllocator(device, front_cache=4, native=False)
     yield made
     law.check(made)
 
@@ -60,8 +60,8 @@ class BesidePlain:
 
     def __init__(self) -> None:
         self.devices = Device(1 << 40), Device(1 << 40)
-        self.fronted = CachingAllocator(self.devices[0], front_cache=2)
-        self.plain = CachingAllocator(self.devices[1])
+        self.fronted = CachingAllocator(self.devices[0], front_cache=2, native=False)
+        self.plain = CachingAllocator(self.devices[1], native=False)
 
     def alloc(self, size: int, stream: int) -> tuple[int, int]:
         return self.fronted.alloc(size, stream), self.plain.alloc(size, stream)
@@ -157,7 +157,7 @@ def test_block_freed_last_serves_the_next_request_of_equal_size(
 
 
 def test_of_each_size_and_stream_so_many_blocks_are_kept(device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=1)
+    allocator = CachingAllocator(device, front_cache=1, native=False)
     pieces = [allocator.alloc(512) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
@@ -183,7 +183,7 @@ def test_peaks_are_those_of_what_was_allocated_at_once(allocator: CachingAllocat
 
 @pytest.mark.parametrize("sizes", [3, 100])
 def test_peaks_are_so_whatever_was_kept_meanwhile(sizes: int, device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     for size in range(1, sizes):
         allocator.free(allocator.alloc(size))
     for _ in range(2):
@@ -250,7 +250,7 @@ def test_a_block_that_another_stream_uses_is_waited_for(
 
 def test_kept_blocks_are_released_for_a_larger_request() -> None:
     device = Device(64 * MIB)
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     pieces = [allocator.alloc(20 * MIB) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
