@@ -480,7 +480,7 @@ def test_threads_share_it() -> None:
     ids=["expandable", "max split", "divisions"],
 )
 def test_front_cache_keeps_blocks_under_settings_of_the_slow_path(chosen: Settings) -> None:
-    allocator = CachingAllocator(VirtualDevice(), chosen, front_cache=4)
+    allocator = CachingAllocator(VirtualDevice(), chosen, front_cache=4, native=False)
     first, second = allocator.alloc(700), allocator.alloc(700)
     allocator.free(first)
     allocator.free(second)
