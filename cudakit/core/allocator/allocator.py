@@ -108,7 +108,7 @@ class CachingAllocator:
                 self._state.empty_pool(pools.find(id_of(pool)), stack)
 
     def close(self) -> None:
-        """Give back the device, with all memory; of one that is not owned, what nobody has allocated."""
+        """Release cached memory and events. Live allocations stay."""
         self.empty_cache()
         with self._state.inside():
             self._state.pending.close()

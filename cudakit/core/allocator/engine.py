@@ -72,7 +72,7 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # including what the driver is being asked for
+        self.reserved_bytes = 0  # including a driver call under way
         self.trace: History | None = None
         self.expandable: ExpandableSegments | None = None  # once the setting was on
         self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class

@@ -1,4 +1,4 @@
-"""History: a ring of the latest events, with the call stacks of those who caused them.
+"""History: a ring of the latest events, with the call stacks that caused them.
 
 A stack is gathered as code objects and offsets before the allocator is entered; lines are looked up when a
 snapshot is taken. Source of levels and actions: PyTorch's c10/cuda/CUDACachingAllocator.h (RecordContext,

@@ -101,7 +101,7 @@ class BlockCounters:
         total, other = self.total, self.other
         self.allocation = count = self.allocation + 1
         self.allocated_bytes = held = self.allocated_bytes + size
-        self.requested_bytes = asked = self.requested_bytes + requested
+        self.requested_bytes = wanted = self.requested_bytes + requested
         self.allocation_sum += 1
         self.allocated_bytes_sum += size
         self.requested_bytes_sum += requested
@@ -109,17 +109,17 @@ class BlockCounters:
             self.allocation_peak = count
         if held > self.allocated_bytes_peak:
             self.allocated_bytes_peak = held
-        if asked > self.requested_bytes_peak:
-            self.requested_bytes_peak = asked
+        if wanted > self.requested_bytes_peak:
+            self.requested_bytes_peak = wanted
         count += other.allocation
         if count > total.allocation_peak:
             total.allocation_peak = count
         held += other.allocated_bytes
         if held > total.allocated_bytes_peak:
             total.allocated_bytes_peak = held
-        asked += other.requested_bytes
-        if asked > total.requested_bytes_peak:
-            total.requested_bytes_peak = asked
+        wanted += other.requested_bytes
+        if wanted > total.requested_bytes_peak:
+            total.requested_bytes_peak = wanted
 
     def count_free(self, size: int, requested: int) -> None:
         """Count a block that was freed and is not used any more."""
@@ -296,7 +296,7 @@ class DeviceStats:
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
         self.max_split_bytes = max_split_bytes  # as it was at the beginning
-        self.num_oom_rejections = 0  # requests refused before the driver was asked
+        self.num_oom_rejections = 0  # requests refused before any driver call
         self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
         self.num_invalid_frees = 0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from core.allocator import law
 from core.allocator.device import MIB, Device
+from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
@@ -467,3 +468,23 @@ def test_threads_share_it() -> None:
     assert statistics["allocation.all.allocated"] == statistics["allocation.all.freed"]
     allocator.empty_cache()
     assert current(allocator, "reserved_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Settings(expandable_segments=True),
+        Settings(max_split_size_bytes=20 * MIB),
+        Settings(roundup_power2_divisions=(4,) * 16),
+    ],
+    ids=["expandable", "max split", "divisions"],
+)
+def test_front_cache_keeps_blocks_under_settings_of_the_slow_path(chosen: Settings) -> None:
+    allocator = CachingAllocator(VirtualDevice(), chosen, front_cache=4, native=False)
+    first, second = allocator.alloc(700), allocator.alloc(700)
+    allocator.free(first)
+    allocator.free(second)
+
+    assert allocator.alloc(701) not in (first, second)
+    assert allocator.alloc(700) == second
+    law.check(allocator)
