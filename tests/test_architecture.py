@@ -41,7 +41,6 @@ ROOMS = {
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
     "core.memory": FEATURE,
-    "core.whatif": FEATURE,
     "core.sanitize": FEATURE,
     "core.bench": FEATURE,
     "core.profile": FEATURE,

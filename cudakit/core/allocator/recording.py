@@ -79,8 +79,10 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            state.engine.trace = state.history if state.history.enabled else None
-            state.set_slow("stacks", on=state.history.level > Level.NONE)
+            recorded = state.history
+            state.fast_path.record_events(recorded if recorded.enabled else None)
+            has_details = recorded.level > Level.NONE or bool(recorded.skipped)
+            state.set_slow("history", on=recorded.enabled and has_details)
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""
