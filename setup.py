@@ -47,6 +47,8 @@ EXTENSIONS = [
         "cudakit/core/memory/load/**/*.c",
         headers=("cudakit/core/memory/load/**/*.h",),
     ),
+    # Without it, the allocator's calls are pure Python.
+    _extension("cudakit.core.allocator._fast", "cudakit/core/allocator/_fast.c"),
     # Without it, buffers of cuda.core are allocated through pure Python.
     _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.

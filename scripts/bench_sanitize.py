@@ -87,7 +87,7 @@ def seen(report: Figures) -> Figures:
     }
 
 
-def in_turn(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
+def interleaved(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
     """Run each command as often as there are rounds, and return the median of every figure."""
     runs = [
         {name: measured(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
@@ -104,12 +104,12 @@ def steps(rounds: int, *, busy: bool) -> Figures:
     arguments = ["step", "--busy"] if busy else ["step"]
     csan = [*PLAIN, "--csan"]
     commands = {"plain": PLAIN, "arguments": WATCHED, "exact": EXACT, "csan": csan}
-    return beside_plain(in_turn(commands, rounds, *arguments))
+    return beside_plain(interleaved(commands, rounds, *arguments))
 
 
 def streams(rounds: int) -> Figures:
     commands = {"plain": PLAIN, "exact": EXACT, "csan": [*PLAIN, "--csan"]}
-    return beside_plain(in_turn(commands, rounds, "stream"))
+    return beside_plain(interleaved(commands, rounds, "stream"))
 
 
 def beside_plain(figures: dict[str, Figures]) -> Figures:
@@ -137,7 +137,7 @@ def recorder_alone(rounds: int, folder: Path) -> Figures:
 
 
 def starts(rounds: int) -> Figures:
-    figures = in_turn({"plain": PLAIN, "agent": WATCHED}, rounds, "starts")
+    figures = interleaved({"plain": PLAIN, "agent": WATCHED}, rounds, "starts")
     plain_ms, agent_ms = (figures[name]["start_ms"] for name in ("plain", "agent"))
     return {"plain_ms": plain_ms, "agent_ms": agent_ms, "more_ms": agent_ms - plain_ms}
 
@@ -183,13 +183,13 @@ def engine_alone(folder: Path) -> Figures:
     }
 
 
-def circumstances() -> Figures:
+def run_context() -> Figures:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     return {"gpu": gpu, "python": platform.python_version(), "machine": platform.machine()}
 
 
-def rows(all_of_it: Figures) -> Iterator[tuple[str, float, str, float]]:
+def rows(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
     """Yield what has a limit, of what was measured: its name, value, unit and the limit."""
     limits = {
         "step, arguments / plain": (("step", "ratios", "arguments"), "x", MOST_STEP_RATIO),
@@ -207,28 +207,28 @@ def rows(all_of_it: Figures) -> Iterator[tuple[str, float, str, float]]:
         "engine, a launch": (("engine", "us_per_launch"), "us", MOST_LAUNCH_US),
     }
     for name, (path, unit, limit) in limits.items():
-        if path[0] in all_of_it:
-            value = all_of_it
+        if path[0] in figures:
+            value = figures
             for key in path:
                 value = value[key]
             yield name, float(value), unit, limit  # type: ignore[arg-type]
 
 
-def show(all_of_it: Figures) -> bool:
+def show(figures: Figures) -> bool:
     """Print the table; return whether every limit is kept."""
-    step = f"training step of {all_of_it['launches']['launches']} launches"
+    step = f"training step of {figures['launches']['launches']} launches"
     titles = {"step": step, "stream": "a kernel over 1 GB", "busy": f"{step} beside a busy thread"}
-    for key in filter(all_of_it.__contains__, titles):
+    for key in filter(figures.__contains__, titles):
         print(titles[key])
-        for name, run in all_of_it[key]["runs"].items():
-            ratio = all_of_it[key]["ratios"][name]
+        for name, run in figures[key]["runs"].items():
+            ratio = figures[key]["ratios"][name]
             print(
                 f"  {name:9} {run['step_ms']:9.3f} ms {ratio:6.2f} x   whole: {run['whole_s']:.1f} s"
             )
     for key in ("recorder", "start", "patch", "engine"):
-        print(key, json.dumps(all_of_it.get(key)))
+        print(key, json.dumps(figures.get(key)))
     kept = True
-    for name, value, unit, limit in rows(all_of_it):
+    for name, value, unit, limit in rows(figures):
         kept &= value <= limit
         word = "kept" if value <= limit else "PASSED"
         print(f"{name:24} {value:9.2f} {unit:2}  limit {limit:7.2f} {unit:2}  {word}")
@@ -253,13 +253,13 @@ def main() -> int:
             "busy": lambda: steps(max(rounds // 2, 1), busy=True),
         }
         wanted = options.only.split(",") if options.only else list(parts)
-        all_of_it = {"circumstances": circumstances(), "launches": measured(PLAIN, "launches")}
+        figures = {"circumstances": run_context(), "launches": measured(PLAIN, "launches")}
         for name in wanted:
             print(f"measuring: {name}", file=sys.stderr)
-            all_of_it[name] = parts[name]()
+            figures[name] = parts[name]()
             if options.output:
-                options.output.write_text(json.dumps(all_of_it, indent=1) + "\n", encoding="utf-8")
-    return 0 if show(all_of_it) else 1
+                options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if show(figures) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What scripts/bench_sanitize.py runs, plainly and watched: prints one line of JSON.
+"""The workload of scripts/bench_sanitize.py, plain and under cudakit; prints one line of JSON.
 
     python scripts/sanitize_workload.py step [--csan] [--busy]   # a training step, in milliseconds
     python scripts/sanitize_workload.py stream [--csan]          # a kernel over 1 GB of memory, likewise
@@ -139,7 +139,7 @@ def loop_times(recorder: Any) -> dict[str, Any]:
 
 
 def recorder_into(directory: Path) -> Any:
-    """Start the recorder in this process, before CUDA is used, as the agent does."""
+    """Start the recorder in this process before CUDA is used, as the agent does."""
     from cudakit.gpu.capture.installed import SearchPaths, find_sanitizer_library
 
     recorder = import_module("cudakit.gpu.capture._recorder")

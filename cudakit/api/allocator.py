@@ -74,12 +74,12 @@ def _settings(text: str | None) -> Settings:
 
 
 def _shares_pages() -> bool:
-    """Say whether pages have handles for other processes: unless the environment says no, as to torch."""
+    """Return whether pages get handles for other processes, as torch reads it from the environment."""
     return os.environ.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0"
 
 
 def _caches_nothing() -> bool:
-    """Say whether the environment wants a request to be one of the driver, as to torch: it asks for "1"."""
+    """Return whether the environment turns caching off, by torch's variable and value."""
     return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
 
 

@@ -35,11 +35,15 @@ class CachingAllocator:
 
     ``search_again`` searches for a free block once more before a request fails, which PyTorch does not.
 
-    ``front_cache`` keeps up to N freed blocks of each size and stream for requests of exactly as many bytes,
-    which are faster then. Statistics stay right, but blocks have other addresses than PyTorch's, and kept
-    blocks are not merged, which shows in ``inactive_split`` and may raise ``reserved_bytes``. It is off while
-    history is recorded, monitors watch or frees are pending, and is flushed before a snapshot, before
-    statistics are read, and before memory is taken from the device. Raises InputError for a number below 0.
+    ``native`` chooses the types and calls in C, or the plain ones in Python; None: those in C if they were
+    compiled.
+
+    ``front_cache`` is for the calls in Python: it keeps up to N freed blocks of each size and stream for
+    requests of exactly as many bytes, which are faster then. Statistics stay right, but blocks have other
+    addresses than PyTorch's, and kept blocks are not merged, which shows in ``inactive_split`` and may raise
+    ``reserved_bytes``. It is off while history is recorded, monitors watch or frees are pending, and is
+    flushed before a snapshot, before statistics are read, and before memory is taken from the device. The
+    calls in C are faster without it, and ignore it. Raises InputError for a number below 0.
     """
 
     alloc: Alloc
@@ -53,10 +57,11 @@ class CachingAllocator:
         device: int = 0,
         search_again: bool = True,
         front_cache: int = 0,
+        native: bool | None = None,
     ) -> None:
         chosen = settings or Settings()
         self._state = state = AllocatorState(
-            upstream, chosen, device=device, front_cache=front_cache
+            upstream, chosen, device=device, front_cache=front_cache, native=native
         )
         self._routing = PoolRouting(state)
         self._checkpoints = Checkpoints(state, self._routing)
@@ -103,7 +108,7 @@ class CachingAllocator:
                 self._state.empty_pool(pools.find(id_of(pool)), stack)
 
     def close(self) -> None:
-        """Give back the device, with all memory; of one that is not owned, what nobody has allocated."""
+        """Release cached memory and events. Live allocations stay."""
         self.empty_cache()
         with self._state.inside():
             self._state.pending.close()

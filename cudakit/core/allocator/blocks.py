@@ -8,13 +8,13 @@ the rest of the allocator uses of them, so that a native type with the same attr
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from cudakit.core.allocator.pool_stats import PoolStats, Stat
+from cudakit.core.allocator.pool_stats import BlockCounters, PoolStats, Stat
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.oom_facts import PoolId
 
@@ -108,11 +108,12 @@ class FreeBlocks:
     No part is empty unless it is the only one. ``only_part`` is that part, or None if there are several.
     """
 
-    __slots__ = ("only_part", "parts", "pool", "stats", "stream")
+    __slots__ = ("counters", "only_part", "parts", "pool", "stats", "stream")
 
     def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool = pool
         self.stats = pool.stats
+        self.counters = pool.stats.blocks
         self.stream = stream
         self.only_part: list[Entry] | None = []
         self.parts = [self.only_part]
@@ -125,8 +126,12 @@ class FreeBlocks:
             for entry in part:
                 yield entry[2]
 
-    def from_size(self, size: int) -> Iterator[Block]:
-        """Iterate over the blocks of at least a size."""
+    def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
+        """Return a new block of this pool and stream, which is not free."""
+        return Block(ptr, size, self, expandable_segment)
+
+    def from_size(self, size: int) -> Iterable[Block]:
+        """Return the blocks of at least a size, in order."""
         key = (size,)
         first = self._part_of(key) if self else 0
         for _, _, block in islice(self.parts[first], bisect_left(self.parts[first], key), None):
@@ -200,6 +205,16 @@ class SegmentSource(Protocol):
     def free(self, ptr: int) -> None: ...
 
 
+class BlockTypes(NamedTuple):
+    """The types of one allocator that are either plain Python or native."""
+
+    free_blocks: type[FreeBlocks]  # it makes the blocks
+    counters: type[BlockCounters]
+
+
+PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
+
+
 class BlockPool:
     """The small or the large free blocks of one owner.
 
@@ -207,9 +222,17 @@ class BlockPool:
     statistics of a private pool's bytes, beside ``stats``.
     """
 
-    __slots__ = ("by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
+    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
 
-    def __init__(self, owner: PoolId, stats: PoolStats, *, small: bool) -> None:
+    def __init__(
+        self,
+        owner: PoolId,
+        stats: PoolStats,
+        *,
+        small: bool,
+        free_blocks: type[FreeBlocks] = FreeBlocks,
+    ) -> None:
+        self._type = free_blocks
         self.id = owner
         self.small = small
         self.no_split = False
@@ -222,7 +245,7 @@ class BlockPool:
         """Return the free blocks of a stream."""
         found = self.by_stream.get(stream)
         if found is None:
-            found = self.by_stream[stream] = FreeBlocks(self, stream)
+            found = self.by_stream[stream] = self._type(self, stream)
         return found
 
     def age(self, block: Block) -> int:
@@ -243,10 +266,12 @@ class Pools:
 
     __slots__ = ("id", "large", "small", "source")
 
-    def __init__(self, owner: PoolId, small: PoolStats, large: PoolStats) -> None:
+    def __init__(
+        self, owner: PoolId, small: PoolStats, large: PoolStats, free_blocks: type[FreeBlocks]
+    ) -> None:
         self.id = owner
-        self.small = BlockPool(owner, small, small=True)
-        self.large = BlockPool(owner, large, small=False)
+        self.small = BlockPool(owner, small, small=True, free_blocks=free_blocks)
+        self.large = BlockPool(owner, large, small=False, free_blocks=free_blocks)
         self.source: SegmentSource | None = None
 
     def __iter__(self) -> Iterator[BlockPool]:

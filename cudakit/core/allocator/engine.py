@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 
-from cudakit.core.allocator.blocks import Block, BlockPool, Pools, RawStack, Request, SegmentSource
+from cudakit.core.allocator.blocks import (
+    PLAIN_TYPES,
+    Block,
+    BlockPool,
+    BlockTypes,
+    Pools,
+    RawStack,
+    Request,
+    SegmentSource,
+)
 from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
 from cudakit.core.allocator.history import (
     ALLOC,
@@ -54,14 +63,16 @@ class Engine:
         "upstream",
     )
 
-    def __init__(self, upstream: SegmentSource, settings: Settings) -> None:
+    def __init__(
+        self, upstream: SegmentSource, settings: Settings, types: BlockTypes = PLAIN_TYPES
+    ) -> None:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
-        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED)
-        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large)
-        self.private = PrivatePools(self.stats)
+        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, types.counters)
+        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
+        self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # including what the driver is being asked for
+        self.reserved_bytes = 0  # including a driver call under way
         self.trace: History | None = None
         self.expandable: ExpandableSegments | None = None  # once the setting was on
         self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class
@@ -152,14 +163,13 @@ class Engine:
     ) -> None:
         """Allocate a block that is in no list: its first ``size`` bytes with ``split``, else all of it."""
         free, after = block.free_blocks, block.next
-        stats = free.stats
+        counters = free.counters
         was_split = after is not None or block.prev is not None
         if split:
             rest_bytes = block.size - size
-            rest = Block(block.ptr + size, rest_bytes, free, block.expandable_segment)
-            rest.requested = (
-                block.requested
-            )  # of the last request, as PyTorch's inactive blocks show
+            rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
+            # Of the last request, as PyTorch's inactive blocks show.
+            rest.requested = block.requested
             rest.segment_stack = block.segment_stack
             block.segment_stack = None
             rest.prev = block
@@ -171,18 +181,20 @@ class Engine:
             free.add(rest)
             if block.expandable_segment is None:
                 if was_split:
-                    stats.inactive_split_bytes -= size
+                    counters.inactive_split_bytes -= size
                 else:
-                    stats.count_split(1, rest_bytes)
+                    counters.count_split(1, rest_bytes)
         else:
             size = block.size
             if was_split and block.expandable_segment is None:
-                stats.inactive_split -= 1
-                stats.inactive_split_bytes -= size
+                counters.inactive_split -= 1
+                counters.inactive_split_bytes -= size
         block.allocated = True
         block.requested = requested
         block.stack = stack
-        stats.count_alloc(size, requested)
+        counters.count_alloc(size, requested)
+        if self.stats.has_pending:
+            free.stats.raise_active_peaks()
         if size >= self.max_split_bytes:
             self.stats.oversize_allocations.increase()
         if self.trace is not None:
@@ -195,11 +207,11 @@ class Engine:
             self.trace.record_block(FREE_REQUESTED, block, stack)
         if block.size >= self.max_split_bytes:
             self.stats.oversize_allocations.decrease()
-        stats = block.free_blocks.stats
+        free = block.free_blocks
         if block.stream_uses:
-            stats.count_pending(block.size)
+            free.stats.count_pending(block.size)
             return None
-        stats.count_free(block.size, block.requested)
+        free.counters.count_free(block.size, block.requested)
         return self.free_block(block, stack)
 
     def complete_free(self, block: Block, stack: RawStack | None) -> Block:
@@ -238,10 +250,10 @@ class Engine:
         free.add(block)
         if block.expandable_segment is None:
             if before is not None or after is not None:
-                free.stats.count_split(1 - merged, block.size - merged_bytes)
+                free.counters.count_split(1 - merged, block.size - merged_bytes)
             elif merged:
-                free.stats.inactive_split -= merged
-                free.stats.inactive_split_bytes -= merged_bytes
+                free.counters.inactive_split -= merged
+                free.counters.inactive_split_bytes -= merged_bytes
         return block
 
     # Segments.
@@ -266,7 +278,7 @@ class Engine:
             if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
                 return None
             raise
-        block = Block(ptr, size, pool.free_blocks(request.stream))
+        block = pool.free_blocks(request.stream).new_block(ptr, size)
         self.segments[ptr] = Segment(block, request.stack)
         self.stats.num_device_alloc += 1
         pool.stats.count_segments(1)

@@ -192,7 +192,7 @@ def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
 
     Blocks are tried by size and address. An expandable one is passed over while the next one can grow less.
     """
-    candidates = free.from_size(size)
+    candidates = iter(free.from_size(size))
     if not expands:
         return next((block for block in candidates if block.expandable_segment is None), None)
     best = next(candidates, None)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.history import History
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
@@ -74,7 +75,7 @@ class FrontCache:
             return None
         block = kept.pop()
         block.allocated = True
-        block.free_blocks.stats.count_alloc(block.size, size_bytes)
+        block.free_blocks.counters.count_alloc(block.size, size_bytes)
         return block
 
     def keep(self, block: Block) -> bool:
@@ -92,7 +93,7 @@ class FrontCache:
         ):
             return False
         block.allocated = False
-        free.stats.count_free(block.size, block.requested)
+        free.counters.count_free(block.size, block.requested)
         kept.append(block)
         return True
 
@@ -143,6 +144,11 @@ class FastPath:
         self._slow_calls = slow_calls
         self._small, self._large = engine.default.small.by_stream, engine.default.large.by_stream
         self._acquire, self._release = guard.lock.acquire, guard.lock.release
+
+    def record_events(self, history: History | None) -> bool:
+        """Record events in a history, or none; return whether the fast path records all of it."""
+        self._engine.trace = history
+        return history is None or not history.level
 
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
         """Allocate; see Alloc."""

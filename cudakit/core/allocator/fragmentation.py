@@ -50,7 +50,7 @@ class Fragmentation:
 
     @property
     def internal_bytes(self) -> int:
-        """Bytes of blocks in use beyond what was asked for."""
+        """Bytes of blocks in use beyond those requested."""
         return self.allocated_bytes + self.pending_bytes - self.requested_bytes
 
     @property

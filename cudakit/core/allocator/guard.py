@@ -55,7 +55,7 @@ class Guard(Generic[_Free]):
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Release the lock meanwhile."""
+        """Release the lock within the context."""
         self.leave()
         try:
             yield
@@ -105,7 +105,7 @@ class Guard(Generic[_Free]):
         self.drain()  # the holder may have left before it could see the queue
 
     def drain(self) -> None:
-        """Perform queued frees, unless somebody holds the lock, who does it afterwards."""
+        """Perform queued frees, unless the lock is held: the holder performs them afterwards."""
         while self.late and self.try_enter():
             try:
                 self.take_late()

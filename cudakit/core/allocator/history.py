@@ -1,4 +1,4 @@
-"""History: a ring of the latest events, with the call stacks of those who caused them.
+"""History: a ring of the latest events, with the call stacks that caused them.
 
 A stack is gathered as code objects and offsets before the allocator is entered; lines are looked up when a
 snapshot is taken. Source of levels and actions: PyTorch's c10/cuda/CUDACachingAllocator.h (RecordContext,
@@ -73,13 +73,35 @@ def gather(depth: int = 1) -> RawStack:
     return tuple(found)
 
 
+class Events:
+    """The last ``maxlen`` of ``count`` events."""
+
+    __slots__ = ("_events", "count", "maxlen")
+
+    def __init__(self, maxlen: int) -> None:
+        self.maxlen = maxlen
+        self.count = 0
+        self._events: deque[TraceEvent] = deque(maxlen=maxlen)
+
+    def append(self, event: TraceEvent) -> None:
+        """Append an event; the oldest one is dropped if there are too many."""
+        self.count += 1
+        self._events.append(event)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        return iter(list(self._events))
+
+
 class History:
-    """The recorded events, and what is recorded. Nothing is, until ``begin``."""
+    """The recorded events, and what is recorded. Nothing is, until ``configure``."""
 
     __slots__ = (
         "_epoch_ns",
+        "_lost",
         "annotations",
-        "count",
         "enabled",
         "events",
         "level",
@@ -87,20 +109,20 @@ class History:
         "skipped",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, events: type[Events] = Events) -> None:
         self.enabled = False
         self.level = Level.NONE
         self.skipped: frozenset[str] = frozenset()
         self.metadata: Metadata = ""
-        self.events: deque[TraceEvent] = deque(maxlen=1)
+        self.events = events(1)
         self.annotations: deque[Annotation] = deque(maxlen=1)
-        self.count = 0  # of events, including dropped ones
+        self._lost = False  # whether events were dropped before those of ``events`` were counted
         self._epoch_ns = time_ns() - perf_counter_ns()
 
     @property
     def overflowed(self) -> bool:
         """Whether old events were dropped."""
-        return self.count > len(self.events)
+        return self._lost or self.events.count > self.events.maxlen
 
     def configure(
         self,
@@ -119,8 +141,11 @@ class History:
         self.enabled, self.level = True, _LEVELS[context]
         self.skipped = frozenset(skip_actions)
         length = max_entries if recorded == "all" else 1
-        self.count = 0 if clear else self.count
-        self.events = deque(() if clear else self.events, maxlen=length)
+        self._lost = not clear and self.overflowed
+        events = type(self.events)(length)
+        for event in () if clear else self.events:
+            events.append(event)
+        self.events = events
         self.annotations = deque(() if clear else self.annotations, maxlen=length)
 
     def record(
@@ -135,7 +160,6 @@ class History:
         """Append an event."""
         if action in self.skipped:
             return
-        self.count += 1
         seen = stack if self.level >= _IN_TRACE else None
         self.events.append(
             (action, address, size, stream, perf_counter_ns(), seen, pool, self.metadata)
@@ -162,7 +186,6 @@ class History:
         """Append a text on a live block."""
         seen = stack if self.level >= _IN_TRACE else None
         now = perf_counter_ns()
-        self.count += 1
         self.events.append(
             (ANNOTATE, block.ptr, block.requested, block.stream, now, seen, block.pool.id, text)
         )

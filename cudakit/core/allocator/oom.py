@@ -329,7 +329,7 @@ def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
 
 
 def _call(observer: Observer, report: OomReport) -> str:
-    """Call an observer; return what went wrong, which must not hide the error that it is told of."""
+    """Call an observer; return its failure as a note, which must not hide the out-of-memory error."""
     try:
         observer(report)
     except Exception as error:  # noqa: BLE001

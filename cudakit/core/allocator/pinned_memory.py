@@ -182,7 +182,7 @@ class HostMemory:
         ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
         block: Block | None
         if ptr is not None:
-            block = Block(ptr, size, kind.free_blocks(NO_STREAM))
+            block = kind.free_blocks(NO_STREAM).new_block(ptr, size)
             if self.engine.trace is not None:
                 self.engine.trace.record(SEGMENT_ALLOC, ptr, size, NO_STREAM, stack, pool.id)
         else:
@@ -271,7 +271,7 @@ class HostMemory:
         self._reserve = Reserve(ptr, size_bytes)
         if self._splits:  # else each block is counted when it is carved
             free = self.default.reserve.free_blocks(NO_STREAM)
-            free.add(Block(ptr, size_bytes, free))
+            free.add(free.new_block(ptr, size_bytes))
             self.stats.count_obtained(size_bytes)
 
     def _release_reserve(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from cudakit.core.allocator.blocks import Block, BlockPool, FreeBlocks
-from cudakit.core.allocator.pool_stats import Peaks, PoolStats
+from cudakit.core.allocator.pool_stats import BlockCounters, Peaks, PoolStats
 from cudakit.core.allocator.streams import PendingFrees
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
@@ -173,7 +173,8 @@ class HostPool:
         self.id = owner
         self.pending = pending
         self.kept: list[Block] = []
-        self._stats = stats = PoolStats(Peaks())  # HostStats counts what is shown
+        # HostStats counts what is shown.
+        self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:
             self.small = BlockPool(owner, stats, small=True)

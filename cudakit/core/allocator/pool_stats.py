@@ -23,16 +23,15 @@ _SCALARS = (
     "num_device_free",
 )
 _KINDS = ("all", "small_pool", "large_pool")
-# What PoolStats counts: of each the current value, the peak, and the sum of what was added.
-COUNTED = (
+# What is counted: of each the current value, the peak, and the sum of what was added.
+BLOCK_COUNTERS = (
     "allocation",
     "allocated_bytes",
     "requested_bytes",
     "inactive_split",
     "inactive_split_bytes",
-    "segment",
-    "reserved_bytes",
 )
+COUNTED = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
 # Active blocks are allocated, or freed while other streams use them (pending).
 _ACTIVE = {
     "active": ("allocation", "pending"),
@@ -72,76 +71,37 @@ class Stat:
         return _named(name, self.current, self.peak, self.allocated, self.freed)
 
 
-class Peaks:
-    """The peaks of the small or the large pools, or of all pools together.
-
-    While no block is pending, active blocks are those that are allocated: ``active_peak`` is only raised at
-    other times, and read as at least ``allocation_peak``.
-    """
-
-    __slots__ = tuple(f"{name}_peak" for name in (*COUNTED, *_ACTIVE))
-
-    def __init__(self) -> None:
-        self.allocation_peak = self.allocated_bytes_peak = self.requested_bytes_peak = 0
-        self.inactive_split_peak = self.inactive_split_bytes_peak = 0
-        self.segment_peak = self.reserved_bytes_peak = 0
-        self.active_peak = self.active_bytes_peak = 0
-
-    def raise_to(self, name: str, value: int) -> None:
-        """Raise a peak to a value, if it is lower."""
-        attribute = f"{name}_peak"
-        if value > getattr(self, attribute):
-            setattr(self, attribute, value)
-
-
-class PoolStats(Peaks):
-    """Counters of the small or the large pools: plain integers.
+class BlockCounters:
+    """Counters of the blocks of the small or the large pools: plain integers.
 
     ``_sum`` is what was added; what was taken away follows from it, the current value, and the value at the
-    last reset of sums. ``pending`` blocks were freed while other streams use them. Totals of both kinds are
-    added up when they are read, except their peaks, ``total``.
+    last reset of sums. ``other`` are the counters of the other kind of pools. Totals of both kinds are added
+    up when they are read, except their peaks: those of ``total``, which counts nothing else.
     """
 
     __slots__ = (
-        *COUNTED,
-        *(f"{name}_sum" for name in COUNTED),
-        "at_reset",
+        *(f"{name}{part}" for name in BLOCK_COUNTERS for part in ("", "_sum", "_peak")),
         "other",
-        "pending",
-        "pending_bytes",
         "total",
     )
 
-    def __init__(self, total: Peaks) -> None:
-        super().__init__()
-        self.total = total
-        self.other = self  # the statistics of the other kind of pools
-        self.allocation = self.allocation_sum = 0
-        self.allocated_bytes = self.allocated_bytes_sum = 0
-        self.requested_bytes = self.requested_bytes_sum = 0
-        self.inactive_split = self.inactive_split_sum = 0
+    other: BlockCounters
+    total: BlockCounters
+
+    def __init__(self) -> None:
+        self.allocation = self.allocation_sum = self.allocation_peak = 0
+        self.allocated_bytes = self.allocated_bytes_sum = self.allocated_bytes_peak = 0
+        self.requested_bytes = self.requested_bytes_sum = self.requested_bytes_peak = 0
+        self.inactive_split = self.inactive_split_sum = self.inactive_split_peak = 0
         self.inactive_split_bytes = self.inactive_split_bytes_sum = 0
-        self.segment = self.segment_sum = 0
-        self.reserved_bytes = self.reserved_bytes_sum = 0
-        self.pending = self.pending_bytes = 0
-        self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
-
-    @property
-    def active(self) -> int:
-        """Blocks that are allocated or pending."""
-        return self.allocation + self.pending
-
-    @property
-    def active_bytes(self) -> int:
-        """Bytes of blocks that are allocated or pending."""
-        return self.allocated_bytes + self.pending_bytes
+        self.inactive_split_bytes_peak = 0
 
     def count_alloc(self, size: int, requested: int) -> None:
         """Count an allocated block."""
         total, other = self.total, self.other
         self.allocation = count = self.allocation + 1
         self.allocated_bytes = held = self.allocated_bytes + size
-        self.requested_bytes = asked = self.requested_bytes + requested
+        self.requested_bytes = wanted = self.requested_bytes + requested
         self.allocation_sum += 1
         self.allocated_bytes_sum += size
         self.requested_bytes_sum += requested
@@ -149,38 +109,23 @@ class PoolStats(Peaks):
             self.allocation_peak = count
         if held > self.allocated_bytes_peak:
             self.allocated_bytes_peak = held
-        if asked > self.requested_bytes_peak:
-            self.requested_bytes_peak = asked
+        if wanted > self.requested_bytes_peak:
+            self.requested_bytes_peak = wanted
         count += other.allocation
         if count > total.allocation_peak:
             total.allocation_peak = count
         held += other.allocated_bytes
         if held > total.allocated_bytes_peak:
             total.allocated_bytes_peak = held
-        asked += other.requested_bytes
-        if asked > total.requested_bytes_peak:
-            total.requested_bytes_peak = asked
-        if self.pending or other.pending:
-            self._raise_peaks(*_ACTIVE)
+        wanted += other.requested_bytes
+        if wanted > total.requested_bytes_peak:
+            total.requested_bytes_peak = wanted
 
     def count_free(self, size: int, requested: int) -> None:
         """Count a block that was freed and is not used any more."""
         self.allocation -= 1
         self.allocated_bytes -= size
         self.requested_bytes -= requested
-
-    def count_pending(self, size: int) -> None:
-        """Count a block that was freed while other streams use it."""
-        self.allocation -= 1
-        self.allocated_bytes -= size
-        self.pending += 1
-        self.pending_bytes += size
-
-    def count_completed(self, size: int, requested: int) -> None:
-        """Count a pending block that is not used any more."""
-        self.requested_bytes -= requested
-        self.pending -= 1
-        self.pending_bytes -= size
 
     def count_split(self, count: int, size: int) -> None:
         """Count a net change of the free blocks in split segments."""
@@ -201,6 +146,107 @@ class PoolStats(Peaks):
             if held > self.total.inactive_split_bytes_peak:
                 self.total.inactive_split_bytes_peak = held
 
+
+class Peaks:
+    """The peaks of the small or the large pools, or of all pools together; those of ``blocks`` too.
+
+    While no block is pending, active blocks are those that are allocated: ``active_peak`` is only raised at
+    other times, and read as at least ``allocation_peak``.
+    """
+
+    __slots__ = (
+        "active_bytes_peak",
+        "active_peak",
+        "blocks",
+        "reserved_bytes_peak",
+        "segment_peak",
+    )
+
+    def __init__(self, blocks: BlockCounters) -> None:
+        self.blocks = blocks
+        self.segment_peak = self.reserved_bytes_peak = 0
+        self.active_peak = self.active_bytes_peak = 0
+
+    def peak(self, name: str) -> int:
+        """Return the peak of a statistic."""
+        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak")
+        return value
+
+    def set_peak(self, name: str, value: int) -> None:
+        """Set the peak of a statistic."""
+        setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak", value)
+
+
+class PoolStats(Peaks):
+    """Counters of the small or the large pools.
+
+    ``pending`` blocks were freed while other streams use them.
+    """
+
+    __slots__ = (
+        "at_reset",
+        "other",
+        "pending",
+        "pending_bytes",
+        "reserved_bytes",
+        "reserved_bytes_sum",
+        "segment",
+        "segment_sum",
+        "total",
+    )
+
+    def __init__(self, blocks: BlockCounters, total: Peaks) -> None:
+        super().__init__(blocks)
+        self.total = total
+        self.other = self  # the statistics of the other kind of pools
+        blocks.total, blocks.other = total.blocks, blocks
+        self.segment = self.segment_sum = 0
+        self.reserved_bytes = self.reserved_bytes_sum = 0
+        self.pending = self.pending_bytes = 0
+        self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
+
+    def pair_with(self, other: PoolStats) -> None:
+        """Connect the statistics of the small and the large pools."""
+        self.other, other.other = other, self
+        self.blocks.other, other.blocks.other = other.blocks, self.blocks
+
+    def current(self, name: str) -> int:
+        """Return the current value of a statistic."""
+        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, name)
+        return value
+
+    def added(self, name: str) -> int:
+        """Return what was added to a statistic since the last reset of sums."""
+        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum")
+        return value
+
+    @property
+    def active(self) -> int:
+        """Blocks that are allocated or pending."""
+        return self.blocks.allocation + self.pending
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of blocks that are allocated or pending."""
+        return self.blocks.allocated_bytes + self.pending_bytes
+
+    def raise_active_peaks(self) -> None:
+        """Raise the peaks of active blocks to the current values, while blocks are pending."""
+        self._raise_peaks(*_ACTIVE)
+
+    def count_pending(self, size: int) -> None:
+        """Count a block that was freed while other streams use it."""
+        self.blocks.allocation -= 1
+        self.blocks.allocated_bytes -= size
+        self.pending += 1
+        self.pending_bytes += size
+
+    def count_completed(self, size: int, requested: int) -> None:
+        """Count a pending block that is not used any more."""
+        self.blocks.requested_bytes -= requested
+        self.pending -= 1
+        self.pending_bytes -= size
+
     def count_segments(self, count: int) -> None:
         """Count new segments, or with a negative number released ones."""
         self.segment += count
@@ -216,20 +262,21 @@ class PoolStats(Peaks):
     def reset_peaks(self) -> None:
         """Set every peak to the current value, those of all pools included."""
         for name in (*COUNTED, *_ACTIVE):
-            setattr(self, f"{name}_peak", getattr(self, name))
-            setattr(self.total, f"{name}_peak", getattr(self, name) + getattr(self.other, name))
+            self.set_peak(name, self.current(name))
+            self.total.set_peak(name, self.current(name) + self.other.current(name))
 
     def reset_sums(self) -> None:
         """Set all sums to 0."""
         for name in COUNTED:
-            setattr(self, f"{name}_sum", 0)
-        self.at_reset = {name: getattr(self, name) for name in self.at_reset}
+            setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
+        self.at_reset = {name: self.current(name) for name in self.at_reset}
 
     def _raise_peaks(self, *names: str) -> None:
         for name in names:
-            value: int = getattr(self, name)
-            self.raise_to(name, value)
-            self.total.raise_to(name, value + getattr(self.other, name))
+            value = self.current(name)
+            self.set_peak(name, max(self.peak(name), value))
+            total = value + self.other.current(name)
+            self.total.set_peak(name, max(self.total.peak(name), total))
 
 
 class DeviceStats:
@@ -238,24 +285,29 @@ class DeviceStats:
     ``num_oom_rejections``, ``num_sync_rescues`` and ``num_invalid_frees`` are not among PyTorch's 122.
     """
 
-    def __init__(self, max_split_bytes: int) -> None:
-        self.peaks = Peaks()  # of all pools
-        self.small, self.large = PoolStats(self.peaks), PoolStats(self.peaks)
-        self.small.other, self.large.other = self.large, self.small
+    def __init__(self, max_split_bytes: int, counters: type[BlockCounters] = BlockCounters) -> None:
+        self.peaks = Peaks(counters())  # of all pools
+        self.small = PoolStats(counters(), self.peaks)
+        self.large = PoolStats(counters(), self.peaks)
+        self.small.pair_with(self.large)
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         # By kind of block; of every private pool that ever existed.
         self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
         self.max_split_bytes = max_split_bytes  # as it was at the beginning
-        self.num_oom_rejections = 0  # requests refused before the driver was asked
+        self.num_oom_rejections = 0  # requests refused before any driver call
         self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
         self.num_invalid_frees = 0
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether blocks were freed while other streams use them."""
+        return bool(self.small.pending or self.large.pending)
+
     def total(self, name: str) -> int:
         """Return the current value of a statistic in all pools."""
-        value: int = getattr(self.small, name) + getattr(self.large, name)
-        return value
+        return self.small.current(name) + self.large.current(name)
 
     def reserved_by(self, pool: PoolId, *, small: bool) -> tuple[Stat, ...]:
         """Return the statistics of the bytes that a private pool reserves for small or large blocks."""
@@ -307,19 +359,19 @@ class DeviceStats:
 
 def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
     for name in COUNTED:
-        current = sum(getattr(pool, name) for pool in pools)
-        added = sum(getattr(pool, f"{name}_sum") for pool in pools)
+        current = sum(pool.current(name) for pool in pools)
+        added = sum(pool.added(name) for pool in pools)
         base = sum(pool.at_reset[name] for pool in pools)
-        peak = getattr(peaks, f"{name}_peak")
+        peak = peaks.peak(name)
         yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
 
 
 def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
     for name, (allocated, pending) in _ACTIVE.items():
-        current = sum(getattr(pool, name) for pool in pools)
-        added = sum(getattr(pool, f"{allocated}_sum") for pool in pools)
+        current = sum(pool.current(name) for pool in pools)
+        added = sum(pool.added(allocated) for pool in pools)
         base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)
-        peak = max(getattr(peaks, f"{name}_peak"), getattr(peaks, f"{allocated}_peak"))
+        peak = max(peaks.peak(name), peaks.peak(allocated))
         yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
 
 

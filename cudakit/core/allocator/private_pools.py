@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from cudakit.core.allocator.blocks import BlockPool, Pools, SegmentSource
+from cudakit.core.allocator.blocks import BlockPool, FreeBlocks, Pools, SegmentSource
 from cudakit.core.allocator.pool_stats import DeviceStats, PoolStats
 from cudakit.core.allocator.streams import StreamFilter
 from cudakit.errors import UsageError
@@ -40,9 +40,15 @@ class PrivatePool(Pools):
     __slots__ = ("use_on_oom", "uses")
 
     def __init__(
-        self, owner: PoolId, small: PoolStats, large: PoolStats, *, use_on_oom: bool
+        self,
+        owner: PoolId,
+        small: PoolStats,
+        large: PoolStats,
+        free_blocks: type[FreeBlocks],
+        *,
+        use_on_oom: bool,
     ) -> None:
-        super().__init__(owner, small, large)
+        super().__init__(owner, small, large, free_blocks)
         self.use_on_oom = use_on_oom
         self.uses = 1
 
@@ -64,8 +70,9 @@ class Route:
 class PrivatePools:
     """The private pools of one device. The caller holds the allocator's guard."""
 
-    def __init__(self, stats: DeviceStats) -> None:
+    def __init__(self, stats: DeviceStats, free_blocks: type[FreeBlocks]) -> None:
         self._stats = stats
+        self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
         self.routes: list[Route] = []  # the last begun is the last
@@ -122,7 +129,9 @@ class PrivatePools:
         """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
         self.check_issued(pool_id)
         stats = self._stats
-        pool = PrivatePool(pool_id, stats.small, stats.large, use_on_oom=use_on_oom)
+        pool = PrivatePool(
+            pool_id, stats.small, stats.large, self._free_blocks, use_on_oom=use_on_oom
+        )
         pool.source = source
         for kind in pool:
             kind.no_split = no_split

@@ -23,7 +23,6 @@ from cudakit.core.allocator.history import (
     Annotation,
     Context,
     History,
-    Level,
     Recorded,
     Stacks,
     Stage,
@@ -79,8 +78,8 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            state.engine.trace = state.history if state.history.enabled else None
-            state.set_slow("stacks", on=state.history.level > Level.NONE)
+            recorded = state.history if state.history.enabled else None
+            state.set_slow("history", on=not state.fast_path.record_events(recorded))
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""

@@ -193,7 +193,7 @@ class ExpandableSegment:
 
     def map(self, place: Block, size: int) -> Block:
         """Make the beginning of an unmapped block a free block, merged with its free neighbours."""
-        block = Block(place.ptr, size, self.group.free, self)
+        block = self.group.free.new_block(place.ptr, size, self)
         block.requested = place.requested
         self.group.remove_unmapped(place)
         chain = [block]
@@ -216,7 +216,7 @@ class ExpandableSegment:
             block.size, block.requested = begin - block.ptr, 0
             chain.insert(0, block)
         if after_bytes:
-            chain.append(Block(end, after_bytes, free, self))
+            chain.append(free.new_block(end, after_bytes, self))
         self._replace(block, chain)
         for piece in chain:
             if piece is not gap:
@@ -225,7 +225,7 @@ class ExpandableSegment:
         self._merge_unmapped(gap)
 
     def _unmapped_block(self, ptr: int, size: int) -> Block:
-        block = Block(ptr, size, self.group.free, self)
+        block = self.group.free.new_block(ptr, size, self)
         block.mapped = False
         return block
 

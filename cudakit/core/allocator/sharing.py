@@ -63,7 +63,7 @@ class Sharing:
             return IpcHandle(registry.ipc_handle(Ptr(base)), ptr - base)
 
     def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
-        """Open memory that another process shares. Each segment is opened once, whoever asks for it."""
+        """Open memory of another process for an allocator, ``owner``, which stays open meanwhile."""
         registry = self._registry()
         return OpenedMemory(registry.open(shared), shared, registry, owner)
 

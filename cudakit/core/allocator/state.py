@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from itertools import count
 from operator import attrgetter
+from types import ModuleType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Literal,
@@ -18,21 +21,24 @@ from typing import (
     TypeVar,
 )
 
-from cudakit.core.allocator.blocks import Block, RawStack
+from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, RawStack
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.fast_path import FastPath, FrontCache, SlowCalls
 from cudakit.core.allocator.guard import Guard
-from cudakit.core.allocator.history import History
+from cudakit.core.allocator.history import Events, History
 from cudakit.core.allocator.private_pools import PrivatePool
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import Upstream, stream_number
-from cudakit.errors import CudakitError
+from cudakit.errors import CudakitError, Unsupported
 from cudakit.torch_rules.settings import Settings
 from cudakit.units import format_bytes
 
+if TYPE_CHECKING:
+    from cudakit.core.allocator.native import FastPath as NativeFastPath
+
 # Why the fast path is off; all but settings also turn off the front cache.
 SlowPathReason: TypeAlias = Literal[
-    "uncached", "stacks", "watched", "routed", "pending", "settings"
+    "uncached", "history", "watched", "routed", "pending", "settings"
 ]
 # A block to be freed, the stack of the free, and the stream of the free.
 LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
@@ -56,8 +62,18 @@ class InvalidFree:
     stack: RawStack | None
 
 
+def native_module() -> ModuleType | None:
+    """Return the module of the native types; None if they were not compiled."""
+    try:
+        return import_module("cudakit.core.allocator.native")
+    except ImportError:
+        return None
+
+
 class AllocatorState:
     """The parts of the allocator of one device. ``live`` are the allocated blocks by address.
+
+    ``native`` chooses the native types, or the plain ones; None: the native ones if they were compiled.
 
     ``uncached`` are allocations that were made while caching was off: address and bytes.
     """
@@ -69,24 +85,36 @@ class AllocatorState:
         *,
         device: int,
         front_cache: int,
+        native: bool | None,
     ) -> None:
         self.upstream = upstream
         self.device = device
         self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late))
-        self.history = History()
-        self.engine = Engine(upstream, settings)
+        compiled = native_module() if native is not False else None
+        if native and compiled is None:
+            raise Unsupported("the native types of the allocator were not compiled")
+        self.history = History(compiled.Events if compiled else Events)
+        self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
         self.captures = Captures()
         self.pending = PendingFrees(upstream, self._complete, self.captures)
         self.live: dict[int, Block] = {}
         self.uncached: dict[int, int] = {}
         self.front = FrontCache(self.engine, front_cache)
+        if compiled:
+            self.front.limit = 0  # a native search takes less time than the front cache
+        self._compiled = compiled
         self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
         self._invalid_numbers = count(1)
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
         """Make the fast path, which needs the slow calls of an allocator that has this state."""
-        self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
+        self.fast_path: FastPath | NativeFastPath
+        if self._compiled:
+            native = self._compiled.FastPath
+            self.fast_path = native(self.engine, self.guard, self.live, slow_calls)
+        else:
+            self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
 
     @contextmanager
     def inside(self, *, flushes: bool = True) -> Iterator[None]:

@@ -8,15 +8,21 @@ from typing import Any
 from cudakit.core.allocator.allocator import CachingAllocator
 
 KINDS = {"small": "small_pool", "large": "large_pool"}
+BY_POOL = "reserved_bytes_by_private_pools."
 
 
 def check(allocator: CachingAllocator) -> None:
-    statistics, segments = allocator.statistics(), allocator.snapshot()["segments"]
+    check_state(allocator.statistics(), allocator.snapshot()["segments"])
+
+
+def check_state(statistics: dict[str, int], segments: list[dict[str, Any]]) -> None:
+    """Check statistics and segments of one moment."""
+    by_pool_kind = by_private_pool(statistics)
     for kind, of in (("small_pool", "small"), ("large_pool", "large"), ("all", "")):
         own = [s for s in segments if not of or s["segment_type"] == of]
         for metric, value in summed(own).items():
             assert statistics[f"{metric}.{kind}.current"] == value, (metric, kind)
-        assert by_private_pool(statistics, kind) == by_pool(own), kind
+        assert by_pool_kind[kind] == by_pool(own), kind
     check_statistics(statistics)
     check_layout(segments)
 
@@ -50,22 +56,23 @@ def by_pool(segments: list[dict[str, Any]]) -> dict[str, int]:
     return dict(found)
 
 
-def by_private_pool(statistics: dict[str, int], kind: str) -> dict[str, int]:
-    """Return the same as the statistics say it."""
-    parts = ((*name.split("."), value) for name, value in statistics.items() if value)
-    return {
-        str(part[1]): int(part[-1])
-        for part in parts
-        if part[0] == "reserved_bytes_by_private_pools" and part[2:4] == (kind, "current")
-    }
+def by_private_pool(statistics: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Return the same of the statistics: by kind, then by id."""
+    found: dict[str, dict[str, int]] = {kind: {} for kind in (*KINDS.values(), "all")}
+    for name, value in statistics.items():
+        if value and name.startswith(BY_POOL) and name.endswith(".current"):
+            _, pool, kind, _ = name.split(".")
+            found[kind][pool] = value
+    return found
 
 
 def check_statistics(statistics: dict[str, int]) -> None:
-    metrics = {name.rsplit(".", 1)[0] for name in statistics if "." in name}
-    for metric in metrics:
-        part = {p: statistics[f"{metric}.{p}"] for p in ("current", "peak", "allocated", "freed")}
-        assert min(part.values()) >= 0, metric
-        assert part["peak"] >= part["current"], metric
+    for name, current in statistics.items():
+        if name.endswith(".current"):
+            metric = name.removesuffix("current")
+            peak = statistics[f"{metric}peak"]
+            assert peak >= current >= 0, metric
+            assert min(statistics[f"{metric}allocated"], statistics[f"{metric}freed"]) >= 0, metric
 
 
 def check_layout(segments: list[dict[str, Any]]) -> None:

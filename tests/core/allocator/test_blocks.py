@@ -1,24 +1,33 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from cudakit.core.allocator.blocks import Block, BlockPool
-from cudakit.core.allocator.pool_stats import Peaks, PoolStats
+from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, BlockPool, BlockTypes
+from cudakit.core.allocator.pool_stats import DeviceStats
+from cudakit.core.allocator.state import native_module
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 
+NATIVE = native_module()
 
-def pool() -> BlockPool:
-    return BlockPool(DEFAULT_POOL, PoolStats(Peaks()), small=True)
+
+@pytest.fixture(params=["plain", "native"])
+def pool(request: Any) -> BlockPool:
+    if request.param == "native" and NATIVE is None:
+        pytest.skip("the native types were not compiled")
+    types: BlockTypes = NATIVE.TYPES if request.param == "native" else PLAIN_TYPES  # type: ignore[union-attr]
+    stats = DeviceStats(1 << 62, types.counters).small
+    return BlockPool(DEFAULT_POOL, stats, small=True, free_blocks=types.free_blocks)
 
 
 @pytest.mark.parametrize("count", [10, 6000])
-def test_free_blocks_are_found_as_in_a_sorted_list(count: int) -> None:
-    rng, found = random.Random(3), pool().free_blocks(0)
+def test_free_blocks_are_found_as_in_a_sorted_list(pool: BlockPool, count: int) -> None:
+    rng, found = random.Random(3), pool.free_blocks(0)
     blocks: dict[tuple[int, int], Block] = {}
     for ptr in range(count):
-        block = Block(ptr, 512 * rng.randint(1, 200), found)
+        block = found.new_block(ptr, 512 * rng.randint(1, 200))
         blocks[block.size, ptr] = block
         found.add(block)
     for _ in range(count // 2):
@@ -37,18 +46,18 @@ def test_free_blocks_are_found_as_in_a_sorted_list(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 10, 3000])
-def test_free_blocks_from_a_size_on_are_gone_through_in_order(count: int) -> None:
-    found = pool().free_blocks(0)
+def test_free_blocks_from_a_size_on_are_gone_through_in_order(pool: BlockPool, count: int) -> None:
+    found = pool.free_blocks(0)
     for ptr in range(count):
-        found.add(Block(ptr, 512 * (1 + ptr * 7 % 30), found))
+        found.add(found.new_block(ptr, 512 * (1 + ptr * 7 % 30)))
 
     for size in (1, 512, 513, 512 * 17, 512 * 30, 512 * 31):
         assert list(found.from_size(size)) == [b for b in found if b.size >= size]
 
 
-def test_a_list_that_was_long_can_be_emptied() -> None:
-    found = pool().free_blocks(0)
-    blocks = [Block(ptr, 512, found) for ptr in range(5000)]
+def test_a_list_that_was_long_can_be_emptied(pool: BlockPool) -> None:
+    found = pool.free_blocks(0)
+    blocks = [found.new_block(ptr, 512) for ptr in range(5000)]
     for block in blocks:
         found.add(block)
     for block in blocks:
@@ -58,11 +67,10 @@ def test_a_list_that_was_long_can_be_emptied() -> None:
     assert found.take(1, 1 << 40) is None
 
 
-def test_a_pool_goes_by_stream_size_and_address() -> None:
-    owner = pool()
+def test_a_pool_goes_by_stream_size_and_address(pool: BlockPool) -> None:
     places = [(12, 512, 1), (0, 1024, 2), (12, 512, 0), (0, 512, 3), (-5, 2048, 4)]
     for stream, size, ptr in places:
-        row = owner.free_blocks(stream)
-        row.add(Block(ptr, size, row))
+        row = pool.free_blocks(stream)
+        row.add(row.new_block(ptr, size))
 
-    assert [(b.stream, b.size, b.ptr) for b in owner] == sorted(places)
+    assert [(b.stream, b.size, b.ptr) for b in pool] == sorted(places)

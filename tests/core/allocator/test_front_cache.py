@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from core.allocator import law
 from core.allocator.device import MIB, Device
+from core.allocator.virtual_device import VirtualDevice
 from core.allocator.watching import actions, current
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
@@ -27,7 +28,7 @@ SAME = ("allocation", "allocated_bytes", "requested_bytes", "active", "active_by
 
 @pytest.fixture
 def allocator(device: Device) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(device, front_cache=4)
+    made = CachingAllocator(device, front_cache=4, native=False)
     yield made
     law.check(made)
 
@@ -59,8 +60,8 @@ class BesidePlain:
 
     def __init__(self) -> None:
         self.devices = Device(1 << 40), Device(1 << 40)
-        self.fronted = CachingAllocator(self.devices[0], front_cache=2)
-        self.plain = CachingAllocator(self.devices[1])
+        self.fronted = CachingAllocator(self.devices[0], front_cache=2, native=False)
+        self.plain = CachingAllocator(self.devices[1], native=False)
 
     def alloc(self, size: int, stream: int) -> tuple[int, int]:
         return self.fronted.alloc(size, stream), self.plain.alloc(size, stream)
@@ -156,7 +157,7 @@ def test_block_freed_last_serves_the_next_request_of_equal_size(
 
 
 def test_of_each_size_and_stream_so_many_blocks_are_kept(device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=1)
+    allocator = CachingAllocator(device, front_cache=1, native=False)
     pieces = [allocator.alloc(512) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
@@ -182,7 +183,7 @@ def test_peaks_are_those_of_what_was_allocated_at_once(allocator: CachingAllocat
 
 @pytest.mark.parametrize("sizes", [3, 100])
 def test_peaks_are_so_whatever_was_kept_meanwhile(sizes: int, device: Device) -> None:
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     for size in range(1, sizes):
         allocator.free(allocator.alloc(size))
     for _ in range(2):
@@ -249,7 +250,7 @@ def test_a_block_that_another_stream_uses_is_waited_for(
 
 def test_kept_blocks_are_released_for_a_larger_request() -> None:
     device = Device(64 * MIB)
-    allocator = CachingAllocator(device, front_cache=4)
+    allocator = CachingAllocator(device, front_cache=4, native=False)
     pieces = [allocator.alloc(20 * MIB) for _ in range(3)]
     for ptr in pieces:
         allocator.free(ptr)
@@ -467,3 +468,23 @@ def test_threads_share_it() -> None:
     assert statistics["allocation.all.allocated"] == statistics["allocation.all.freed"]
     allocator.empty_cache()
     assert current(allocator, "reserved_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Settings(expandable_segments=True),
+        Settings(max_split_size_bytes=20 * MIB),
+        Settings(roundup_power2_divisions=(4,) * 16),
+    ],
+    ids=["expandable", "max split", "divisions"],
+)
+def test_front_cache_keeps_blocks_under_settings_of_the_slow_path(chosen: Settings) -> None:
+    allocator = CachingAllocator(VirtualDevice(), chosen, front_cache=4, native=False)
+    first, second = allocator.alloc(700), allocator.alloc(700)
+    allocator.free(first)
+    allocator.free(second)
+
+    assert allocator.alloc(701) not in (first, second)
+    assert allocator.alloc(700) == second
+    law.check(allocator)

@@ -3,24 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "model/allocations.h"
 #include "model/kernels.h"
-#include "table.h"
 
 /* More rows than this, of a tensor with gaps in several dimensions, are emitted as one range. */
 #define MAX_ROWS 4096
 
 static bool reserve_one(tma_store_set *set)
 {
-    if (set->count < set->capacity)
-        return true;
-    size_t capacity = set->capacity ? 2 * set->capacity : 64;
-    tma_store *moved = realloc(set->maps, capacity * sizeof *moved);
-    if (!moved)
-        return false;
-    set->maps = moved;
-    set->capacity = capacity;
-    return true;
+    tma_store *maps = array_reserve(set->maps, &set->capacity, set->count + 1, sizeof *maps, 64);
+    if (maps)
+        set->maps = maps;
+    return maps;
 }
 
 /* Compute the end address of a tensor; false on overflow. */

@@ -1,7 +1,6 @@
 #include "exact/arena_memory.h"
 
-#include <stdlib.h>
-
+#include "containers.h"
 #include "model/graphs.h"
 #include "recorder.h"
 
@@ -10,14 +9,10 @@ arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle s
     for (size_t i = streams->count; i-- > 0;)
         if (streams->all[i].stream == stream)
             return streams->all + i;
-    if (streams->count == streams->capacity) {
-        size_t capacity = streams->capacity ? 2 * streams->capacity : 16;
-        arena_stream *moved = realloc(streams->all, capacity * sizeof *moved);
-        if (!moved)
-            return NULL;
-        streams->all = moved;
-        streams->capacity = capacity;
-    }
+    arena_stream *all = array_reserve(streams->all, &streams->capacity, streams->count + 1, sizeof *all, 16);
+    if (!all)
+        return NULL;
+    streams->all = all;
     streams->all[streams->count] = (arena_stream){.stream = stream};
     return streams->all + streams->count++;
 }

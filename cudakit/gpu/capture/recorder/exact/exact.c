@@ -1,8 +1,8 @@
 #include "exact/exact.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
 #include "exact/patching.h"
@@ -17,17 +17,13 @@ static bool reserve_launches(arena *one, size_t indices)
 {
     if (one->used + indices > CK_MAX_LAUNCHES)
         return false;
-    if (one->used + indices <= one->launch_capacity)
-        return true;
-    size_t capacity = one->launch_capacity ? one->launch_capacity : 1024;
-    while (capacity < one->used + indices)
-        capacity *= 2;
-    record *moved = realloc(one->launches, capacity * sizeof *moved);
-    if (!moved)
+    const size_t before = one->launch_capacity;
+    record *launches =
+        array_reserve(one->launches, &one->launch_capacity, one->used + indices, sizeof *launches, 1024);
+    if (!launches)
         return false;
-    memset(moved + one->launch_capacity, 0, (capacity - one->launch_capacity) * sizeof *moved);
-    one->launches = moved;
-    one->launch_capacity = capacity;
+    memset(launches + before, 0, (one->launch_capacity - before) * sizeof *launches);
+    one->launches = launches;
     return true;
 }
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "hooks/driver_api.h"
 #include "recorder.h"
-#include "table.h"
 
 #define MAX_PATCHES 16
 #define MAX_CONTEXTS 64

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "write/record.h"
 
 static allocation *sorted; /* by address; they do not overlap */
@@ -45,14 +46,10 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how)
     while (at + stale < count && sorted[at + stale].lo < end)
         stale++;
     remove_range(at, stale);
-    if (count == capacity) {
-        size_t larger = capacity ? capacity * 2 : 1024;
-        allocation *moved = realloc(sorted, larger * sizeof *moved);
-        if (!moved)
-            return -1;
-        sorted = moved;
-        capacity = larger;
-    }
+    allocation *larger = array_reserve(sorted, &capacity, count + 1, sizeof *sorted, 1024);
+    if (!larger)
+        return -1;
+    sorted = larger;
     memmove(sorted + at + 1, sorted + at, (count - at) * sizeof *sorted);
     sorted[at] = (allocation){address, end, how};
     count++;

@@ -3,23 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "hooks/driver_api.h"
 #include "model/kernels.h"
 #include "recorder.h"
-#include "table.h"
 
 static uint32_t add_node(graph_structure *all, CUgraphNode handle, int type)
 {
-    if (all->node_count == all->node_capacity) {
-        size_t larger = all->node_capacity ? all->node_capacity * 2 : 64;
-        graph_node *moved = realloc(all->nodes, larger * sizeof *moved);
-        if (!moved) {
-            all->failed = true;
-            return 0;
-        }
-        all->nodes = moved;
-        all->node_capacity = larger;
+    graph_node *nodes = array_reserve(all->nodes, &all->node_capacity, all->node_count + 1, sizeof *nodes, 64);
+    if (!nodes) {
+        all->failed = true;
+        return 0;
     }
+    all->nodes = nodes;
     graph_node *made = all->nodes + all->node_count++;
     memset(made, 0, sizeof *made);
     made->handle = handle;
@@ -29,16 +25,12 @@ static uint32_t add_node(graph_structure *all, CUgraphNode handle, int type)
 
 static void add_edge(graph_structure *all, uint32_t before, uint32_t after)
 {
-    if (all->edge_count == all->edge_capacity) {
-        size_t larger = all->edge_capacity ? all->edge_capacity * 2 : 64;
-        graph_edge *moved = realloc(all->edges, larger * sizeof *moved);
-        if (!moved) {
-            all->failed = true;
-            return;
-        }
-        all->edges = moved;
-        all->edge_capacity = larger;
+    graph_edge *edges = array_reserve(all->edges, &all->edge_capacity, all->edge_count + 1, sizeof *edges, 64);
+    if (!edges) {
+        all->failed = true;
+        return;
     }
+    all->edges = edges;
     all->edges[all->edge_count++] = (graph_edge){before, after};
 }
 

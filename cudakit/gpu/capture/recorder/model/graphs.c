@@ -3,13 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "exact/patching.h"
 #include "hooks/driver_api.h"
 #include "model/allocations.h"
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "recorder.h"
-#include "table.h"
 #include "write/spool.h"
 
 #define MAX_SLICES 64 /* per copy; more slices are recorded as one range */

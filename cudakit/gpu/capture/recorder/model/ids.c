@@ -3,9 +3,9 @@
 
 #include <string.h>
 
+#include "containers.h"
 #include "model/allocations.h"
 #include "recorder.h"
-#include "table.h"
 
 #define MAX_EXECUTABLES 65536
 

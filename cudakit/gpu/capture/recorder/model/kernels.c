@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "containers.h"
 #include "hooks/driver_api.h"
 #include "model/allocations.h"
 #include "recorder.h"
-#include "table.h"
 #include "write/spool.h"
 
 #define MAX_PARAMETER_BYTES 32764 /* CUDA Programming Guide, "Function parameters" */

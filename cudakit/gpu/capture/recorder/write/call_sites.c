@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "table.h"
+#include "containers.h"
 #include "write/spool.h"
 
 static const struct ck_walker *walker;

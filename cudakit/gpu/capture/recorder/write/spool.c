@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "table.h"
+#include "containers.h"
 
 #define SEGMENT_BYTES ((size_t)4 << 20)
 #define TEXT_LIMIT 65536 /* longer than any kernel name */

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
-from cudakit.core.whatif.verdict import when_short
+from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
+from cudakit.core.memory.whatif.verdict import when_short
 from cudakit.document import (
     Bytes,
     Change,

@@ -1,7 +1,22 @@
-#include "table.h"
+#include "containers.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_bytes, size_t first)
+{
+    if (count <= *capacity)
+        return items;
+    size_t larger = *capacity ? *capacity : first;
+    while (larger < count)
+        larger *= 2;
+    void *moved = realloc(items, larger * item_bytes);
+    if (moved)
+        *capacity = larger;
+    return moved;
+}
+
+/* --- hash map --------------------------------------------------------------------------------- */
 
 #define FIRST_SLOTS 256
 

@@ -1,10 +1,15 @@
-/* A hash map of 64-bit keys to 32-bit numbers: open addressing, linear probing. Key 0 is not allowed. */
-#ifndef CK_TABLE_H
-#define CK_TABLE_H
+/* Growing arrays, and a hash map of 64-bit keys to 32-bit numbers. */
+#ifndef CK_CONTAINERS_H
+#define CK_CONTAINERS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+/* Return an array with space for ``count`` items, and update its capacity; NULL if out of memory: then the array is
+ * unchanged. Reallocates to the capacity, or ``first``, doubled as often as needed. */
+void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_bytes, size_t first);
+
+/* A hash map: open addressing, linear probing. Key 0 is not allowed. */
 typedef struct {
     uint64_t *keys;
     uint32_t *values;

@@ -1,0 +1,93 @@
+"""The native types of the allocator: those of _fast.c, with the rarely called methods of the plain ones.
+
+Importing this raises ImportError if the extension was not compiled; the plain types take their place then.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudakit.core.allocator import _fast, blocks, pool_stats
+from cudakit.core.allocator.blocks import BlockPool, BlockTypes, PagedRange
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import gather
+from cudakit.core.allocator.pool_stats import PoolStats
+
+if TYPE_CHECKING:
+    from cudakit.core.allocator.fast_path import SlowCalls
+    from cudakit.core.allocator.guard import Guard
+    from cudakit.core.allocator.history import History
+
+
+class Block(_fast.Block):
+    """A block whose data is native; see blocks.Block."""
+
+    __slots__ = ()
+
+    stream = blocks.Block.stream
+    pool = blocks.Block.pool
+    is_split = blocks.Block.is_split
+
+
+class FreeBlocks(_fast.FreeBlocks):
+    """Sorted free blocks; see blocks.FreeBlocks."""
+
+    __slots__ = ("stats",)
+
+    def __init__(self, pool: BlockPool, stream: int) -> None:
+        super().__init__(pool, stream, pool.stats.blocks)
+        self.stats: PoolStats = pool.stats
+
+    def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
+        """Return a new block of this pool and stream, which is not free."""
+        return Block(ptr, size, self, expandable_segment)
+
+
+class BlockCounters(_fast.BlockCounters):
+    """Counters whose data is native; see pool_stats.BlockCounters."""
+
+    __slots__ = ("other", "total")
+
+    count_alloc = pool_stats.BlockCounters.count_alloc
+    count_free = pool_stats.BlockCounters.count_free
+    count_split = pool_stats.BlockCounters.count_split
+
+
+Events = _fast.Events
+TYPES = BlockTypes(FreeBlocks, BlockCounters)
+
+
+class FastPath(_fast.FastPath):
+    """``alloc`` and ``free`` in C; see fast_path.FastPath."""
+
+    __slots__ = ("_engine",)
+
+    python_frames = 0
+
+    def __init__(
+        self,
+        engine: Engine,
+        guard: Guard[Any],
+        live: dict[int, blocks.Block],
+        slow_calls: SlowCalls,
+    ) -> None:
+        pools, stats = engine.default, engine.stats
+        super().__init__(
+            guard,
+            live,
+            pools.small.by_stream,
+            pools.large.by_stream,
+            stats.small.blocks,
+            stats.large.blocks,
+            stats.peaks.blocks,
+            slow_calls,
+            Block,
+        )
+        self._engine = engine
+
+    def record_events(self, history: History | None) -> bool:
+        """Record events in a history, or none; return whether the fast path records all of it."""
+        self._engine.trace = history
+        self.set_history(history, partial(gather, 0))
+        return history is None or not history.skipped
