@@ -228,8 +228,8 @@ def _replay(
     with ExitStack() as stack:
         main, opened = _open(stack, options, exports)
         from cudakit.api.memory import replay_snapshots
-        from cudakit.core.whatif import WhatIfSpec
-        from cudakit.core.whatif.present import report
+        from cudakit.core.memory.whatif import WhatIfSpec
+        from cudakit.core.memory.whatif.present import report
 
         asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
         snapshots = _load(files, quiet=options.quiet)

@@ -17,14 +17,14 @@ import cudakit.gpu
 from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.facts import FACTS, INSTANCE
 from cudakit.gpu.nvml.names import CLOCK_EVENT_REASONS, clock_event_reasons
 from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.reader import Call, FieldValue, cpu_ranges, same
-from cudakit.gpu.nvml.telemetry import TELEMETRY
+from cudakit.gpu.nvml.reader import STRUCTURES, Call, FieldValue
+from cudakit.gpu.nvml.readings import FACTS, INSTANCE, TELEMETRY, cpu_ranges
 from cudakit.units import Unavailable
 
 PACKAGE = Path(str(cudakit.gpu.__file__)).parent
+READINGS = {**FACTS, **INSTANCE, **TELEMETRY}
 
 
 def opened(lib: FakeNvml, *, wsl: bool = False) -> Nvml:
@@ -54,24 +54,30 @@ def test_no_function_that_changes_a_device_is_even_named() -> None:
     assert not [name for name in named if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)]
 
 
-@pytest.mark.parametrize("name", [*FACTS, *INSTANCE, *TELEMETRY])
+@pytest.mark.parametrize("name", READINGS)
 def test_every_reading_is_of_a_function_and_of_constants_that_nvidia_ml_py_has(name: str) -> None:
-    question, _ = {**FACTS, **INSTANCE, **TELEMETRY}[name]
+    question, _ = READINGS[name]
 
     if isinstance(question, FieldValue):
         assert type(getattr(pynvml, question.identifier)) is int
         return
     assert callable(getattr(pynvml, question.function))
-    names = [each for each in (*question.arguments, question.version) if isinstance(each, str)]
-    assert all(type(getattr(pynvml, each)) is int for each in names if each)
-    assert not question.structure or issubclass(
-        getattr(pynvml, question.structure), ctypes.Structure
-    )
+    names = [each for each in question.arguments if isinstance(each, str)]
+    assert all(type(getattr(pynvml, each)) is int for each in names)
 
 
-@pytest.mark.parametrize("metric", [metric for metric, _ in METRICS.values()])
+@pytest.mark.parametrize("function", STRUCTURES)
+def test_structure_of_a_function_is_one_that_nvidia_ml_py_has(function: str) -> None:
+    structure, version = STRUCTURES[function]
+
+    assert function in {call.function for call, _ in READINGS.values() if isinstance(call, Call)}
+    assert issubclass(getattr(pynvml, structure), ctypes.Structure)
+    assert type(getattr(pynvml, version)) is int
+
+
+@pytest.mark.parametrize("metric", [field.source for field in METRICS.values()])
 def test_every_metric_of_activity_is_one_that_nvidia_ml_py_has(metric: str) -> None:
-    assert type(getattr(pynvml, f"NVML_GPM_METRIC_{metric}")) is int
+    assert type(getattr(pynvml, metric)) is int
 
 
 # --- starting --------------------------------------------------------------------------------------
@@ -161,8 +167,11 @@ def test_a_call_that_answers_several_fields_is_made_once() -> None:
 
 
 def test_nvmls_number_for_no_value_is_no_value() -> None:
-    assert same(2**64 - 1) == same(2**32 - 1) == Unavailable("NVML has no value")
-    assert same(0) == 0
+    absent = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
+    fields = only(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
+
+    assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML has no value")
+    assert fields["fans"] == 0
 
 
 def test_milliwatts_are_watts_to_the_last_digit() -> None:

@@ -11,7 +11,7 @@ import click
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.output import Output, is_capable_terminal
-from cudakit.core.devices.fields import FieldInfo, FieldsList, registry
+from cudakit.core.devices.fields import FieldsList, registry
 from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult, FieldsResult
@@ -19,6 +19,7 @@ from cudakit.core.devices.select import SelectSpec, filter_devices, label, selec
 from cudakit.document import Document
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import Machine
+from cudakit.gpu.api.fields import FieldInfo
 
 
 def list_fields(target: Output, view: View) -> None:

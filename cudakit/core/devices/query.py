@@ -6,13 +6,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.devices.fields import INSTANCE_GROUP, FieldInfo, registry
+from cudakit.core.devices.fields import registry
 from cudakit.core.devices.match import MatchedDevice, match
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
 from cudakit.core.devices.topology import pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
+from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo
 from cudakit.units import Unavailable
 
 _NOT_OF_NVML = Unavailable("NVML does not know the device")

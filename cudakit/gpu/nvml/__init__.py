@@ -16,11 +16,10 @@ from typing import Any
 
 from cudakit.gpu.api.facts import DeviceFacts, Link, NvmlView, Process, Telemetry
 from cudakit.gpu.nvml.activity import Activity
-from cudakit.gpu.nvml.facts import FACTS, INSTANCE
 from cudakit.gpu.nvml.links import links
 from cudakit.gpu.nvml.processes import processes
 from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Call, Reader
-from cudakit.gpu.nvml.telemetry import OLD_MEMORY, TELEMETRY
+from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
 _WSL = {UNKNOWN: "the driver for WSL does not say (NVML: Unknown Error)"}

@@ -33,9 +33,17 @@ _REASONS = {
     27: "not ready",
     UNKNOWN: "NVML says Unknown Error",
 }
-_FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # Which member of nvmlValue_t holds the value, by nvmlValueType_t.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+# Functions that fill a structure: its class, and the constant for its member ``version``.
+STRUCTURES = {
+    "nvmlDeviceGetGpuFabricInfoV": ("c_nvmlGpuFabricInfoV_t", "nvmlGpuFabricInfo_v2"),
+    "nvmlDeviceGetSramEccErrorStatus": (
+        "c_nvmlEccSramErrorStatus_v1_t",
+        "nvmlEccSramErrorStatus_v1",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,6 @@ class Call:
 
     function: str
     arguments: tuple[str | int, ...] = ()
-    structure: str = ""  # class of the structure that the call fills
-    version: str = ""  # constant for the member ``version`` of the structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,6 @@ class FieldValue:
     identifier: str
     scope: int = 0
     alone: bool = False  # whether the driver omits it from a batch
-
-    @property
-    def function(self) -> str:
-        return _FIELD_VALUES
 
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -121,11 +123,11 @@ class Reader:
     def _call(self, call: Call) -> Any:
         function = getattr(self.lib, call.function)
         arguments = [self._constant(argument) for argument in call.arguments]
-        if not call.structure:
+        if call.function not in STRUCTURES:
             return function(self.handle, *arguments)
-        structure = getattr(self.lib, call.structure)()
-        if call.version:
-            structure.version = self._constant(call.version)
+        name, version = STRUCTURES[call.function]
+        structure = getattr(self.lib, name)()
+        structure.version = getattr(self.lib, version)
         function(self.handle, *arguments, ctypes.byref(structure))
         return structure
 
@@ -136,16 +138,14 @@ class Reader:
         absent = Unavailable("this nvidia-ml-py does not know the value")
         self._answers |= dict.fromkeys(wanted, absent)
         known = [one for one in wanted if hasattr(self.lib, one.identifier)]
-        for batch in (
-            [one for one in known if not one.alone],
-            *([one] for one in known if one.alone),
-        ):
+        together = [one for one in known if not one.alone]
+        for batch in (together, *([one] for one in known if one.alone)):
             if batch:
                 self._read_batch(batch)
 
     def _read_batch(self, batch: list[FieldValue]) -> None:
         ids = [(getattr(self.lib, one.identifier), one.scope) for one in batch]
-        values = self.attempt(lambda: getattr(self.lib, _FIELD_VALUES)(self.handle, ids))
+        values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
         for index, one in enumerate(batch):
             refused = isinstance(values, Unavailable)
             self._answers[one] = values if refused else self._value(values[index])
@@ -156,89 +156,3 @@ class Reader:
         if value.valueType >= len(_MEMBERS):
             return Unavailable(f"a value of the unknown type {value.valueType}")
         return getattr(value.value, _MEMBERS[value.valueType])
-
-
-# --- the entries of a table of fields --------------------------------------------------------------
-
-
-# NVML's "not available" of a 64-bit and of a 32-bit value (nvml.h: NVML_VALUE_NOT_AVAILABLE).
-_ABSENT = (2**64 - 1, 2**32 - 1)
-_NO_VALUE = Unavailable("NVML has no value")
-
-
-def call(function: str, *arguments: str | int, to: Convert | None = None) -> tuple[Call, Convert]:
-    """Return the entry of a function's result."""
-    return Call(function, arguments), to or same
-
-
-def filled(
-    function: str, structure: str, *, version: str = "", to: Convert
-) -> tuple[Call, Convert]:
-    """Return the entry of a structure that a function fills."""
-    return Call(function, structure=structure, version=version), to
-
-
-def value(
-    identifier: str, *, scope: int = 0, alone: bool = False, to: Convert | None = None
-) -> tuple[FieldValue, Convert]:
-    """Return the entry of a value that NVML identifies by number."""
-    return FieldValue(f"NVML_FI_DEV_{identifier}", scope, alone), to or same
-
-
-def same(answer: Any) -> Any:
-    """Return a result unchanged; decode bytes, and replace NVML's number for "not available"."""
-    if isinstance(answer, bytes):
-        return answer.decode(errors="replace")
-    return _NO_VALUE if answer in _ABSENT else answer
-
-
-def member(name: str, to: Convert = same) -> Convert:
-    """Return a conversion to a member of a structure."""
-
-    def take(answer: Any) -> Any:
-        found = getattr(answer, name)
-        return _NO_VALUE if found in _ABSENT else to(found)
-
-    return take
-
-
-def item(index: int, to: Convert = same) -> Convert:
-    """Return a conversion to an item of a list."""
-
-    def take(answer: Any) -> Any:
-        found = answer[index]
-        return _NO_VALUE if found in _ABSENT else to(found)
-
-    return take
-
-
-def scaled(factor: float) -> Callable[[float], Any]:
-    """Return a conversion that multiplies: NVML counts KiB."""
-
-    def multiply(answer: float) -> Any:
-        return _NO_VALUE if answer in _ABSENT else answer * factor
-
-    return multiply
-
-
-def divided(divisor: int) -> Callable[[float], Any]:
-    """Return a conversion that divides, which is exact where a factor is not: 700000 mW are 700.0 W."""
-
-    def divide(answer: float) -> Any:
-        return _NO_VALUE if answer in _ABSENT else answer / divisor
-
-    return divide
-
-
-def hexadecimal(answer: int) -> str:
-    """Format an id with eight digits."""
-    return f"{answer:#010x}"
-
-
-def cpu_ranges(words: Any) -> str:
-    """Format a set of CPUs, given as 64-bit words: ``0-15,32-47``."""
-    cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
-    starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
-    ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
-    pairs = zip(starts, ends, strict=True)
-    return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)

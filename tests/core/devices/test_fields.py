@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.core.devices.fields import FieldInfo, named, registry
+from cudakit.core.devices.fields import named, registry
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu.api.fields import FieldInfo
 from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.facts import FACTS, INSTANCE
 from cudakit.gpu.nvml.reader import FieldValue
-from cudakit.gpu.nvml.telemetry import TELEMETRY
+from cudakit.gpu.nvml.readings import FACTS, INSTANCE, TELEMETRY
 
 FIELDS = list(registry().values())
 READ = {
@@ -16,7 +16,7 @@ READ = {
         name: question.identifier if isinstance(question, FieldValue) else question.function
         for name, (question, _) in {**FACTS, **INSTANCE, **TELEMETRY}.items()
     },
-    **{name: f"NVML_GPM_METRIC_{metric}" for name, (metric, _) in METRICS.items()},
+    **{name: field.source for name, field in METRICS.items()},
 }
 
 

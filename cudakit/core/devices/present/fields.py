@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.devices.fields import FieldInfo, registry
+from cudakit.core.devices.fields import registry
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import label
 from cudakit.document import (
@@ -24,6 +24,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.gpu.api.facts import Field, Scalar
+from cudakit.gpu.api.fields import FieldInfo
 from cudakit.units import Unavailable
 
 if TYPE_CHECKING:

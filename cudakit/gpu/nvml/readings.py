@@ -1,0 +1,126 @@
+"""The fields of NVML as calls, and the conversion of each result."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cudakit.gpu.api.fields import INSTANCE_GROUP, Kind, NvmlField, nvml_fields
+from cudakit.gpu.nvml import names
+from cudakit.gpu.nvml.names import name_from
+from cudakit.gpu.nvml.reader import Call, Convert, FieldValue, Readings
+from cudakit.units import Unavailable
+
+_KIB = 2**10
+_MIB = 2**20
+_FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+# NVML's "not available" of a 64-bit and of a 32-bit value (nvml.h: NVML_VALUE_NOT_AVAILABLE).
+_ABSENT = (2**64 - 1, 2**32 - 1)
+
+
+def cpu_ranges(words: Iterable[int]) -> str:
+    """Format a set of CPUs, given as 64-bit words: ``0-15,32-47``."""
+    cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
+    starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
+    ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
+    pairs = zip(starts, ends, strict=True)
+    return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)
+
+
+def _same(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _thousandth(value: float) -> float:
+    # Division is exact where multiplication by 0.001 is not: 700000 mW are 700.0 W.
+    return value / 1000
+
+
+def _cluster(raw: Iterable[int]) -> str:
+    return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in raw)))
+
+
+_BY_UNIT: Mapping[str, Convert] = {
+    "bool": bool,
+    "hex": "{:#010x}".format,
+    "W": _thousandth,
+    "J": _thousandth,
+}
+_BY_NAME: Mapping[str, Convert] = {
+    "brand": name_from(names.BRANDS),
+    "architecture": name_from(names.ARCHITECTURES),
+    "compute_capability": lambda pair: f"{pair[0]}.{pair[1]}",
+    "board_id": hex,
+    "bus": name_from(names.BUSES),
+    "cpu_affinity": cpu_ranges,
+    "addressing_mode": name_from(names.ADDRESSING_MODES),
+    "power_source": name_from(names.POWER_SOURCES),
+    "nvlink_version": name_from(names.NVLINK_VERSIONS),
+    "fabric_state": name_from(names.FABRIC_STATES),
+    "fabric_cluster_uuid": _cluster,
+    "fabric_health_mask": hex,
+    "compute_mode": name_from(names.COMPUTE_MODES),
+    "virtualization_mode": name_from(names.VIRTUALIZATION_MODES),
+    "host_vgpu_mode": name_from(names.HOST_VGPU_MODES),
+    "operation_mode": name_from(names.OPERATION_MODES),
+    "instance_memory_bytes": lambda size: size * _MIB,
+    "clocks_memory_supported_mhz": tuple,
+    "clock_event_reasons_supported": names.clock_event_reasons,
+    "performance_state": "P{}".format,
+    "clock_event_reasons": names.clock_event_reasons,
+    "nvlink_sent_bytes": lambda size: size * _KIB,
+    "nvlink_received_bytes": lambda size: size * _KIB,
+    "recovery_action": name_from(names.RECOVERY_ACTIONS),
+}
+
+
+def _readings(kind: Kind, *, of_instance: bool = False) -> Readings:
+    return {
+        field.info.name: (_call(field), _conversion(field))
+        for field in nvml_fields()
+        if field.info.kind == kind and (field.info.group == INSTANCE_GROUP) == of_instance
+    }
+
+
+def _call(field: NvmlField) -> Call | FieldValue:
+    source = field.info.source
+    if source.startswith("nvml"):
+        texts = field.arguments
+        return Call(source, tuple(int(text) if text.isdecimal() else text for text in texts))
+    scope = int(field.arguments[0]) if field.arguments else 0
+    # The driver omits margins of temperature from a batch of values.
+    return FieldValue(source, scope, alone=source.endswith("_TLIMIT"))
+
+
+def _conversion(field: NvmlField) -> Convert:
+    name, part = field.info.name, field.part
+    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _same)
+
+    def read(answer: Any) -> Any:
+        # The fabric manager sets the other members of the structure last.
+        awaits_fabric = name.startswith("fabric_") and name != "fabric_state"
+        if awaits_fabric and answer.state != _FABRIC_COMPLETED:
+            return Unavailable(f"fabric: {_BY_NAME['fabric_state'](answer.state)}")
+        found = _part(answer, part)
+        return Unavailable("NVML has no value") if found in _ABSENT else convert(found)
+
+    return read
+
+
+def _part(answer: Any, part: str) -> Any:
+    if part.startswith("."):
+        return getattr(answer, part[1:])
+    return answer[int(part.strip("[]"))] if part else answer
+
+
+FACTS = _readings("fact")
+# Additional facts of a MIG instance.
+INSTANCE = _readings("fact", of_instance=True)
+TELEMETRY = _readings("telemetry")
+
+# Drivers before 510 lack the second version of the call; they count reserved memory as used.
+OLD_MEMORY: Readings = {
+    name: (Call("nvmlDeviceGetMemoryInfo"), TELEMETRY[name][1])
+    for name in ("memory_used_bytes", "memory_free_bytes")
+}
