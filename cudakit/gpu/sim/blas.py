@@ -66,7 +66,10 @@ class SimBlas:
     version = "simulated"
 
     def __init__(self, library: Library, memory: SimMemory, kernels: SimKernels) -> None:
-        _refuse_library(library)
+        if library not in ("cublaslt", "cublas"):
+            raise Unsupported(
+                f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
+            )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
         self._products = Products()
@@ -220,14 +223,6 @@ def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping
         "reduced_precision": not_simulated,
         "fast_accumulate": not_simulated,
     }
-
-
-def _refuse_library(library: Library) -> None:
-    """Raise Unsupported for a library that works on real devices only."""
-    if library not in ("cublaslt", "cublas"):
-        raise Unsupported(
-            f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
-        )
 
 
 def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
