@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status
+from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.gpu.api.facts import DeviceFacts, Field
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -46,9 +47,7 @@ class GpuState:
 
 def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
     """Return the GPUs, without their MIG instances. Raises NotCheckable if NVML reports none."""
-    if isinstance(c.nvml, Unavailable):
-        raise NotCheckable("NVML does not answer (CK003)")
-    gpus = tuple(_states(c, c.nvml.devices))
+    gpus = tuple(_states(c, require_nvml(c).devices))
     if not gpus:
         raise NotCheckable("NVML sees no GPU (CK007)")
     return gpus
