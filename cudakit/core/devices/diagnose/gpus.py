@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, combine, ok
 from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.gpu.api.facts import DeviceFacts, Field
 from cudakit.gpu.api.run_context import RunContext
@@ -110,7 +110,15 @@ class GpuRule:
             )
 
 
-def affected_by(rules: Iterable[GpuRule], gpus: Sequence[GpuState]) -> Iterator[Finding]:
-    """Yield the findings of several rules."""
-    for rule in rules:
-        yield from rule.findings(gpus)
+def check_gpus(
+    gpus: Sequence[GpuState],
+    rules: Iterable[GpuRule],
+    well: str,
+    describe: Callable[[GpuState], str | None],
+    *,
+    without: str = "",
+) -> Finding:
+    """Return what rules find; else ``well`` with the evidence, or ``without`` if there are no GPUs."""
+    findings = (finding for rule in rules for finding in rule.findings(gpus))
+    passed = ok(well if gpus else without or well, evidence_of(gpus, describe))
+    return combine(findings, otherwise=passed)
