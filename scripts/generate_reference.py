@@ -71,7 +71,7 @@ RESULTS = {
     ),
     "memviz-what-if-json.md": (
         "memviz --what-if SETTINGS --json",
-        "cudakit.core.whatif.result:WhatIfResult",
+        "cudakit.core.memory.whatif.result:WhatIfResult",
     ),
 }
 

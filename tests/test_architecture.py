@@ -41,7 +41,6 @@ ROOMS = {
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
     "core.memory": FEATURE,
-    "core.whatif": FEATURE,
     "core.sanitize": FEATURE,
     "core.bench": FEATURE,
     "core.profile": FEATURE,
@@ -51,7 +50,7 @@ ROOMS = {
     "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "pytest_plugin": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "cli": ANYTHING,
-    "__init__": {"api", "gpu.nvtx", "errors"},
+    "__init__": {"api", "gpu.nvtx", "gpu.cuda.current", "gpu.graphed.callable", "errors"},
     "__main__": {"cli"},
 }
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
-    from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
-    from cudakit.core.whatif import WhatIfSpec
-    from cudakit.core.whatif.recording import Recording
-    from cudakit.core.whatif.replay import ReplayAllocator
-    from cudakit.core.whatif.replica import Replica
-    from cudakit.core.whatif.result import WhatIfResult
+    from cudakit.core.memory.snapshot import Snapshot
+    from cudakit.core.memory.whatif import WhatIfSpec
+    from cudakit.core.memory.whatif.replay import ReplayAllocator
+    from cudakit.core.memory.whatif.replica import Replica
+    from cudakit.core.memory.whatif.result import WhatIfResult
     from cudakit.torch_rules.settings import Settings
 
     Path = str | PathLike[str]
@@ -83,7 +82,7 @@ def memviz_what_if(
     >>> result.devices[0].headline
     'expandable_segments:True would have reserved 20.0 MiB (3%) less at the peak'
     """
-    from cudakit.core.whatif import WhatIfSpec
+    from cudakit.core.memory.whatif import WhatIfSpec
 
     return replay_snapshots([load_snapshot(path)], WhatIfSpec(settings, limit_bytes, device))
 
@@ -94,40 +93,13 @@ def replay_snapshots(
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
     """Answer a WhatIfSpec for loaded snapshots; raises what ``memviz_what_if`` does."""
-    from cudakit.core.memory.filter import traces_to_replay
-    from cudakit.core.whatif import what_if
-    from cudakit.core.whatif.result import FileFacts
+    from cudakit.core.memory.whatif import what_if
 
-    def recordings() -> Iterator[Recording]:
-        for snapshot, trace in traces_to_replay(snapshots, spec.device):
-            yield recording_of(snapshot, trace)
-
-    files = [FileFacts(s.source, s.format, s.size_bytes, s.settings) for s in snapshots]
-    return what_if(spec, files, recordings(), new_allocator, progress)
-
-
-def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
-    """Return the trace of a device as ``core.whatif`` reads it."""
-    from cudakit.core.memory.replay import replay
-    from cudakit.core.whatif.recording import Recording
-
-    replayed = replay(snapshot, trace)
-    return Recording(
-        source=snapshot.source,
-        device=trace.device,
-        events=trace.events,
-        allocations=replayed.allocations,
-        curves=replayed.curves,
-        segments=replayed.segments.whole,
-        settings=snapshot.settings,
-        pool_count=len(snapshot.pools),
-        begins_complete=replayed.begins_complete,
-        is_consistent=not (replayed.inconsistencies.total or trace.warnings),
-    )
+    return what_if(spec, snapshots, new_allocator, progress)
 
 
 def new_allocator(device: Replica, settings: Settings, search_again: bool) -> ReplayAllocator:
-    """Return the caching allocator as ``core.whatif`` replays traces with it."""
+    """Return the caching allocator as ``core.memory.whatif`` replays traces with it."""
     from cudakit.core.allocator.allocator import CachingAllocator
 
     return CachingAllocator(device, settings, search_again=search_again)

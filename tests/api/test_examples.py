@@ -13,7 +13,7 @@ import cudakit
 
 # What readers of the documentation see of an example that needs a device, and cannot try without.
 SKIPPED = "# doctest: +SKIP"
-MODULES = ("cudakit.api.device", "cudakit.api.profiler", "cudakit.gpu.nvtx")
+MODULES = ("cudakit.api", "cudakit.api.profiler", "cudakit.gpu.cuda.current", "cudakit.gpu.nvtx")
 
 
 def shown() -> Iterator[Any]:

@@ -16,6 +16,8 @@ enum { SMALLEST_BLOCK = 512, MOST_SMALL = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */
 enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
+/* As in history.Level. */
+enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
 
 #define MEMBER(type, name, kind, flags) {#name, kind, offsetof(struct type, name), flags, NULL}
 #define END {NULL, 0, 0, 0, NULL}
@@ -25,7 +27,7 @@ enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
     DO(busy) \
     DO(searches) \
     DO(id) \
-    DO(metadata) DO(events) DO(slow_alloc) DO(slow_free) DO(alloc) DO(free_requested) DO(free_completed)
+    DO(metadata) DO(events) DO(level) DO(slow_alloc) DO(slow_free) DO(alloc) DO(free_requested) DO(free_completed)
 #define DECLARE(name) *name,
 
 struct state {
@@ -226,13 +228,17 @@ static bool is_before(const struct block *block, long long size, long long ptr)
     return block->size < size || (block->size == size && block->ptr < ptr);
 }
 
-/* Return the smallest block of at least a size, of equal ones that at the lowest address; or NULL. */
-static struct block *best_fit(const struct free_blocks *self, long long size)
+/* Return the place of the smallest block of at least a size, of equal ones that at the lowest address; or NULL. */
+static struct block **best_fit(struct free_blocks *self, long long size)
 {
-    struct block *found = NULL;
-    for (struct block *block = self->root; block; block = block->size < size ? block->above : block->below)
-        if (block->size >= size)
-            found = block;
+    struct block **found = NULL;
+    for (struct block **place = &self->root; *place;)
+        if ((*place)->size < size) {
+            place = &(*place)->above;
+        } else {
+            found = place;
+            place = &(*place)->below;
+        }
     return found;
 }
 
@@ -259,15 +265,11 @@ static void insert(struct free_blocks *self, struct block *block)
     block->free = true;
 }
 
-/* Remove a block, whose reference the caller gets; false if it is not in the tree. */
-static bool remove_block(struct free_blocks *self, struct block *block)
+/* Remove the block of a place, whose reference the caller gets. */
+static struct block *take_from(struct block **place)
 {
-    struct block **place = &self->root, *below = block->below, *above = block->above;
-    while (*place && *place != block)
-        place = is_before(*place, block->size, block->ptr) ? &(*place)->above : &(*place)->below;
-    if (!*place)
-        return false;
-    while (below && above) { /* join both subtrees in its place */
+    struct block *block = *place, *below = block->below, *above = block->above;
+    while (below && above) { /* join both subtrees */
         bool lower = below->priority > above->priority;
         *place = lower ? below : above;
         place = lower ? &below->above : &above->below;
@@ -279,7 +281,19 @@ static bool remove_block(struct free_blocks *self, struct block *block)
     *place = below ? below : above;
     block->below = block->above = NULL;
     block->free = false;
-    return true;
+    return block;
+}
+
+/* Remove a block, whose reference the caller gets; false if it is not in the tree. */
+static bool remove_block(struct free_blocks *self, struct block *block)
+{
+    struct block **place = &self->root;
+    while (*place && *place != block)
+        place = is_before(*place, block->size, block->ptr) ? &(*place)->above : &(*place)->below;
+    bool found = *place;
+    if (found)
+        take_from(place);
+    return found;
 }
 
 /* Append the blocks of at least a size to a list, in order. */
@@ -317,9 +331,9 @@ static int free_blocks_bool(PyObject *self)
 }
 
 /* Return the number of searches of the pool, from which the age of its blocks follows; -1 with an exception. */
-static long long searches_of(const struct free_blocks *self)
+static long long searches_of(const struct free_blocks *self, const struct state *state)
 {
-    PyObject *found = PyObject_GetAttr(self->pool, state_of(Py_TYPE(self))->searches);
+    PyObject *found = PyObject_GetAttr(self->pool, state->searches);
     long long searches = found ? PyLong_AsLongLong(found) : -1;
     Py_XDECREF(found);
     return searches;
@@ -338,7 +352,7 @@ static PyObject *free_blocks_add(PyObject *self, PyObject *block)
 {
     if (!is_own(self, block))
         return NULL;
-    long long searches = searches_of((struct free_blocks *)self);
+    long long searches = searches_of((struct free_blocks *)self, state_of(Py_TYPE(self)));
     if (searches < 0 || ((struct block *)block)->free)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the block is free already");
     ((struct block *)block)->gc_count_base = searches;
@@ -361,11 +375,10 @@ static PyObject *free_blocks_take(PyObject *self, PyObject *args)
     long long size, limit;
     if (!PyArg_ParseTuple(args, "LL", &size, &limit))
         return NULL;
-    struct block *block = best_fit((struct free_blocks *)self, size);
-    if (!block || block->size >= limit)
+    struct block **place = best_fit((struct free_blocks *)self, size);
+    if (!place || (*place)->size >= limit)
         Py_RETURN_NONE;
-    remove_block((struct free_blocks *)self, block);
-    return (PyObject *)block;
+    return (PyObject *)take_from(place);
 }
 
 static int free_blocks_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -405,11 +418,8 @@ static int free_blocks_clear(PyObject *object)
     Py_CLEAR(self->pool);
     Py_CLEAR(self->stream);
     Py_CLEAR(self->counters);
-    while (self->root) {
-        struct block *block = self->root;
-        remove_block(self, block);
-        Py_DECREF(block);
-    }
+    while (self->root)
+        Py_DECREF(take_from(&self->root));
     return 0;
 }
 
@@ -581,9 +591,12 @@ struct fast_path {
     PyObject *guard, *live, *slow_calls;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
     struct counters *small, *large, *total;
-    struct block *spare; /* for the rest of a split */
-    PyObject *history;   /* that records; None or NULL if none does */
+    PyObject *block_type; /* a subclass of Block */
+    struct block *spare;  /* for the rest of a split */
+    PyObject *history;    /* that records; None or NULL if none does */
     struct events *events;
+    PyObject *gather; /* what returns the stack of its caller */
+    long level;       /* as in history.Level: whose stacks are gathered */
 };
 
 /* Return whether nothing is unusual, and nobody is inside the allocator. */
@@ -604,31 +617,37 @@ static bool read_int(PyObject *object, long long *value)
     return !overflow;
 }
 
-/* Record one or two events of a block. An exception is reported, not raised: the change is made already. */
-static void record(const struct fast_path *self, const struct block *block, PyObject *action,
-                   PyObject *next_action)
+/* Return the event of an allocated block, with borrowed references; ``stack`` is that of the caller. */
+static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
 {
-    if (!self->events)
-        return;
-    struct timespec now; /* that of time.perf_counter_ns on Linux */
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    struct event event = {
-        .action = action,
+    if (!stack || stack == Py_None)
+        stack = block->stack;
+    return (struct event){
         .stream = block->free_blocks->stream,
-        .stack = Py_None,
-        .pool = PyObject_GetAttr(block->free_blocks->pool, self->state->id),
-        .metadata = PyObject_GetAttr(self->history, self->state->metadata),
+        .stack = stack && self->level >= LEVEL_ALLOC ? stack : Py_None,
         .address = block->ptr,
         .size = block->requested,
-        .time_ns = now.tv_sec * 1000000000LL + now.tv_nsec,
     };
+}
+
+/* Record an event, and the same with another action. This may run Python, so it comes after a change, not in it;
+ * an exception is reported, not raised. */
+static void record(const struct fast_path *self, struct event event, const struct free_blocks *free,
+                   PyObject *action, PyObject *next_action)
+{
+    struct timespec now; /* that of time.perf_counter_ns on Linux */
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    event.action = action;
+    event.pool = PyObject_GetAttr(free->pool, self->state->id);
+    event.metadata = PyObject_GetAttr(self->history, self->state->metadata);
+    event.time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     bool recorded = event.pool && event.metadata && append_event(self->events, event);
     if (recorded && next_action) {
         event.action = next_action;
         recorded = append_event(self->events, event);
     }
     if (!recorded)
-        PyErr_WriteUnraisable((PyObject *)block);
+        PyErr_WriteUnraisable((PyObject *)self->events);
     Py_XDECREF(event.pool);
     Py_XDECREF(event.metadata);
 }
@@ -677,15 +696,14 @@ static void split(struct fast_path *self, struct block *block, long long size, l
     insert(block->free_blocks, rest);
 }
 
-/* Allocate a block that is free. */
-static void alloc_block(struct fast_path *self, struct block *block, long long size, long long requested,
+/* Allocate the block of a place. */
+static void alloc_block(struct fast_path *self, struct block **place, long long size, long long requested,
                         long long searches)
 {
-    struct free_blocks *free = block->free_blocks;
-    struct counters *counters = free->counters, *total = self->total;
+    struct block *block = take_from(place);
+    struct counters *counters = block->free_blocks->counters, *total = self->total;
     const struct counters *other = counters == self->small ? self->large : self->small;
     long long rest = block->size - size;
-    remove_block(free, block);
     if (size <= MOST_SMALL ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
         split(self, block, size, searches);
     else if (block->prev || block->next)
@@ -697,17 +715,15 @@ static void alloc_block(struct fast_path *self, struct block *block, long long s
     count(&counters->requested_bytes, &other->requested_bytes, &total->requested_bytes, requested);
 }
 
-/* Free an allocated block, merged with its free neighbors. */
+/* Free an allocated block, merged with its free neighbors. The caller has taken its stack. */
 static void free_block(struct fast_path *self, struct block *block, long long searches)
 {
     struct free_blocks *free = block->free_blocks;
     struct counters *counters = free->counters;
     struct block *before = block->prev, *after = block->next, *absorbed[2] = {NULL, NULL};
-    PyObject *stack = block->stack;
     int blocks = 0;
     long long size = 0;
     block->allocated = false;
-    record(self, block, self->state->free_requested, self->state->free_completed);
     block->stack = NULL;
     counters->allocation.current--;
     counters->allocated_bytes.current -= block->size;
@@ -737,33 +753,30 @@ static void free_block(struct fast_path *self, struct block *block, long long se
         count_split(self, counters, blocks, size);
     keep_spare(self, absorbed[0]);
     keep_spare(self, absorbed[1]);
-    Py_XDECREF(stack);
 }
 
-/* Find the block for a request, and make what its allocation needs. NULL, perhaps with an exception, if the
- * request is not a usual one; otherwise a new reference. */
-static struct block *prepare_alloc(struct fast_path *self, PyObject *stream, long long size, PyObject **ptr,
-                                   long long *searches)
+/* Find the place of the block for a request, and make what its allocation needs. NULL, perhaps with an exception,
+ * if the request is not a usual one. */
+static struct block **prepare_alloc(struct fast_path *self, PyObject *stream, long long size, PyObject **ptr,
+                                    long long *searches)
 {
-    PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
-    PyObject *free = PyDict_GetItemWithError(by_stream, stream);
-    struct block *block = free ? best_fit((struct free_blocks *)free, size) : NULL;
-    if (!block)
-        return NULL;
-    Py_INCREF(block);
-    bool unchanged = true;
     if (!self->spare) {
-        self->spare = (struct block *)Py_TYPE(block)->tp_alloc(Py_TYPE(block), 0);
-        /* That may have run the garbage collector, and finalizers which use this allocator. */
-        unchanged = is_usual(self) && best_fit((struct free_blocks *)free, size) == block;
+        /* This may run the garbage collector, and finalizers that use this allocator. */
+        PyTypeObject *type = (PyTypeObject *)self->block_type;
+        self->spare = (struct block *)type->tp_alloc(type, 0);
+        if (!self->spare || !is_usual(self))
+            return NULL;
     }
-    *searches = searches_of((struct free_blocks *)free);
-    *ptr = PyLong_FromLongLong(block->ptr);
-    if (self->spare && unchanged && *searches >= 0 && *ptr &&
-        PyDict_SetItem(self->live, *ptr, (PyObject *)block) == 0)
-        return block;
+    PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
+    struct free_blocks *free = (struct free_blocks *)PyDict_GetItemWithError(by_stream, stream);
+    struct block **place = free ? best_fit(free, size) : NULL;
+    if (!place)
+        return NULL;
+    *searches = searches_of(free, self->state);
+    *ptr = PyLong_FromLongLong((*place)->ptr);
+    if (*searches >= 0 && *ptr && PyDict_SetItem(self->live, *ptr, (PyObject *)*place) == 0)
+        return place;
     Py_CLEAR(*ptr);
-    Py_DECREF(block);
     return NULL;
 }
 
@@ -794,21 +807,29 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     long long requested, stream, searches;
     if (!parse(args, given, keywords, names, values))
         return NULL;
+    PyObject *stack = self->level >= LEVEL_STATE ? PyObject_CallNoArgs(self->gather) : NULL;
+    if (PyErr_Occurred())
+        return NULL;
     if (read_int(values[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
         read_int(values[1], &stream) && stream != PER_THREAD_STREAM && is_usual(self)) {
         long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
         PyObject *key = stream == LEGACY_STREAM ? self->state->zero : values[1];
-        struct block *block = prepare_alloc(self, key, size, &ptr, &searches);
-        if (block) {
-            alloc_block(self, block, size, requested, searches);
-            record(self, block, self->state->alloc, NULL);
-            Py_DECREF(block); /* the reference of the tree */
-            Py_DECREF(block); /* that of prepare_alloc */
+        struct block **place = prepare_alloc(self, key, size, &ptr, &searches);
+        if (place) {
+            struct block *block = *place;
+            PyObject *dropped = block->stack;
+            alloc_block(self, place, size, requested, searches);
+            block->stack = stack;
+            Py_XDECREF(dropped);
+            if (self->events)
+                record(self, event_of(self, block, stack), block->free_blocks, self->state->alloc, NULL);
+            Py_DECREF(block); /* the reference of the tree; the live blocks have one */
             return ptr;
         }
-        if (PyErr_Occurred())
-            return NULL;
     }
+    Py_XDECREF(stack);
+    if (PyErr_Occurred())
+        return NULL;
     return PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_alloc, values[0], values[1], NULL);
 }
 
@@ -831,60 +852,73 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
 {
     static const char *const names[] = {"ptr", "stream"};
     struct fast_path *self = (struct fast_path *)object;
-    PyObject *values[2] = {NULL, Py_None}, *found;
+    PyObject *values[2] = {NULL, Py_None};
     if (!parse(args, given, keywords, names, values))
         return NULL;
-    struct block *block = (struct block *)(found = PyDict_GetItemWithError(self->live, values[0]));
-    if (!block) {
-        if (PyErr_Occurred())
-            return NULL;
-        return PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_free, values[0], Py_None, values[1],
-                                          NULL);
+    PyObject *stack = self->level >= LEVEL_ALL ? PyObject_CallNoArgs(self->gather) : NULL;
+    PyObject *found = PyErr_Occurred() ? NULL : PyDict_GetItemWithError(self->live, values[0]), *result = NULL;
+    struct block *block = (struct block *)Py_XNewRef(found);
+    long long searches = block ? searches_of(block->free_blocks, self->state) : 0;
+    bool usual = block && is_usual_free(self, block, values[1]);
+    bool removed = block && !PyErr_Occurred() && PyDict_DelItem(self->live, values[0]) == 0;
+    if (usual && removed) {
+        struct free_blocks *free = (struct free_blocks *)Py_NewRef(block->free_blocks);
+        struct event event = event_of(self, block, stack);
+        PyObject *dropped = block->stack;
+        free_block(self, block, searches);
+        if (self->events)
+            record(self, event, free, self->state->free_requested, self->state->free_completed);
+        Py_XDECREF(dropped);
+        Py_DECREF(free);
+        result = Py_NewRef(Py_None);
+    } else if (!PyErr_Occurred()) {
+        result = PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_free, values[0],
+                                            block ? found : Py_None, values[1], NULL);
     }
-    Py_INCREF(block);
-    long long searches = searches_of(block->free_blocks);
-    bool usual = searches >= 0 && is_usual_free(self, block, values[1]);
-    PyObject *result = NULL;
-    if (!PyErr_Occurred() && PyDict_DelItem(self->live, values[0]) == 0) {
-        if (usual) {
-            free_block(self, block, searches);
-            result = Py_NewRef(Py_None);
-        } else {
-            result = PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_free, values[0], found,
-                                                values[1], NULL);
-        }
-    }
-    Py_DECREF(block);
+    Py_XDECREF(stack);
+    Py_XDECREF(block);
     return result;
 }
 
-/* record_events(history): record the events of alloc and free here in a History; None: record none. */
-static PyObject *fast_path_record_events(PyObject *object, PyObject *history)
+/* set_history(history, gather): record the events of alloc and free in a History, with the stacks that gather
+ * returns; None: record none. */
+static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 {
     struct fast_path *self = (struct fast_path *)object;
-    PyObject *events = history == Py_None ? NULL : PyObject_GetAttr(history, self->state->events);
-    if (events && !PyObject_TypeCheck(events, self->state->events_type)) {
-        PyErr_SetString(PyExc_TypeError, "the events of the history are not native");
-        Py_CLEAR(events);
-    }
-    if (PyErr_Occurred())
+    PyObject *history, *gather, *events = NULL;
+    long level = 0;
+    if (!PyArg_ParseTuple(args, "OO", &history, &gather))
         return NULL;
+    if (history != Py_None) {
+        PyObject *found = PyObject_GetAttr(history, self->state->level);
+        level = found ? PyLong_AsLong(found) : -1;
+        Py_XDECREF(found);
+        events = level < 0 ? NULL : PyObject_GetAttr(history, self->state->events);
+        if (events && !PyObject_TypeCheck(events, self->state->events_type)) {
+            PyErr_SetString(PyExc_TypeError, "the events of the history are not native");
+            Py_CLEAR(events);
+        }
+        if (!events)
+            return NULL;
+    }
+    self->level = level;
     Py_XSETREF(self->events, (struct events *)events);
     Py_XSETREF(self->history, Py_NewRef(history));
+    Py_XSETREF(self->gather, Py_NewRef(gather));
     Py_RETURN_NONE;
 }
 
 static int fast_path_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"guard",      "live", "small_by_stream", "large_by_stream", "small", "large", "total",
-                            "slow_calls", NULL};
+    static char *names[] = {"guard", "live",  "small_by_stream", "large_by_stream", "small",
+                            "large", "total", "slow_calls",      "block_type",      NULL};
     struct fast_path *self = (struct fast_path *)object;
     struct state *state = self->state = state_of(Py_TYPE(object));
-    PyObject *own[8];
-    if (self->guard ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!O", names, &own[0], &PyDict_Type, &own[1],
-                                     &PyDict_Type, &own[2], &PyDict_Type, &own[3], state->counters, &own[4],
-                                     state->counters, &own[5], state->counters, &own[6], &own[7]))
+    PyObject *own[9];
+    if (self->guard || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!OO!", names, &own[0], &PyDict_Type,
+                                                    &own[1], &PyDict_Type, &own[2], &PyDict_Type, &own[3],
+                                                    state->counters, &own[4], state->counters, &own[5],
+                                                    state->counters, &own[6], &own[7], &PyType_Type, &own[8]))
         return -1;
     self->guard = Py_NewRef(own[0]);
     self->live = Py_NewRef(own[1]);
@@ -894,6 +928,7 @@ static int fast_path_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->large = (struct counters *)Py_NewRef(own[5]);
     self->total = (struct counters *)Py_NewRef(own[6]);
     self->slow_calls = Py_NewRef(own[7]);
+    self->block_type = Py_NewRef(own[8]);
     return 0;
 }
 
@@ -901,7 +936,8 @@ static int fast_path_init(PyObject *object, PyObject *args, PyObject *kwargs)
     DO(guard) \
     DO(live) \
     DO(slow_calls) \
-    DO(small_by_stream) DO(large_by_stream) DO(small) DO(large) DO(total) DO(spare) DO(history) DO(events)
+    DO(small_by_stream) \
+    DO(large_by_stream) DO(small) DO(large) DO(total) DO(spare) DO(history) DO(events) DO(gather) DO(block_type)
 #define VISIT(name) Py_VISIT(self->name);
 #define CLEAR(name) Py_CLEAR(self->name);
 
@@ -926,7 +962,7 @@ static PyMemberDef fast_path_members[] = {MEMBER(fast_path, slow, T_BOOL, 0), EN
 static PyMethodDef fast_path_methods[] = {
     {"alloc", (PyCFunction)(void (*)(void))fast_path_alloc, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"free", (PyCFunction)(void (*)(void))fast_path_free, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"record_events", fast_path_record_events, METH_O, NULL},
+    {"set_history", fast_path_set_history, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,7 @@
 """Types for mypy: native types have the attributes of the plain ones."""
 
+from collections.abc import Callable
+
 from cudakit.core.allocator import blocks, fast_path, history, pool_stats
 from cudakit.core.allocator.blocks import Block as PlainBlock
 from cudakit.core.allocator.guard import Guard
@@ -26,7 +28,10 @@ class FastPath:
         large: pool_stats.BlockCounters,
         total: pool_stats.BlockCounters,
         slow_calls: fast_path.SlowCalls,
+        block_type: type[Block],
     ) -> None: ...
     alloc: fast_path.Alloc
     free: fast_path.Free
-    def record_events(self, history: history.History | None) -> None: ...
+    def set_history(
+        self, history: history.History | None, gather: Callable[[], blocks.RawStack]
+    ) -> object: ...

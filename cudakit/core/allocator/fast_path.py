@@ -145,9 +145,10 @@ class FastPath:
         self._small, self._large = engine.default.small.by_stream, engine.default.large.by_stream
         self._acquire, self._release = guard.lock.acquire, guard.lock.release
 
-    def record_events(self, history: History | None) -> None:
-        """Record events in a history, or none."""
+    def record_events(self, history: History | None) -> bool:
+        """Record events in a history, or none; return whether the fast path records all of it."""
         self._engine.trace = history
+        return history is None or not history.level
 
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
         """Allocate; see Alloc."""

@@ -5,11 +5,13 @@ Importing this raises ImportError if the extension was not compiled; the plain t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudakit.core.allocator import _fast, blocks, pool_stats
 from cudakit.core.allocator.blocks import BlockPool, BlockTypes, PagedRange
 from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import gather
 from cudakit.core.allocator.pool_stats import PoolStats
 
 if TYPE_CHECKING:
@@ -80,10 +82,12 @@ class FastPath(_fast.FastPath):
             stats.large.blocks,
             stats.peaks.blocks,
             slow_calls,
+            Block,
         )
         self._engine = engine
 
-    def record_events(self, history: History | None) -> None:
-        """Record events in a history, or none."""
+    def record_events(self, history: History | None) -> bool:
+        """Record events in a history, or none; return whether the fast path records all of it."""
         self._engine.trace = history
-        super().record_events(history)
+        self.set_history(history, partial(gather, 0))
+        return history is None or not history.skipped

@@ -23,7 +23,6 @@ from cudakit.core.allocator.history import (
     Annotation,
     Context,
     History,
-    Level,
     Recorded,
     Stacks,
     Stage,
@@ -79,10 +78,8 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            recorded = state.history
-            state.fast_path.record_events(recorded if recorded.enabled else None)
-            has_details = recorded.level > Level.NONE or bool(recorded.skipped)
-            state.set_slow("history", on=recorded.enabled and has_details)
+            recorded = state.history if state.history.enabled else None
+            state.set_slow("history", on=not state.fast_path.record_events(recorded))
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""

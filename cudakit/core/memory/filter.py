@@ -1,15 +1,14 @@
-"""The part of a snapshot that was asked for: devices with a trace, or one stream or pool of a trace."""
+"""The part of a trace that was asked for: one stream or one pool."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from cudakit.core.memory.replay.segments import segment_history
-from cudakit.core.memory.snapshot import HOST, Blocks, DeviceTrace, Segments, Snapshot
-from cudakit.errors import SnapshotError, UsageError
+from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Segments, Snapshot
+from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
 
 
@@ -62,40 +61,3 @@ def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> B
     kept = Blocks(*(getattr(blocks, name)[keep] for name in Blocks.__slots__))
     renumbered = (np.cumsum(keep_segment) - 1).astype(np.int32)
     return replace(kept, segment=renumbered[kept.segment])
-
-
-def traces_to_replay(
-    snapshots: Sequence[Snapshot], device: int | None
-) -> list[tuple[Snapshot, DeviceTrace]]:
-    """Return the traces with events of all GPUs, or of one device.
-
-    Raises UsageError for pinned host memory and for a device that no snapshot has, SnapshotError if no trace
-    is left.
-    """
-    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
-    if device == HOST:
-        raise UsageError(
-            "--what-if replays memory of devices, not pinned host memory",
-            hint="leave out --device host",
-        )
-    of_device = [
-        pair
-        for pair in known
-        if pair[1].device == device or (device is None and pair[1].device >= 0)
-    ]
-    if not of_device:
-        numbers = sorted({trace.device for _, trace in known if trace.device != HOST})
-        raise UsageError(
-            f"no device {device} in the snapshot"
-            if device is not None
-            else "no device in the snapshot",
-            hint=f"devices: {', '.join(map(str, numbers)) or 'none'}",
-        )
-    with_trace = [pair for pair in of_device if len(pair[1].events)]
-    if not with_trace:
-        raise SnapshotError(
-            f"{of_device[0][0].source}: there is no trace in it, and so nothing to replay",
-            hint="record one: `cudakit run --memory`, or torch.cuda.memory._record_memory_history()"
-            " before the program begins",
-        )
-    return with_trace

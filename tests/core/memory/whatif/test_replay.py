@@ -7,7 +7,7 @@ import random
 import pytest
 from core.allocator.device import MIB
 from core.allocator.test_machine import STREAMS, some_size
-from core.whatif.recordings import (
+from core.memory.whatif.recordings import (
     GIB,
     OF_POOLS,
     OF_STREAMS,
@@ -19,10 +19,11 @@ from core.whatif.recordings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.api.memory import new_allocator, recording_of, replay_snapshots
-from cudakit.core.whatif import WhatIfSpec
-from cudakit.core.whatif.program import program_of
-from cudakit.core.whatif.replay import Replayed, replay
+from cudakit.api.memory import new_allocator, replay_snapshots
+from cudakit.core.memory.whatif import WhatIfSpec
+from cudakit.core.memory.whatif.program import program_of
+from cudakit.core.memory.whatif.recording import recording_of
+from cudakit.core.memory.whatif.replay import Replayed, replay
 from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.whatif.recorded import has_both_kinds
-from cudakit.core.whatif.recording import Recording
-from cudakit.core.whatif.replay import Replayed
-from cudakit.core.whatif.result import Difference, Outcome
+from cudakit.core.memory.replay.allocations import Allocations
+from cudakit.core.memory.whatif.recorded import has_both_kinds
+from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.whatif.replay import Replayed
+from cudakit.core.memory.whatif.result import Difference, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
@@ -30,30 +31,35 @@ def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
 
 def reasons(recording: Recording, replayed: Replayed) -> Iterator[str]:
     """Return what a replay would need and the trace does not hold."""
-    settings = recording.settings
-    if not recording.begins_complete:
+    settings, history = recording.snapshot.settings, recording.history
+    if not history.begins_complete:
         yield (
             "the trace begins with memory in use, which is put in anew: of what was reserved then,"
-            f" {format_bytes(int(recording.curves.reserved[0]))}, the replay has"
+            f" {format_bytes(int(history.curves.reserved[0]))}, the replay has"
             f" {format_bytes(replayed.start.reserved_bytes)}"
         )
-    if not recording.is_consistent:
+    if history.inconsistencies.total or recording.trace.warnings:
         yield "the trace and the state at its end contradict each other"
     if has_both_kinds(recording):
         yield "expandable_segments was changed meanwhile: the trace has both kinds of segments"
     if settings.get("garbage_collection_threshold"):
         yield "garbage is collected by a share of a limit, which the file does not say"
-    if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(recording):
+    if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(
+        history.allocations
+    ):
         yield "which of the pending frees a request waited for, before it gave memory back, is in no trace"
     if settings.get("cudakit_cache_limit", -1) not in (-1, None):
         yield "the cache was limited while it was recorded, and is not in the replay"
     released = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
-    if released and not (recording.events.pool >= 0).any() and recording.pool_count > 1:
+    if (
+        released
+        and not (recording.trace.events.pool >= 0).any()
+        and len(recording.snapshot.pools) > 1
+    ):
         yield "of segments that are gone the file does not say the pool"
 
 
-def _has_pending_frees(recording: Recording) -> bool:
-    found = recording.allocations
+def _has_pending_frees(found: Allocations) -> bool:
     return bool((found.end - found.free_requested > 1).any())
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from cudakit.api.memory import replay_snapshots
 from cudakit.core.memory.load import load
-from cudakit.core.whatif import WhatIfSpec
-from cudakit.core.whatif.present import report
+from cudakit.core.memory.whatif import WhatIfSpec
+from cudakit.core.memory.whatif.present import report
 from cudakit.render import console
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
 
 

@@ -11,19 +11,19 @@ import pytest
 from core.allocator.device import MIB
 from core.memory import builders
 from core.memory.strategies import LAW, garbage, recordings
-from core.whatif.recordings import GIB, Program, read
+from core.memory.whatif.recordings import GIB, Program, read
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.api.memory import replay_snapshots
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
-from cudakit.core.whatif import WhatIfSpec
-from cudakit.core.whatif.result import DeviceWhatIf, Limit
+from cudakit.core.memory.whatif import WhatIfSpec
+from cudakit.core.memory.whatif.result import DeviceWhatIf, Limit
 from cudakit.errors import InputError, SnapshotError, Unsupported, UsageError
 from cudakit.torch_rules.settings import Settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RECORDINGS = sorted((*ROOT.glob("tests/data/*.pkl.gz"), *ROOT.glob("examples/*.pkl.gz")))
 GROWS = "expandable_segments:True"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from cudakit.core.whatif.program import AT_ONCE, Program, Step
-from cudakit.core.whatif.recording import BEFORE
-from cudakit.core.whatif.replica import Replica
-from cudakit.core.whatif.result import Held, Shortage
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.whatif.program import AT_ONCE, Program, Step
+from cudakit.core.memory.whatif.replica import Replica
+from cudakit.core.memory.whatif.result import Held, Shortage
 from cudakit.torch_rules.settings import Settings
 
 # Stream handles for the allocator, which treats those below 3 as default streams.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.whatif.recording import Curves, Events
+from cudakit.core.memory.replay.allocations import Curves
+from cudakit.core.memory.snapshot import Events
 from cudakit.torch_rules.actions import Action
 
 _Mask = npt.NDArray[np.bool_]

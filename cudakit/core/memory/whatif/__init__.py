@@ -7,23 +7,24 @@ shows whether the others can be believed: it should equal the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cudakit.core.whatif.program import NOTHING, program_of
-from cudakit.core.whatif.recorded import limit_of, outcome_of, settings_of
-from cudakit.core.whatif.recording import Recording
-from cudakit.core.whatif.replay import NewAllocator, Replayed, replay
-from cudakit.core.whatif.result import (
+from cudakit.core.memory.analyze import file_facts
+from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
+from cudakit.core.memory.whatif.program import NOTHING, program_of
+from cudakit.core.memory.whatif.recorded import limit_of, outcome_of, settings_of
+from cudakit.core.memory.whatif.recording import Recording, recording_of
+from cudakit.core.memory.whatif.replay import NewAllocator, Replayed, replay
+from cudakit.core.memory.whatif.result import (
     SCHEMA,
     DeviceWhatIf,
-    FileFacts,
     Limit,
     Outcome,
     WhatIfResult,
 )
-from cudakit.core.whatif.verdict import best_of, differences, headline, reasons
-from cudakit.errors import UsageError
+from cudakit.core.memory.whatif.verdict import best_of, differences, headline, reasons
+from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.settings import Settings, parse_config
 
 _OPTION = "--what-if"
@@ -48,28 +49,64 @@ class _Trial:
 
 def what_if(
     spec: WhatIfSpec,
-    files: Sequence[FileFacts],
-    recordings: Iterable[Recording],
+    snapshots: Sequence[Snapshot],
     new_allocator: NewAllocator,
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
-    """Answer a WhatIfSpec for recordings of one or more devices.
+    """Answer a WhatIfSpec for the devices of snapshots.
 
-    ``recordings`` is read after the settings are checked. Raises InputError for invalid settings, with the
-    character; Unsupported for settings that the allocator does not have; UsageError for a share of memory
-    without the size of the memory.
+    Raises InputError for invalid settings, with the character; Unsupported for settings that the allocator
+    does not have; UsageError for a share of memory without the size of the memory, for pinned host memory,
+    and for a device that no snapshot has; SnapshotError if no trace is left.
     """
     trials = tuple(_trials(spec, new_allocator))
-    chosen = tuple(recordings)
+    chosen = _traces_to_replay(snapshots, spec.device)
     steps = _Progress(len(chosen) * (len(trials) + 1), progress)
     return WhatIfResult(
         schema=SCHEMA,
-        files=tuple(files),
+        files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _Experiment(recording, new_allocator, steps).answer(trials, spec.limit_bytes)
-            for recording in chosen
+            _Experiment(recording_of(*pair), new_allocator, steps).answer(trials, spec.limit_bytes)
+            for pair in chosen
         ),
     )
+
+
+def _traces_to_replay(
+    snapshots: Sequence[Snapshot], device: int | None
+) -> list[tuple[Snapshot, DeviceTrace]]:
+    """Return the traces with events of all GPUs, or of one device.
+
+    Raises UsageError for pinned host memory and for a device that no snapshot has, SnapshotError if no trace
+    is left.
+    """
+    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    if device == HOST:
+        raise UsageError(
+            "--what-if replays memory of devices, not pinned host memory",
+            hint="leave out --device host",
+        )
+    of_device = [
+        pair
+        for pair in known
+        if pair[1].device == device or (device is None and pair[1].device >= 0)
+    ]
+    if not of_device:
+        numbers = sorted({trace.device for _, trace in known if trace.device != HOST})
+        raise UsageError(
+            f"no device {device} in the snapshot"
+            if device is not None
+            else "no device in the snapshot",
+            hint=f"devices: {', '.join(map(str, numbers)) or 'none'}",
+        )
+    with_trace = [pair for pair in of_device if len(pair[1].events)]
+    if not with_trace:
+        raise SnapshotError(
+            f"{of_device[0][0].source}: there is no trace in it, and so nothing to replay",
+            hint="record one: `cudakit run --memory`, or torch.cuda.memory._record_memory_history()"
+            " before the program begins",
+        )
+    return with_trace
 
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
@@ -123,9 +160,9 @@ class _Experiment:
         tried = tuple(self._replay(trial, limit)[1] for trial in trials)
         best = best_of(baseline, tried)
         return DeviceWhatIf(
-            file=recording.source,
-            device=recording.device,
-            events=len(recording.events),
+            file=recording.snapshot.source,
+            device=recording.trace.device,
+            events=len(recording.trace.events),
             limit=limit,
             recorded=recorded,
             replayed=outcome,
@@ -146,7 +183,7 @@ class _Experiment:
             self._new_allocator,
             limit_bytes=limit_bytes,
             addresses=self._recording.segment_addresses(),
-            search_again=self._recording.settings.get("cudakit_search_again") is True,
+            search_again=self._recording.snapshot.settings.get("cudakit_search_again") is True,
         )
         return replayed, _outcome(trial, limit_bytes, replayed)
 

@@ -11,8 +11,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.whatif.recording import BEFORE, Allocations, Events, Recording
-from cudakit.core.whatif.releases import Release, releases_of
+from cudakit.core.memory.replay.allocations import Allocations
+from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.snapshot import Events
+from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.whatif.releases import Release, releases_of
 
 AT_ONCE = -1
 
@@ -54,13 +57,13 @@ NOTHING = Program((), (), (), (), (), (), -1, own_stacks=False)
 
 def program_of(recording: Recording, *, collects: bool) -> Program:
     """Return the steps that led to a recording; ``collects`` is that of ``releases_of``."""
-    found, events = recording.allocations, recording.events
+    found, events = recording.history.allocations, recording.trace.events
     n = len(events)
     lanes = _lanes(found, events)
     waits_end = _waits_end(found, lanes, n)
     own_stacks = _have_own_stacks(found, events)
     releases = releases_of(
-        events, recording.curves, waits_end, collects=collects, own_stacks=own_stacks
+        events, recording.history.curves, waits_end, collects=collects, own_stacks=own_stacks
     )
     failed = recording.failed_requests()
     placed = [
@@ -77,7 +80,7 @@ def program_of(recording: Recording, *, collects: bool) -> Program:
         freed_before=tuple(before[found.free_requested[before] == BEFORE].tolist()),
         steps=tuple((event, step, number) for event, _, step, number in placed),
         releases=releases,
-        peak_event=recording.peak_moment() - 1,
+        peak_event=recording.history.peak_moment() - 1,
         own_stacks=own_stacks,
     )
 

@@ -6,21 +6,12 @@ first recorded event".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from cudakit.core.memory.result import FileFacts
 
 SCHEMA = "cudakit.memviz.whatif/1"
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """One snapshot file."""
-
-    name: str
-    format: str
-    size_bytes: int  # uncompressed
-    settings: Mapping[str, Any]  # of the allocator, as recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.core.whatif.program import Program
-from cudakit.core.whatif.recording import Recording
-from cudakit.core.whatif.result import Held, Limit, Outcome
+from cudakit.core.memory.whatif.program import Program
+from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.whatif.result import Held, Limit, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.recorded_values import flag_of_device
 from cudakit.torch_rules.settings import Settings, recorded_settings, with_changes
@@ -13,7 +13,7 @@ from cudakit.torch_rules.sizes import rounded, segment_size
 
 def settings_of(recording: Recording) -> Settings:
     """Return the settings of a record; the trace itself shows whether segments were expandable."""
-    settings = recorded_settings(recording.settings)
+    settings = recorded_settings(recording.snapshot.settings)
     expandable = _expandable(recording)
     if expandable is not None:
         settings = with_changes(settings, {"expandable_segments": expandable})
@@ -29,7 +29,9 @@ def _expandable(recording: Recording) -> bool | None:
     maps = recording.has(Action.SEGMENT_MAP)
     if maps != recording.has(Action.SEGMENT_ALLOC):
         return maps
-    return flag_of_device(recording.settings.get("expandable_segments"), recording.device)
+    return flag_of_device(
+        recording.snapshot.settings.get("expandable_segments"), recording.trace.device
+    )
 
 
 def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
@@ -38,7 +40,7 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     If the device was full, the limit is what was reserved plus what was free. If the process was not allowed
     more, only the highest reserved value is known to have been allowed.
     """
-    reserved, events = recording.curves.reserved, recording.events
+    reserved, events = recording.history.curves.reserved, recording.trace.events
     highest = int(reserved.max())
     failed = recording.failed_requests()
     waited = [release for release in program.releases if release.request is not None]
@@ -61,7 +63,7 @@ def _needed(size: int, settings: Settings) -> int:
 
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
     """Return the figures of the record, from its events and its final state."""
-    curves, moment = recording.curves, program.peak_event + 1
+    curves, moment = recording.history.curves, program.peak_event + 1
     free = int(curves.reserved[moment] - curves.active[moment])
     names = ("reserved", "allocated", "requested", "active")
     return Outcome(
