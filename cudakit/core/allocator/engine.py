@@ -31,7 +31,7 @@ from cudakit.core.allocator.history import (
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
 from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
-from cudakit.core.allocator.segments import Segment, Segments
+from cudakit.core.allocator.segments import Segment, Segments, is_whole_segment
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
@@ -394,8 +394,3 @@ class Engine:
     def _release_all(self, blocks: Iterable[Block], stack: RawStack | None) -> None:
         for block in blocks:
             self.release_block(block, stack)
-
-
-def is_whole_segment(block: Block) -> bool:
-    """Return whether a block is all of a segment that is not expandable."""
-    return not block.is_split and block.expandable_segment is None

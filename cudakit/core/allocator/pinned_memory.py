@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cudakit.core.allocator.blocks import Block, RawStack, Request
-from cudakit.core.allocator.engine import Engine, is_whole_segment
+from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import SEGMENT_ALLOC
 from cudakit.core.allocator.pinned_pools import (
     NO_STREAM,
@@ -21,6 +21,7 @@ from cudakit.core.allocator.pinned_pools import (
     Reserve,
 )
 from cudakit.core.allocator.pinned_supply import HostStats, HostSupply, HostUpstream
+from cudakit.core.allocator.segments import is_whole_segment
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError

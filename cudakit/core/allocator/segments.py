@@ -297,6 +297,11 @@ class ExpandableSegment:
         self.registry[new.ptr] = new
 
 
+def is_whole_segment(block: Block) -> bool:
+    """Return whether a block is all of a segment that is not expandable."""
+    return not block.is_split and block.expandable_segment is None
+
+
 def _absorb_next(block: Block) -> None:
     """Merge the next block, which must be in no list, into a block."""
     absorbed = block.next

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
-from cudakit.core.memory.result import DeviceMemory, Facet
+from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import (
     Bytes,
-    Column,
     Count,
     Node,
     Note,
@@ -16,6 +15,7 @@ from cudakit.document import (
     Seconds,
     Table,
     Text,
+    Value,
 )
 from cudakit.units import Unavailable
 
@@ -23,41 +23,28 @@ from cudakit.units import Unavailable
 def lines(device: DeviceMemory, top: int) -> Table:
     """List the source lines that hold most."""
     return limited(
-        ("line of source", "lines of source"),
         (
-            Column("bytes", "number"),
-            Column("share", "bar"),
-            Column("blocks", "number"),
-            Column("line of your program", "text"),
+            ("bytes", "number", lambda line: Bytes(line.bytes)),
+            ("share", "bar", lambda line: Ratio(line.share)),
+            ("blocks", "number", lambda line: Count(line.count)),
+            ("line of your program", "text", lambda line: line.frame or Text(NO_STACK)),
         ),
         device.lines,
-        lambda line: (
-            Bytes(line.bytes),
-            Ratio(line.share),
-            Count(line.count),
-            line.frame or Text(NO_STACK),
-        ),
         top,
+        ("line of source", "lines of source"),
     )
 
 
 def holders(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most."""
     return limited(
-        ("call stack", "call stacks"),
         (
-            Column("bytes", "number"),
-            Column("share", "bar"),
-            Column("blocks", "number"),
-            Column("call stack", "stack"),
+            ("bytes", "number", lambda holder: Bytes(holder.bytes)),
+            ("share", "bar", lambda holder: Ratio(holder.share)),
+            ("blocks", "number", lambda holder: Count(holder.count)),
+            ("call stack", "stack", lambda holder: stack_value(holder.stack, holder.site)),
         ),
         device.holders,
-        lambda holder: (
-            Bytes(holder.bytes),
-            Ratio(holder.share),
-            Count(holder.count),
-            stack_value(holder.stack, holder.site),
-        ),
         top,
     )
 
@@ -65,21 +52,15 @@ def holders(device: DeviceMemory, top: int) -> Table:
 def facet(found: Facet, top: int) -> Table:
     """List the values of a facet that hold most."""
     return limited(
-        ("value", "values"),
         (
-            Column("bytes", "number"),
-            Column("share", "bar"),
-            Column("blocks", "number"),
-            Column(found.name.replace("_", " "), "text"),
+            ("bytes", "number", lambda group: Bytes(group.bytes)),
+            ("share", "bar", lambda group: Ratio(group.share)),
+            ("blocks", "number", lambda group: Count(group.count)),
+            (found.name.replace("_", " "), "text", lambda group: Text(group.name or "(none)")),
         ),
         found.groups,
-        lambda group: (
-            Bytes(group.bytes),
-            Ratio(group.share),
-            Count(group.count),
-            Text(group.name or "(none)"),
-        ),
         top,
+        ("value", "values"),
     )
 
 
@@ -101,20 +82,13 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     who = "1 call stack holds" if n == 1 else f"{n} call stacks hold"
     yield Note("warn", f"{who} more after each step ({by})")
     yield limited(
-        ("call stack", "call stacks"),
         (
-            Column("per step", "number"),
-            Column("held now", "number"),
-            Column("blocks", "number"),
-            Column("call stack", "stack"),
+            ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
+            ("held now", "number", lambda leak: Bytes(leak.bytes)),
+            ("blocks", "number", lambda leak: Count(leak.count)),
+            ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
         ),
         device.leaks,
-        lambda leak: (
-            Bytes(leak.bytes_per_step),
-            Bytes(leak.bytes),
-            Count(leak.count),
-            stack_value(leak.stack, leak.site),
-        ),
         top,
     )
 
@@ -122,23 +96,19 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
 def churn(device: DeviceMemory, top: int) -> Table:
     """List the stacks that allocate most over the trace."""
     return limited(
-        ("call stack", "call stacks"),
         (
-            Column("allocated", "number"),
-            Column("share", "bar"),
-            Column("times", "number"),
-            Column("mean life", "number"),
-            Column("call stack", "stack"),
+            ("allocated", "number", lambda row: Bytes(row.bytes)),
+            ("share", "bar", lambda row: Ratio(row.share)),
+            ("times", "number", lambda row: Count(row.count)),
+            ("mean life", "number", _mean_life),
+            ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
         ),
         device.churn,
-        lambda row: (
-            Bytes(row.bytes),
-            Ratio(row.share),
-            Count(row.count),
-            Unavailable("none of them ended, or the file has no times")
-            if row.mean_lifetime_us is None
-            else Seconds(row.mean_lifetime_us / 1e6),
-            stack_value(row.stack, row.site),
-        ),
         top,
     )
+
+
+def _mean_life(row: Churn) -> Value:
+    if row.mean_lifetime_us is None:
+        return Unavailable("none of them ended, or the file has no times")
+    return Seconds(row.mean_lifetime_us / 1e6)

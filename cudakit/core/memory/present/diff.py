@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import left_out, stack_value
+from cudakit.core.memory.present.rows import limited, stack_value, table
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
     Change,
-    Column,
     Count,
     Document,
     Node,
@@ -38,24 +37,23 @@ def _name(device: DeviceDiff) -> str:
 
 
 def _totals(device: DeviceDiff) -> Table:
-    rows = []
-    for name, moment in (("peak", device.peak), ("end", device.end)):
-        before, after = moment.before.state, moment.after.state
-        for what, old, new in (
-            ("requested", before.requested_bytes, after.requested_bytes),
-            ("reserved", before.reserved_bytes, after.reserved_bytes),
-        ):
-            row = (Text(f"{what} at {name}"), Bytes(old), Bytes(new), Change(new - old))
-            rows.append((*row, _growth(old, new)))
-    return Table(
+    rows = [
+        (f"{what} at {name}", *(getattr(side.state, f"{what}_bytes") for side in sides))
+        for name, sides in (
+            ("peak", (device.peak.before, device.peak.after)),
+            ("end", (device.end.before, device.end.after)),
+        )
+        for what in ("requested", "reserved")
+    ]
+    return table(
         (
-            Column("", "text"),
-            Column("before", "number"),
-            Column("after", "number"),
-            Column("change", "number"),
-            Column("growth", "number"),
+            ("", "text", lambda row: Text(row[0])),
+            ("before", "number", lambda row: Bytes(row[1])),
+            ("after", "number", lambda row: Bytes(row[2])),
+            ("change", "number", lambda row: Change(row[2] - row[1])),
+            ("growth", "number", lambda row: _growth(row[1], row[2])),
         ),
-        tuple(rows),
+        rows,
     )
 
 
@@ -71,35 +69,17 @@ def _moments(device: DeviceDiff, top: int) -> Iterator[Section]:
 
 
 def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:
-    for word, rows in (
-        ("grown", moment.grown),
-        ("appeared", moment.appeared),
-        ("shrunk", moment.shrunk),
-        ("vanished", moment.vanished),
-    ):
+    for word in ("grown", "appeared", "shrunk", "vanished"):
+        rows: tuple[DiffRow, ...] = getattr(moment, word)
         if rows:
-            yield _table(word, rows, top)
-
-
-def _table(word: str, rows: tuple[DiffRow, ...], top: int) -> Table:
-    shown = rows if top == 0 else rows[:top]
-    return Table(
-        columns=(
-            Column(word, "number"),
-            Column("before", "number"),
-            Column("after", "number"),
-            Column("blocks", "number"),
-            Column("call stack", "stack"),
-        ),
-        rows=tuple(
-            (
-                Change(row.change_bytes),
-                Bytes(row.before_bytes),
-                Bytes(row.after_bytes),
-                Count(row.after_count),
-                stack_value(row.stack, row.site),
+            yield limited(
+                (
+                    (word, "number", lambda row: Change(row.change_bytes)),
+                    ("before", "number", lambda row: Bytes(row.before_bytes)),
+                    ("after", "number", lambda row: Bytes(row.after_bytes)),
+                    ("blocks", "number", lambda row: Count(row.after_count)),
+                    ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
+                ),
+                rows,
+                top,
             )
-            for row in shown
-        ),
-        caption=left_out(len(rows) - len(shown), "call stack", "call stacks"),
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.document import Column, Frame, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -38,19 +39,27 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
     return Stack(frames, site) if frames else Text(NO_STACK)
 
 
+def table(
+    columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
+    items: Iterable[_T],
+    caption: str = "",
+) -> Table:
+    """Return a table with a row per item; a column is its title, its kind and its value of an item."""
+    return Table(
+        tuple(Column(title, kind) for title, kind, _ in columns),
+        tuple(tuple(value(item) for *_, value in columns) for item in items),
+        caption,
+    )
+
+
 def limited(
-    names: tuple[str, str],
-    columns: tuple[Column, ...],
+    columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
     items: Sequence[_T],
-    row: Callable[[_T], tuple[Value, ...]],
     top: int,
+    names: tuple[str, str] = ("call stack", "call stacks"),
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all, with the number of rows left out."""
     shown = items if top == 0 else items[:top]
-    caption = left_out(len(items) - len(shown), *names)
-    return Table(columns, tuple(row(item) for item in shown), caption)
-
-
-def left_out(n: int, one: str, many: str) -> str:
-    """Return the caption for rows left out of a table; "" if there are none."""
-    return f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
+    n, (one, many) = len(items) - len(shown), names
+    caption = f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
+    return table(columns, shown, caption)

@@ -7,71 +7,39 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.present.layout import memory_layout
-from cudakit.core.memory.present.rows import limited, pool_name, stack_value
-from cudakit.core.memory.result import DeviceMemory, Fragmentation
+from cudakit.core.memory.present.rows import limited, pool_name, stack_value, table
+from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.core.memory.snapshot import SegmentKind
-from cudakit.document import Bytes, Column, Columns, Count, Facts, Node, Ratio, Table, Text, View
+from cudakit.document import Bytes, Columns, Count, Facts, Node, Ratio, Table, Text, View
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
     """List the groups of segments."""
     return limited(
-        ("group", "groups"),
         (
-            Column("pool", "text"),
-            Column("stream", "number"),
-            Column("kind", "text"),
-            Column("segments", "number"),
-            Column("reserved", "number"),
-            Column("in use", "number"),
-            Column("free", "number"),
-            Column("largest hole", "number"),
+            ("pool", "text", lambda group: Text(pool_name(group.pool))),
+            ("stream", "number", lambda group: Count(group.stream)),
+            ("kind", "text", _kind),
+            ("segments", "number", lambda group: Count(group.segments)),
+            ("reserved", "number", lambda group: Bytes(group.reserved_bytes)),
+            ("in use", "number", lambda group: Bytes(group.used_bytes)),
+            ("free", "number", lambda group: Bytes(group.free_bytes)),
+            ("largest hole", "number", lambda group: Bytes(group.largest_hole_bytes)),
         ),
         device.segments,
-        lambda group: (
-            Text(pool_name(group.pool)),
-            Count(group.stream),
-            Text(f"{group.kind}, expandable" if group.expandable else group.kind),
-            Count(group.segments),
-            Bytes(group.reserved_bytes),
-            Bytes(group.used_bytes),
-            Bytes(group.free_bytes),
-            Bytes(group.largest_hole_bytes),
-        ),
         top,
+        ("group", "groups"),
     )
+
+
+def _kind(group: SegmentGroup) -> Text:
+    return Text(f"{group.kind}, expandable" if group.expandable else group.kind)
 
 
 def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show what is free inside segments, and the blocks that pin it there."""
     found = device.fragmentation
-    yield _fragmentation_facts(found)
-    if found.pins:
-        yield limited(
-            ("call stack", "call stacks"),
-            (
-                Column("pins", "number"),
-                Column("alone", "number"),
-                Column("segments", "number"),
-                Column("with blocks", "number"),
-                Column("of", "number"),
-                Column("call stack of the pinning blocks", "stack"),
-            ),
-            found.pins,
-            lambda pin: (
-                Bytes(pin.pinned_bytes),
-                Bytes(pin.alone_bytes),
-                Count(pin.segments),
-                Count(pin.blocks),
-                Bytes(pin.bytes),
-                stack_value(pin.stack, pin.site),
-            ),
-            top,
-        )
-
-
-def _fragmentation_facts(found: Fragmentation) -> Facts:
-    return Facts(
+    yield Facts(
         (
             ("free inside segments", Bytes(found.free_bytes)),
             ("of reserved", Ratio(found.free_share)),
@@ -83,6 +51,23 @@ def _fragmentation_facts(found: Fragmentation) -> Facts:
             ("of blocks", Ratio(found.rounding_share)),
         )
     )
+    if found.pins:
+        yield limited(
+            (
+                ("pins", "number", lambda pin: Bytes(pin.pinned_bytes)),
+                ("alone", "number", lambda pin: Bytes(pin.alone_bytes)),
+                ("segments", "number", lambda pin: Count(pin.segments)),
+                ("with blocks", "number", lambda pin: Count(pin.blocks)),
+                ("of", "number", lambda pin: Bytes(pin.bytes)),
+                (
+                    "call stack of the pinning blocks",
+                    "stack",
+                    lambda pin: stack_value(pin.stack, pin.site),
+                ),
+            ),
+            found.pins,
+            top,
+        )
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
@@ -126,24 +111,14 @@ def _emptiest_segments(device: DeviceMemory) -> Table:
     found = device.layout
     free, used = found.free_by_segment(), found.used_by_segment()
     blocks = np.bincount(found.block_segment, minlength=len(free))
-    order = np.argsort(-free, kind="stable")[:5]
-    return Table(
-        columns=(
-            Column("segment", "text"),
-            Column("size", "number"),
-            Column("in use", "number"),
-            Column("free", "number"),
-            Column("blocks", "number"),
+    return table(
+        (
+            ("segment", "text", lambda i: Text(f"0x{int(found.segments.address[i]):x}")),
+            ("size", "number", lambda i: Bytes(int(found.segments.size[i]))),
+            ("in use", "number", lambda i: Bytes(int(used[i]))),
+            ("free", "number", lambda i: Bytes(int(free[i]))),
+            ("blocks", "number", lambda i: Count(int(blocks[i]))),
         ),
-        rows=tuple(
-            (
-                Text(f"0x{int(found.segments.address[i]):x}"),
-                Bytes(int(found.segments.size[i])),
-                Bytes(int(used[i])),
-                Bytes(int(free[i])),
-                Count(int(blocks[i])),
-            )
-            for i in order.tolist()
-        ),
-        caption="the segments with most free memory",
+        np.argsort(-free, kind="stable")[:5].tolist(),
+        "the segments with most free memory",
     )

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import device_name, stack_value
-from cudakit.core.memory.result import DeviceMemory, Oom, State
+from cudakit.core.memory.present.rows import device_name, stack_value, table
+from cudakit.core.memory.result import DeviceMemory, State
 from cudakit.document import (
     Bytes,
     Chart,
@@ -77,28 +77,20 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
     if len(shown) < len(device.ooms):
         yield Note("info", f"the last {len(shown)} of {len(device.ooms)} failed allocations:")
     for oom in shown:
-        yield from _oom(oom)
-
-
-def _oom(oom: Oom) -> Iterator[Node]:
-    yield Note("error", oom.sentence, remedies=oom.remedies)
-    yield _oom_facts(oom)
-
-
-def _oom_facts(oom: Oom) -> Facts:
-    return Facts(
-        (
-            ("requested", Bytes(oom.size_bytes)),
-            ("free on the device", Bytes(oom.device_free_bytes)),
-            ("allocated", Bytes(oom.state.allocated_bytes)),
-            ("reserved", Bytes(oom.state.reserved_bytes)),
-            ("free in segments", Bytes(oom.free_bytes)),
-            ("largest hole", Bytes(oom.largest_hole_bytes)),
-            ("pending free", Bytes(oom.state.pending_free_bytes)),
-            ("event", Count(oom.event)),
-            ("asked by", stack_value(oom.stack, oom.site)),
+        yield Note("error", oom.sentence, remedies=oom.remedies)
+        yield Facts(
+            (
+                ("requested", Bytes(oom.size_bytes)),
+                ("free on the device", Bytes(oom.device_free_bytes)),
+                ("allocated", Bytes(oom.state.allocated_bytes)),
+                ("reserved", Bytes(oom.state.reserved_bytes)),
+                ("free in segments", Bytes(oom.free_bytes)),
+                ("largest hole", Bytes(oom.largest_hole_bytes)),
+                ("pending free", Bytes(oom.state.pending_free_bytes)),
+                ("event", Count(oom.event)),
+                ("asked by", stack_value(oom.stack, oom.site)),
+            )
         )
-    )
 
 
 # Ranks of a balanced program differ by less than this share of the median peak.
@@ -107,31 +99,19 @@ _OUTLIER = 0.05
 
 def overview(devices: Sequence[DeviceMemory]) -> Table:
     """Compare devices of one or several files in a row each."""
-    return Table(
-        columns=(
-            Column("file", "text"),
-            Column("device", "text"),
-            Column("events", "number"),
-            Column("peak requested", "number"),
-            Column("peak reserved", "number"),
-            Column("end allocated", "number"),
-            Column("end reserved", "number"),
-            Column("OOMs", "number"),
+    return table(
+        (
+            ("file", "text", lambda device: Text(device.file)),
+            ("device", "text", lambda device: Text(device_name(device))),
+            ("events", "number", lambda device: Count(device.events)),
+            ("peak requested", "number", lambda device: Bytes(device.peak.requested_bytes)),
+            ("peak reserved", "number", lambda device: Bytes(device.peak.highest_reserved_bytes)),
+            ("end allocated", "number", lambda device: Bytes(device.end.allocated_bytes)),
+            ("end reserved", "number", lambda device: Bytes(device.end.reserved_bytes)),
+            ("OOMs", "number", lambda device: Count(len(device.ooms))),
         ),
-        rows=tuple(
-            (
-                Text(device.file),
-                Text(device_name(device)),
-                Count(device.events),
-                Bytes(device.peak.requested_bytes),
-                Bytes(device.peak.highest_reserved_bytes),
-                Bytes(device.end.allocated_bytes),
-                Bytes(device.end.reserved_bytes),
-                Count(len(device.ooms)),
-            )
-            for device in devices
-        ),
-        caption=_outlier(devices),
+        devices,
+        _outlier(devices),
     )
 
 
@@ -148,44 +128,39 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
 
 def totals(device: DeviceMemory) -> Table:
     """Show the totals of the end, the peak and the moment asked for side by side."""
-    states: list[tuple[str, State]] = [("end", device.end)]
+    states = [("at end", device.end)]
     if device.at.name != "end":
-        states.insert(
-            0, (device.at.name if device.at.name != "event" else "event", device.at.state)
+        words = (
+            f"event {device.at.event:,}" if device.at.name == "event" else f"at {device.at.name}"
         )
-    rows: tuple[tuple[str, Callable[[State], Value]], ...] = (
-        ("allocated", lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived)),
-        ("requested", lambda s: Bytes(s.requested_bytes)),
-        ("pending free", lambda s: Bytes(s.pending_free_bytes)),
-        ("reserved", lambda s: Bytes(s.reserved_bytes)),
-        ("segments", lambda s: Count(s.segments)),
-        ("blocks in use", lambda s: Count(s.blocks)),
-    )
-    highest: dict[str, Value] = {
-        "allocated": Bytes(device.peak.highest_allocated_bytes, device.peak.allocated_is_derived),
-        "requested": Bytes(device.peak.requested_bytes),
-        "reserved": Bytes(device.peak.highest_reserved_bytes),
-    }
+        states.insert(0, (words, device.at.state))
+    peak = device.peak
     none = Text("")
+    # The title of a row, its value at a moment, and the highest one.
+    rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
+        (
+            "allocated",
+            lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived),
+            Bytes(peak.highest_allocated_bytes, peak.allocated_is_derived),
+        ),
+        ("requested", lambda s: Bytes(s.requested_bytes), Bytes(peak.requested_bytes)),
+        ("pending free", lambda s: Bytes(s.pending_free_bytes), none),
+        ("reserved", lambda s: Bytes(s.reserved_bytes), Bytes(peak.highest_reserved_bytes)),
+        ("segments", lambda s: Count(s.segments), none),
+        ("blocks in use", lambda s: Count(s.blocks), none),
+    )
     return Table(
         columns=(
             Column("", "text"),
-            *(
-                Column(f"at {name}" if name != "event" else _event(device), "number")
-                for name, _ in states
-            ),
+            *(Column(words, "number") for words, _ in states),
             Column("highest ever", "number"),
         ),
         rows=tuple(
-            (Text(name), *(value(state) for _, state in states), highest.get(name, none))
-            for name, value in rows
+            (Text(name), *(value(state) for _, state in states), highest)
+            for name, value, highest in rows
         ),
         caption=_totals_caption(device),
     )
-
-
-def _event(device: DeviceMemory) -> str:
-    return f"event {device.at.event:,}"
 
 
 def _totals_caption(device: DeviceMemory) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from cudakit.core.memory.present.rows import table
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
 from cudakit.core.memory.whatif.verdict import when_short
 from cudakit.document import (
     Bytes,
     Change,
-    Column,
     Count,
     Document,
     Node,
@@ -21,8 +22,6 @@ from cudakit.document import (
     Value,
 )
 from cudakit.units import Unavailable, format_bytes, format_count
-
-_NOT_TOLD = Unavailable("the file does not tell who gave memory back")
 
 
 def report(result: WhatIfResult) -> Document:
@@ -104,73 +103,59 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     # Of what ran out of memory the peak says nothing.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
     compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
-    return Table(
+
+    def change(outcome: Outcome) -> Value:
+        more = outcome.peak.reserved_bytes - base
+        return Change(more) if id(outcome) in compared else Text("")
+
+    return table(
         (
-            Column("settings", "text"),
-            Column("peak", "number"),
-            Column("change", "number"),
-            Column("end", "number"),
-            Column("free inside", "number"),
-            Column("of reserved", "number"),
+            _SETTINGS,
+            ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
+            ("change", "number", change),
+            ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
+            ("free inside", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
+            ("of reserved", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
-        tuple(
-            (
-                Text(outcome.name),
-                Bytes(outcome.peak.reserved_bytes),
-                Change(outcome.peak.reserved_bytes - base) if id(outcome) in compared else Text(""),
-                Bytes(outcome.end.reserved_bytes),
-                Bytes(outcome.fragmentation_bytes),
-                Ratio(outcome.fragmentation),
-            )
-            for outcome in outcomes
-        ),
-        caption="free inside segments, and its share: when most was requested in the record",
+        outcomes,
+        "free inside segments, and its share: when most was requested in the record",
     )
 
 
 def _in_use(outcomes: tuple[Outcome, ...]) -> Table:
-    return Table(
+    return table(
         (
-            Column("settings", "text"),
-            Column("peak allocated", "number"),
-            Column("end", "number"),
-            Column("peak requested", "number"),
-            Column("end", "number"),
+            _SETTINGS,
+            ("peak allocated", "number", lambda outcome: Bytes(outcome.peak.allocated_bytes)),
+            ("end", "number", lambda outcome: Bytes(outcome.end.allocated_bytes)),
+            ("peak requested", "number", lambda outcome: Bytes(outcome.peak.requested_bytes)),
+            ("end", "number", lambda outcome: Bytes(outcome.end.requested_bytes)),
         ),
-        tuple(
-            (
-                Text(outcome.name),
-                Bytes(outcome.peak.allocated_bytes),
-                Bytes(outcome.end.allocated_bytes),
-                Bytes(outcome.peak.requested_bytes),
-                Bytes(outcome.end.requested_bytes),
-            )
-            for outcome in outcomes
-        ),
+        outcomes,
     )
 
 
 def _driver(outcomes: tuple[Outcome, ...]) -> Table:
-    return Table(
+    return table(
         (
-            Column("settings", "text"),
-            Column("allocations", "number"),
-            Column("frees", "number"),
-            Column("retries", "number"),
-            Column("out of memory", "number"),
+            _SETTINGS,
+            ("allocations", "number", lambda outcome: Count(outcome.device_allocations)),
+            ("frees", "number", lambda outcome: Count(outcome.device_frees)),
+            ("retries", "number", _retries),
+            ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
-        tuple(
-            (
-                Text(outcome.name),
-                Count(outcome.device_allocations),
-                Count(outcome.device_frees),
-                _retries(outcome),
-                Count(outcome.ooms),
-            )
-            for outcome in outcomes
-        ),
+        outcomes,
     )
 
 
 def _retries(outcome: Outcome) -> Value:
-    return _NOT_TOLD if outcome.retries is None else Count(outcome.retries)
+    if outcome.retries is None:
+        return Unavailable("the file does not tell who gave memory back")
+    return Count(outcome.retries)
+
+
+def _name(outcome: Outcome) -> Text:
+    return Text(outcome.name)
+
+
+_SETTINGS: Final = ("settings", "text", _name)
