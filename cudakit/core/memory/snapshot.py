@@ -8,14 +8,17 @@ index 0 is the empty stack, the empty text, the default pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.document import Frame
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # The device number of the pinned host allocator's memory.
 HOST = -1
@@ -85,6 +88,20 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.address)
+
+
+_Arrays = TypeVar("_Arrays", bound="DataclassInstance")
+
+
+def take(arrays: _Arrays, which: npt.NDArray[Any]) -> _Arrays:
+    """Select items of every array of a dataclass, by indices or by truth values."""
+    return type(arrays)(*(getattr(arrays, field.name)[which] for field in fields(arrays)))
+
+
+def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
+    """Concatenate every array of two dataclasses of one type."""
+    both = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    return type(first)(*map(np.concatenate, both))
 
 
 @dataclass(frozen=True, slots=True)
