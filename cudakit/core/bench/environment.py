@@ -76,16 +76,6 @@ class Environment:
         }
         return {why: seconds for why, seconds in spans.items() if seconds > 0}
 
-    @property
-    def energy_j(self) -> float | Unavailable:
-        """Energy between ``before`` and ``after``."""
-        if self.before is None or self.after is None:
-            return NOT_ASKED
-        first, last = self.before.energy_j, self.after.energy_j
-        if isinstance(first, Unavailable):
-            return first
-        return last if isinstance(last, Unavailable) else last - first
-
     def unlike(self, other: Environment) -> tuple[str, ...]:
         """Return the differences that make results of two machines incomparable."""
         return (

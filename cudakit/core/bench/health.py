@@ -187,13 +187,8 @@ def _health(
     if isinstance(case.verification, Verification) and not case.verification.passed:
         return "fail"
     if isinstance(amount, Unavailable):
-        return amount if _is_refused(case) else "fail"
+        return amount if case.refused else "fail"
     return expected if isinstance(expected, Unavailable) else expected.judge(amount)
-
-
-def _is_refused(case: CaseResult) -> bool:
-    """Return whether the GPU or the library does not offer the case."""
-    return isinstance(case.limit, Unavailable) and case.limit == case.median_s
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:

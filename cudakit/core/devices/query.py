@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cudakit.core.devices.fields import registry
 from cudakit.core.devices.match import MatchedDevice, match
-from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
+from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
 from cudakit.core.devices.topology import pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
@@ -71,19 +71,19 @@ class Query:
 
         ``activity`` adds the activity of the devices since the last such read.
         """
-        driver, library = _versions(self.nvml)
+        nvml = self.nvml
         return DevicesResult(
             simulated=self.machine.simulated,
             time_ns=time.time_ns(),
-            driver_version=driver,
-            nvml_version=library,
+            driver_version=nvml if isinstance(nvml, Unavailable) else nvml.driver_version,
+            nvml_version=nvml if isinstance(nvml, Unavailable) else nvml.nvml_version,
             cuda=_cuda(self.cuda),
             devices=tuple(
                 self._device(found, names, activity=activity, processes=processes)
                 for found in self.found
             ),
-            pairs=self._pairs() if topology else None,
-            notes=machine_notes(self.nvml, self.cuda),
+            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.found) if topology else None,
+            notes=tuple(_machine_notes(self.nvml, self.cuda)),
         )
 
     def _device(
@@ -94,7 +94,7 @@ class Query:
         if activity:
             self._add_activity(found, names, fields)
         self._add_missing(found, names, fields)
-        notes = device_notes(found, fields, lost=lost, visible_devices=self._visible_devices)
+        visible = self._visible_devices
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(found),
@@ -105,13 +105,10 @@ class Query:
             name=name if isinstance(name, Unavailable) else str(name),
             hidden=found.hidden,
             lost=lost is not None,
-            notes=notes,
+            notes=tuple(_device_notes(found, fields, lost=lost, visible_devices=visible)),
             fields={each: fields[each] for each in fields if not names or each in names},
             processes=self._processes(found) if processes else None,
         )
-
-    def _pairs(self) -> tuple[Pair, ...]:
-        return pairs(self.machine.nvml(links=True), self.cuda, self.found)
 
     def _add_telemetry(
         self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
@@ -169,7 +166,7 @@ class Query:
         if found.cuda and not found.hidden:
             return found.cuda.index
         if found.hidden:
-            return Unavailable(hidden_by(self._visible_devices))
+            return Unavailable(_hidden_by(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA
@@ -177,14 +174,6 @@ class Query:
     @property
     def _visible_devices(self) -> str | None:
         return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
-
-
-def _versions(
-    view: NvmlView | Unavailable,
-) -> tuple[str | Unavailable, str | Unavailable]:
-    if isinstance(view, Unavailable):
-        return view, view
-    return view.driver_version, view.nvml_version
 
 
 def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
@@ -207,12 +196,8 @@ def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
 _NORMAL = ("idle", "application clocks setting", "display clock setting")
 
 
-def machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[str, ...]:
-    """Return notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
-    return tuple(_machine_notes(nvml, cuda))
-
-
 def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> Iterator[str]:
+    """Yield notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
     if isinstance(nvml, Unavailable):
         yield f"CUDA only, without clocks, power and use: {nvml.reason}"
     if isinstance(cuda, Unavailable):
@@ -225,18 +210,12 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
         yield from visibility(cuda.visible_devices, cuda.order).notes
 
 
-def device_notes(
-    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
-) -> tuple[str, ...]:
-    """Return notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
-    return tuple(_device_notes(found, fields, lost, visible_devices))
-
-
 def _device_notes(
-    found: MatchedDevice, fields: dict[str, Field], lost: str | None, visible_devices: str | None
+    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
 ) -> Iterator[str]:
+    """Yield notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
     if found.hidden:
-        yield hidden_by(visible_devices)
+        yield _hidden_by(visible_devices)
     if lost:
         yield lost
     if fields.get("integrated") is True:
@@ -246,24 +225,21 @@ def _device_notes(
     mode = fields.get("compute_mode", "default")
     if isinstance(mode, str) and mode != "default":
         yield f"compute mode: {mode}"
-    slowed = _slowed(fields.get("clock_event_reasons"))
+    reasons = fields.get("clock_event_reasons")
+    slowed = (
+        [str(each) for each in reasons if each not in _NORMAL] if isinstance(reasons, tuple) else []
+    )
     if slowed:
         yield f"slowed: {', '.join(slowed)}"
     yield from _memory_errors(fields)
 
 
-def hidden_by(visible_devices: str | None) -> str:
-    """Return the note on a device that the variable hides."""
+def _hidden_by(visible_devices: str | None) -> str:
     return (
         f"hidden by {VARIABLE}={visible_devices}"
         if visible_devices
         else f"hidden: {VARIABLE} is empty"
     )
-
-
-def _slowed(reasons: object) -> list[str]:
-    known = reasons if isinstance(reasons, tuple) else ()
-    return [reason for reason in known if reason not in _NORMAL]
 
 
 def _memory_errors(fields: dict[str, Field]) -> Iterator[str]:

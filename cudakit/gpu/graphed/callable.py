@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from cudakit.errors import UsageError
@@ -94,12 +93,7 @@ class Graphed(Generic[_T]):
     def __enter__(self) -> Graphed[_T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _work(self, function: Callable[..., _T]) -> Callable[[StreamHandle], _T]:

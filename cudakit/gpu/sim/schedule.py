@@ -21,26 +21,18 @@ from cudakit.trace.kinds import Work
 _PACES = (0.02, 0.2, 0.5, 0.9)
 
 
+@dataclass(slots=True)
 class Clock:
-    """Integer nanoseconds since the device was opened; only calls advance them."""
+    """The time at the host, in integer nanoseconds since the device was opened; only calls advance it."""
 
-    __slots__ = ("_now_ns",)
-
-    def __init__(self) -> None:
-        self._now_ns = 0
-
-    @property
-    def now_ns(self) -> int:
-        """The time at the host."""
-        return self._now_ns
+    now_ns: int = 0
 
     def advance(self, nanoseconds: int) -> None:
-        """Advance the time."""
-        self._now_ns += max(nanoseconds, 0)
+        self.now_ns += max(nanoseconds, 0)
 
     def reach(self, time_ns: int) -> None:
         """Advance to a time, unless it is past."""
-        self._now_ns = max(self._now_ns, time_ns)
+        self.now_ns = max(self.now_ns, time_ns)
 
 
 class Engine(Enum):

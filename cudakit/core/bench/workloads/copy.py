@@ -16,7 +16,7 @@ from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.core.bench.workload import Verification
-from cudakit.core.bench.workloads.checks import POISON, Finding, check_copy, worst
+from cudakit.core.bench.workloads.checks import POISON, Buffers, Finding, check_copy, worst
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, DeviceInfo, Event, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
@@ -219,7 +219,7 @@ class PreparedCopy:
     def _finding(self, route: _Route) -> Finding:
         # At most one of the two is inaccessible, so one staging buffer suffices.
         to, source = (self._places.visible(end.ptr, end.place) for end in (route.to, route.source))
-        return check_copy(self._compare, to, (source,), self._size_bytes, self._seed, LEGACY)
+        return check_copy(self._compare, Buffers(to, (source,)), self._size_bytes, self._seed)
 
     def _route(self, fill: Fill, number: int, from_: Place, to: Place) -> _Route:
         source, target = (_Buffer(self._places.malloc(place), place) for place in (from_, to))

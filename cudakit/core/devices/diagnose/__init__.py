@@ -74,13 +74,7 @@ def diagnose(
 def _run(theme: str, check: Check, context: RunContext) -> Judged:
     found = check.run(context)
     return Judged(
-        id=check.id,
-        theme=theme,
-        title=check.title,
-        status=found.status,
-        summary=found.summary,
-        evidence=found.evidence,
-        fix=found.fix,
+        check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
     )
 
 

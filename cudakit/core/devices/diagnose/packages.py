@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    combine,
+    fail,
+    ok,
+    require,
+    warn,
+)
 from cudakit.core.devices.diagnose.driver import cuda_text, require_driver
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
@@ -57,16 +65,7 @@ _SUPPORTED: _Capability = (7, 5)
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
     """Return the installed packages by name; of several copies the first on the path, which is imported."""
-    if isinstance(c.software.distributions, Unavailable):
-        raise NotCheckable(c.software.distributions.reason)
-    return {one.name: one for one in reversed(c.software.distributions)}
-
-
-def frameworks(c: RunContext) -> tuple[Build, ...]:
-    """Return the CUDA versions that frameworks were built for. Raises NotCheckable if unknown."""
-    if isinstance(c.software.builds, Unavailable):
-        raise NotCheckable(c.software.builds.reason)
-    return c.software.builds
+    return {one.name: one for one in reversed(require(c.software.distributions))}
 
 
 def driver_version(c: RunContext) -> Finding:
@@ -99,7 +98,7 @@ def _driver_cuda(c: RunContext) -> tuple[int, int]:
 
 def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
     """Yield what was built for a version of CUDA: its name, that version, and whether it generates PTX."""
-    for build in frameworks(c):
+    for build in require(c.software.builds):
         if build.cuda:
             yield f"{build.framework} {build.version}", build.cuda, False
     for name, one in distributions(c).items():
@@ -156,12 +155,9 @@ def architectures(c: RunContext) -> Finding:
     devices = _capabilities(c)
     names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
     evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
-    problems = [
-        *_too_old(devices, evidence),
-        *_without_code(c, devices, evidence),
-    ]
     return combine(
-        problems, otherwise=ok(f"the installed builds can have code for {names}", evidence)
+        (*_too_old(devices, evidence), *_without_code(c, devices, evidence)),
+        otherwise=ok(f"the installed builds can have code for {names}", evidence),
     )
 
 
@@ -195,7 +191,7 @@ def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Itera
 def _without_code(
     c: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
-    for build in frameworks(c):
+    for build in require(c.software.builds):
         for name, capability in devices.items():
             reason = _missing_code(build.cuda, capability) if build.cuda else ""
             if reason:
@@ -242,7 +238,7 @@ def framework_builds(c: RunContext) -> Finding:
     says in torch/version.py for which CUDA it was built; JAX needs a package jax-cuda12-plugin or
     jax-cuda13-plugin beside it. Nothing is imported to find out.
     """
-    found = {build.framework: build for build in frameworks(c)}
+    found = {build.framework: build for build in require(c.software.builds)}
     installed = distributions(c)
     evidence = {f"{one.framework} {one.version}": _built(one) for one in found.values()}
     problems = []
@@ -317,10 +313,8 @@ def _cuda_major(name: str) -> int:
 
 
 def _duplicates(c: RunContext) -> Iterator[Finding]:
-    if isinstance(c.software.distributions, Unavailable):
-        return
     copies: dict[str, list[Distribution]] = {}
-    for one in c.software.distributions:
+    for one in require(c.software.distributions):
         if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:
             copies.setdefault(one.name, []).append(one)
     for name, found in copies.items():
@@ -347,22 +341,19 @@ def shadowed_libraries(c: RunContext) -> Finding:
     fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
     system toolkit that is not on LD_LIBRARY_PATH harms nobody.
     """
-    if isinstance(c.software.libraries, Unavailable):
-        raise NotCheckable(c.software.libraries.reason)
-    found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
-    places = sorted({one.source for one in found})
+    libraries = require(c.software.libraries)
+    found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(found),
         otherwise=ok("no copy of a CUDA library hides another", _census(found))
-        if places
+        if found
         else ok("no CUDA library lies where the loader looks"),
     )
 
 
-def _shadowed(found: Iterable[Library]) -> Iterator[Finding]:
-    known = list(found)
-    packaged = {one.soname: one for one in known if one.source == "package"}
-    for one in known:
+def _shadowed(found: Sequence[Library]) -> Iterator[Finding]:
+    packaged = {one.soname: one for one in found if one.source == "package"}
+    for one in found:
         other = packaged.get(one.soname)
         if one.source == "LD_LIBRARY_PATH" and other is not None and other.real != one.real:
             yield warn(

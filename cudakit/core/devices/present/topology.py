@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from cudakit.core.devices.present.fields import text_value
 from cudakit.core.devices.result import Device, DevicesResult, Pair
 from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
@@ -28,7 +29,7 @@ def topology(result: DevicesResult) -> Iterator[Node]:
         yield Note("info", "there is only one GPU: it has nobody to reach")
         return
     pairs = {(pair.first, pair.second): pair for pair in result.pairs}
-    yield _matrix("link", gpus, pairs, _link)
+    yield _matrix("link", gpus, pairs, lambda pair: text_value(pair.path))
     yield _matrix("peer access", gpus, pairs, _access)
     for pair in result.pairs:
         if pair.disagreement:
@@ -54,7 +55,7 @@ def _near(gpu: Device, what: str) -> tuple[Value, ...]:
     if what != "link":
         return ()
     fields = (gpu.field("cpu_affinity"), gpu.field("host_numa_id"))
-    return tuple(field if isinstance(field, Unavailable) else Text(str(field)) for field in fields)
+    return tuple(map(text_value, fields))
 
 
 def _cell(
@@ -77,10 +78,6 @@ def _number(device: Device) -> int:
 def _name(device: Device) -> str:
     cuda = f"cuda:{device.cuda_index}" if isinstance(device.cuda_index, int) else ""
     return " ".join(filter(None, (cuda, f"nvml:{device.nvml_index}")))
-
-
-def _link(pair: Pair) -> Value:
-    return pair.path if isinstance(pair.path, Unavailable) else Text(pair.path)
 
 
 def _access(pair: Pair) -> Value:
