@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.document import Frame
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # The device number of the pinned host allocator's memory.
 HOST = -1
@@ -90,7 +87,11 @@ class Blocks:
         return len(self.address)
 
 
-_Arrays = TypeVar("_Arrays", bound="DataclassInstance")
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Arrays = TypeVar("_Arrays", bound=_Dataclass)
 
 
 def take(arrays: _Arrays, which: npt.NDArray[Any]) -> _Arrays:

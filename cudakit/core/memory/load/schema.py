@@ -31,7 +31,7 @@ from cudakit.core.memory.snapshot import (
     Snapshot,
 )
 from cudakit.errors import SnapshotError
-from cudakit.torch_rules.recorded_values import flag_of_device
+from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MOST_DEVICES = 128
