@@ -43,8 +43,6 @@ _SAID: Mapping[str, Status] = MappingProxyType(
         "event last recorded in a capturing stream": Status.CAPTURED_EVENT,
     }
 )
-EMPTY = "the function enqueued nothing on the stream that was captured"
-EMPTY_HINT = _STREAM
 
 
 class GraphDevice(Memory, Streams, Graphs, Protocol):
@@ -88,10 +86,6 @@ class DriverGraph:
             self.gpu.destroy_graph(graph)
         return value
 
-    def stream(self, given: object) -> Stream:
-        """Return the stream that was given, or the current one for None."""
-        return self.streams.stream(given)
-
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy of new contents."""
         if size_bytes and to != from_:
@@ -126,7 +120,9 @@ class DriverGraph:
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
-            raise UsageError(EMPTY, hint=EMPTY_HINT)
+            raise UsageError(
+                "the function enqueued nothing on the stream that was captured", hint=_STREAM
+            )
         return graph, value
 
 
@@ -148,7 +144,7 @@ def captured(
             value = work()
         except BaseException as error:
             spoiled = _broken_off(end, drop)
-            if isinstance(error, Exception) and (spoiled or is_refusal(error)):
+            if isinstance(error, Exception) and (spoiled or _status(error)):
                 raise refusal(error, spoiled) from error
             raise
         try:
@@ -176,11 +172,6 @@ def _collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Return whether an error comes from the capture, and not from the function."""
-    return _status(error) is not None
 
 
 def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:

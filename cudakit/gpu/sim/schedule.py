@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cudakit.errors import CudaError
 from cudakit.trace.events import Access
@@ -97,7 +97,7 @@ class Schedule:
     def __init__(self, clock: Clock, *, seed: int | None) -> None:
         self.fault: CudaError | None = None
         self._clock = clock
-        self._ready: Policy = InTime() if seed is None else Shuffled(seed)
+        self._ready: InTime | Shuffled = InTime() if seed is None else Shuffled(seed)
         self._count = 0
         self._front_ns = 0  # no task begins before the one that ran last
         self._end_ns = 0  # the latest end of all tasks that ran
@@ -211,15 +211,6 @@ class Schedule:
             if not follower.waiting:
                 self._ready.push(follower)
         task.followers.clear()
-
-
-class Policy(Protocol):
-    """The tasks that are ready to run, and the choice of the next one."""
-
-    def __len__(self) -> int: ...
-    def push(self, task: Task) -> None: ...
-    def pop(self) -> Task: ...
-    def is_due(self, now_ns: int) -> bool: ...
 
 
 class InTime:

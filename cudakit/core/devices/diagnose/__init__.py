@@ -17,7 +17,12 @@ from cudakit.core.devices.diagnose.check import (
     Status,
 )
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id
-from cudakit.core.devices.diagnose.driver import cuda_text, libcuda_path, nvml_library_version
+from cudakit.core.devices.diagnose.driver import (
+    cuda_text,
+    driver_cuda,
+    libcuda_path,
+    nvml_library_version,
+)
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import RunContext
@@ -111,13 +116,14 @@ def explain(name: str) -> Explanation:
 
 def versions(c: RunContext) -> dict[str, str]:
     """Return the known versions of system, driver and packages."""
+    offered = driver_cuda(c)
     found = {
         "system": c.host.distribution,
         "kernel": c.host.kernel,
         "container": c.host.container or ("WSL" if c.host.is_wsl else ""),
         "driver": _driver(c),
         "NVML": nvml_library_version(c),
-        "CUDA of the driver": _cuda(c),
+        "CUDA of the driver": None if offered is None else cuda_text(offered),
         "libcuda": libcuda_path(c),
         "Python": platform.python_version(),
         **_packages(c),
@@ -131,11 +137,6 @@ def _driver(c: RunContext) -> str | None:
         return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
     version = None if isinstance(c.nvml, Unavailable) else c.nvml.driver_version
     return version if isinstance(version, str) else None
-
-
-def _cuda(c: RunContext) -> str | None:
-    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
-    return cuda_text(version) if isinstance(version, tuple) else None
 
 
 def _packages(c: RunContext) -> dict[str, str]:

@@ -306,6 +306,12 @@ def _first_copy(c: RunContext, soname: str) -> str | None:
     return next((one.real for one in found if one.soname == soname), None)
 
 
+def driver_cuda(c: RunContext) -> tuple[int, int] | None:
+    """Return the version of CUDA that the driver supports, None if it is unknown."""
+    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
+    return version if isinstance(version, tuple) else None
+
+
 def as_numbers(version: str) -> tuple[int, ...]:
     """Convert a version to numbers that compare: 580.65.06 to (580, 65, 6)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -14,7 +14,7 @@ from cudakit.core.devices.diagnose.check import (
     require,
     warn,
 )
-from cudakit.core.devices.diagnose.driver import cuda_text, require_driver
+from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 from cudakit.units import Unavailable
@@ -76,7 +76,10 @@ def driver_version(c: RunContext) -> Finding:
     nvJitLink is refused with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450, CUDA 12
     needs 525, CUDA 13 needs 580, or newer.
     """
-    offered = _driver_cuda(c)
+    offered = driver_cuda(c)
+    if offered is None:
+        require_driver(c)
+        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
     needs = list(_needs(c))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
     evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
@@ -86,14 +89,6 @@ def driver_version(c: RunContext) -> Finding:
             f"the driver's CUDA {cuda_text(offered)} is new enough for what is installed", evidence
         ),
     )
-
-
-def _driver_cuda(c: RunContext) -> tuple[int, int]:
-    cuda = c.cuda
-    if isinstance(cuda, Unavailable) or isinstance(cuda.driver_version, Unavailable):
-        require_driver(c)
-        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
-    return cuda.driver_version
 
 
 def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
@@ -261,9 +256,9 @@ def _built(build: Build) -> str:
 
 
 def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
-    known = not isinstance(c.cuda, Unavailable) and isinstance(c.cuda.driver_version, tuple)
-    offered = _driver_cuda(c)[0] if known else max(_INDEXES)
-    index = _INDEXES.get(offered, _INDEXES[max(_INDEXES)])
+    newest = max(_INDEXES)
+    major, _ = driver_cuda(c) or (newest, 0)
+    index = _INDEXES.get(major, _INDEXES[newest])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
@@ -364,7 +359,7 @@ def _shadowed(found: Sequence[Library]) -> Iterator[Finding]:
 
 
 def _census(found: Iterable[Library]) -> dict[str, str]:
-    by_source: dict[str, list[str]] = {}
+    by_source: dict[str, set[str]] = {}
     for one in found:
-        by_source.setdefault(one.source, []).append(one.soname)
-    return {source: ", ".join(sorted(set(names))) for source, names in by_source.items()}
+        by_source.setdefault(one.source, set()).add(one.soname)
+    return {source: ", ".join(sorted(names)) for source, names in by_source.items()}
