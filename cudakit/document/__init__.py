@@ -161,7 +161,6 @@ class Marker:
 class Chart:
     """Curves over a common axis. ``x_unit`` and ``y_unit`` name a Value kind for the axis labels."""
 
-    kind: Literal["line", "area", "bar", "scatter", "matrix"]
     title: str
     x: Array
     series: tuple[Series, ...]

@@ -21,7 +21,7 @@ from cudakit.document import (
     Value,
     View,
 )
-from cudakit.render.values import NO_STACK, format_frame, format_value, format_x, format_y
+from cudakit.render.values import NO_STACK, format_frame, format_value, format_y, x_value
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
@@ -89,14 +89,16 @@ def _chart(chart: Chart) -> str:
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
     places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
-    across = format_x(chart)
     lines = [
         _line((_escaped(chart.x_label), *(_escaped(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),
         *(
             _line(
                 _escaped(text)
-                for text in (across[i], *(format_y(chart, float(s.y[i])) for s in chart.series))
+                for text in (
+                    format_value(x_value(chart, chart.x[i].item())),
+                    *(format_y(chart, float(series.y[i])) for series in chart.series),
+                )
             )
             for i in places
         ),

@@ -118,13 +118,6 @@ def y_value(chart: Chart, y: float) -> Value:
     return _with_unit(chart.y_unit, y)
 
 
-def format_x(chart: Chart) -> list[str]:
-    """Format every item of the x axis: names unchanged, numbers with their unit."""
-    if chart.x.dtype.kind in "OSU":
-        return [str(item) for item in chart.x.tolist()]
-    return [format_value(x_value(chart, item)) for item in chart.x.tolist()]
-
-
 def format_y(chart: Chart, y: float) -> str:
     """Format a height with its unit."""
     return format_value(y_value(chart, y))

@@ -74,7 +74,7 @@ def test_a_section_with_nothing_to_show_is_left_out() -> None:
 
 def test_a_chart_is_a_table_of_its_points() -> None:
     chart = Chart(
-        "line", "Speed", np.array([1, 2]), (Series("a", np.array([0.5, 1.0])),), "n", y_unit="ratio"
+        "Speed", np.array([1, 2]), (Series("a", np.array([0.5, 1.0])),), "n", y_unit="ratio"
     )
     assert text_of(chart).splitlines() == [
         "**Speed**",
@@ -87,8 +87,8 @@ def test_a_chart_is_a_table_of_its_points() -> None:
 
 
 def test_a_long_chart_is_thinned_out_and_an_empty_one_says_so() -> None:
-    long = Chart("line", "L", np.arange(1000), (Series("a", np.arange(1000)),))
-    empty = Chart("line", "E", np.array([]), ())
+    long = Chart("L", np.arange(1000), (Series("a", np.arange(1000)),))
+    empty = Chart("E", np.array([]), ())
     assert 20 < len(text_of(long).splitlines()) < 50
     assert text_of(empty) == "**E**: no data"
 

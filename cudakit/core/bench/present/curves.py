@@ -169,7 +169,6 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     wide = places[0] > 0 and places[-1] / places[0] >= _WIDE
     title = axis_title(name)
     return Chart(
-        kind="line",
         title="Share of the limit" if by_limit else "Time",
         x=np.log2(places) if wide else np.array(places, np.float64),
         series=tuple(

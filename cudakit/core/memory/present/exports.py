@@ -155,7 +155,6 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
     clock = _clock(device)
     name = device_name(device)
     yield Chart(
-        kind="line",
         title=f"{name} memory",
         x=clock / 1e6,
         series=tuple(
