@@ -89,34 +89,30 @@ def child() -> None:
 
 
 def _open_all() -> list[Gpu]:
+    from cudakit.gpu.cuda.driver import check, cu
     from cudakit.gpu.open import open_gpu
 
     first = open_gpu("cuda", 0)
-    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, _device_count()))]
-
-
-def _device_count() -> int:
-    from cudakit.gpu.cuda.driver import check, cu
-
-    return int(check(cu.cuDeviceGetCount()))
+    count = int(check(cu.cuDeviceGetCount()))
+    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, count))]
 
 
 def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     """Run each step on every device, up to the first step that fails."""
     gpus: list[Gpu] = []
-    images: dict[int, bytes] = {}
+    images: list[bytes] = []
 
     def make() -> Iterator[str]:
         gpus.extend(open_all())
         yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
 
     def compile_for() -> Iterator[str]:
-        for at, gpu in enumerate(gpus):
-            images[at] = gpu.compile(_SOURCE)
-            yield f"{format_bytes(len(images[at]))} of code"
+        for gpu in gpus:
+            images.append(gpu.compile(_SOURCE))
+            yield f"{format_bytes(len(images[-1]))} of code"
 
     def run() -> Iterator[str]:
-        yield from (_run_kernel(gpu, images[at]) for at, gpu in enumerate(gpus))
+        yield from map(_run_kernel, gpus, images)
 
     def copy() -> Iterator[str]:
         yield from map(_copy_around, gpus)

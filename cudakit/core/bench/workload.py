@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -22,6 +22,16 @@ class Verification:
     tolerance: float  # the largest error that rounding explains
     against: str  # what the reference is: "float64, 64 rows"
     detail: str = ""  # what is wrong, where it is: "3 values were never written"
+
+
+def verification(error: float, tolerance: float, against: str, detail: str = "") -> Verification:
+    """Return a verification that passed if the error is within the tolerance and nothing else is wrong."""
+    return Verification(not detail and error <= tolerance, error, tolerance, against, detail)
+
+
+def worst(found: Iterable[Verification]) -> Verification:
+    """Return the verification that failed, or that has the largest error."""
+    return max(found, key=lambda one: (not one.passed, one.error))
 
 
 # Of a workload that computes no values.

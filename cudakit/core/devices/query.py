@@ -13,7 +13,7 @@ from cudakit.core.devices.topology import pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
-from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo
+from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
 _NOT_OF_NVML = Unavailable("NVML does not know the device")
@@ -89,17 +89,20 @@ class Query:
     def _device(
         self, found: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
-        fields: dict[str, Field] = dict(found.fields)
-        lost = self._add_telemetry(found, names, fields)
+        nvml, fields = found.nvml, dict(found.fields)
+        telemetry = self.machine.telemetry(nvml, names) if nvml else self._without_nvml
+        fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            self._add_activity(found, names, fields)
+            counted = self.machine.activity(nvml, names) if nvml else self._without_nvml
+            fields |= self._fields_of(counted, "activity", names)
         self._add_missing(found, names, fields)
+        lost = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
         visible = self._visible_devices
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(found),
-            nvml_index=found.nvml.index if found.nvml else _NOT_OF_NVML,
-            parent=found.nvml.parent if found.nvml else None,
+            nvml_index=nvml.index if nvml else _NOT_OF_NVML,
+            parent=nvml.parent if nvml else None,
             uuid=found.uuid,
             pci_bus_id=found.pci_bus_id,
             name=name if isinstance(name, Unavailable) else str(name),
@@ -110,27 +113,13 @@ class Query:
             processes=self._processes(found) if processes else None,
         )
 
-    def _add_telemetry(
-        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
-    ) -> str | None:
-        """Add the telemetry; return the reason if NVML knows the device and cannot read it."""
-        if found.nvml is None:
-            return None
-        telemetry = self.machine.telemetry(found.nvml, names)
-        if isinstance(telemetry, Telemetry):
-            fields |= telemetry.fields
-            return None
-        fields |= {field.name: telemetry for field in self._of_kind("telemetry", names)}
-        return telemetry.reason
-
-    def _add_activity(
-        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
-    ) -> None:
-        activity = self.machine.activity(found.nvml, names) if found.nvml else _NOT_OF_NVML
-        if isinstance(activity, Telemetry):
-            fields |= activity.fields
-        else:
-            fields |= {field.name: activity for field in self._of_kind("activity", names)}
+    def _fields_of(
+        self, read: Telemetry | Unavailable, kind: Kind, names: Collection[str]
+    ) -> Mapping[str, Field]:
+        """Return the fields of a reading; if that failed, all of its kind with the reason."""
+        if isinstance(read, Telemetry):
+            return read.fields
+        return {field.name: read for field in self._of_kind(kind, names)}
 
     def _add_missing(
         self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
@@ -141,7 +130,7 @@ class Query:
             if field.name not in fields and (found.is_instance or not of_instance):
                 fields[field.name] = self._missing_reason(found, field)
 
-    def _of_kind(self, kind: str, names: Collection[str] = ()) -> list[FieldInfo]:
+    def _of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
             field
             for field in self.fields.values()
@@ -151,9 +140,7 @@ class Query:
     def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
-        if isinstance(self.nvml, Unavailable):
-            return self.nvml
-        return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
+        return Unavailable("NVML did not say") if found.nvml else self._without_nvml
 
     def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if found.nvml is None:
@@ -170,6 +157,10 @@ class Query:
         if isinstance(self.cuda, Unavailable):
             return self.cuda
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA
+
+    @property
+    def _without_nvml(self) -> Unavailable:
+        return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_OF_NVML
 
     @property
     def _visible_devices(self) -> str | None:

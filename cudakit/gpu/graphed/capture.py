@@ -144,7 +144,7 @@ def captured(
             value = work()
         except BaseException as error:
             spoiled = _broken_off(end, drop)
-            if isinstance(error, Exception) and (spoiled or _status(error)):
+            if isinstance(error, Exception) and (spoiled or status_of(error)):
                 raise refusal(error, spoiled) from error
             raise
         try:
@@ -176,7 +176,7 @@ def _collector_off() -> Iterator[None]:
 
 def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:
     """Return the error that explains an invalidated capture; ``ended`` is the error of its end, if any."""
-    status = _status(error) or _status(ended) or Status.STREAM_CAPTURE_INVALIDATED
+    status = status_of(error) or status_of(ended) or Status.STREAM_CAPTURE_INVALIDATED
     said = str(error).strip().partition("\n")[0]
     return CudaError(
         status,
@@ -186,8 +186,11 @@ def refusal(error: BaseException, ended: BaseException | None = None) -> CudaErr
     )
 
 
-def _status(error: BaseException | None) -> Status | None:
-    """Return the driver's status in an error of any library, found by its number or its text."""
+def status_of(error: BaseException | None) -> Status | None:
+    """Return the status of a capture in an error of any library, found by its number or its text.
+
+    None for an error that does not come from a capture.
+    """
     # cudakit and Numba, CuPy, torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)

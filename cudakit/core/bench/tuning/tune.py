@@ -20,10 +20,11 @@ from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.core.bench.tuning.search import DEFAULT, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned, machine_of
+from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import NOT_ASKED
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -33,6 +34,7 @@ _SAMPLE_S = 2e-3
 # Shares of the time of a GEMM after which listing algorithms, and warming up, end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
 
+_NOT_SAID = Unavailable("the device does not say")
 _NO_FINAL = Unavailable("no other algorithm came into the final")
 _TOO_FEW = Unavailable("too few samples to be that sure")
 _NO_SAMPLE = Unavailable("there was nothing to compare it with")
@@ -40,8 +42,20 @@ _NO_SAMPLE = Unavailable("there was nothing to compare it with")
 
 def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
     """Return the machine that algorithms are tuned on or used on."""
+    fields, versions = gpu.facts().fields, run_context.versions
+    gpu_name, capability = (
+        value if isinstance(value, Unavailable) else str(value)
+        for value in (fields.get(name, _NOT_SAID) for name in ("name", "compute_capability"))
+    )
     with closing(gpu.blas("cublaslt")) as blas:
-        return machine_of(gpu.facts(), blas.library, blas.version, run_context.versions)
+        return TunedMachine(
+            gpu=gpu_name,
+            compute_capability=capability,
+            library=blas.library,
+            library_version=blas.version,
+            driver=versions.get("driver", NOT_ASKED),
+            cudakit=versions.get("cudakit", NOT_ASKED),
+        )
 
 
 def tune(

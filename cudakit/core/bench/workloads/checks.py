@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workload import Verification, verification
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT
@@ -24,19 +24,6 @@ _SAMPLED = 4096
 _ROUNDING = 2.0**-24
 
 
-class Finding(NamedTuple):
-    """The verification of one buffer set."""
-
-    error: float
-    tolerance: float
-    against: str
-    detail: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.detail and self.error <= self.tolerance
-
-
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """One buffer set: what is written, and what is read."""
@@ -46,32 +33,26 @@ class Buffers:
 
 
 # Checks the target of a buffer set, given the size of its buffers and the seed, and synchronizes.
-Check: TypeAlias = Callable[[Compare, Buffers, int, int], Finding]
+Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 
-def worst(findings: Iterable[Finding]) -> Verification:
-    """Return the finding that failed, or that has the largest error."""
-    finding = max(findings, key=lambda found: (not found.passed, found.error))
-    return Verification(finding.passed, *finding)
-
-
-def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Finding:  # noqa: ARG001
+def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Compare every word with its source."""
     wrong = compare.count_different(at.to, at.sources[0], size_bytes, LEGACY)
     return _of_words(wrong, size_bytes // _WORD_BYTES, "the source, every word")
 
 
-def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Finding:  # noqa: ARG001
+def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the reader found the value in the last place."""
     missed = compare.count_unlike(at.to, SOUGHT, _WORD_BYTES, LEGACY)
     detail = "what the last place holds was not read" if missed else ""
-    return Finding(float(missed), 0.0, "what the last place holds", detail)
+    return verification(float(missed), 0.0, "what the last place holds", detail)
 
 
 def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
-    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Finding:  # noqa: ARG001
+    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
         wrong = compare.count_unlike(at.to, word, size_bytes, LEGACY)
         return _of_words(wrong, size_bytes // _WORD_BYTES, "the word written, every word")
 
@@ -81,7 +62,7 @@ def check_write(word: int) -> Check:
 def check_linear(factors: Sequence[float]) -> Check:
     """Return a check of a sample against a linear combination in fp64, and of all for unwritten values."""
 
-    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Finding:
+    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:
         words = size_bytes // _WORD_BYTES
         places = _places(words, seed)
         values = compare.sample(at.to, FP32, places, LEGACY)
@@ -90,14 +71,14 @@ def check_linear(factors: Sequence[float]) -> Check:
         unwritten = words - compare.count_unlike(at.to, _POISONED_WORD, size_bytes, LEGACY)
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
-        return Finding(error, _ROUNDING, f"fp64, {len(places)} values", detail)
+        return verification(error, _ROUNDING, f"fp64, {len(places)} values", detail)
 
     return check
 
 
-def _of_words(wrong: int, words: int, against: str) -> Finding:
+def _of_words(wrong: int, words: int, against: str) -> Verification:
     detail = f"{wrong} of {words} words are wrong" if wrong else ""
-    return Finding(wrong / words, 0.0, against, detail)
+    return verification(wrong / words, 0.0, against, detail)
 
 
 def _places(count: int, seed: int) -> npt.NDArray[np.int64]:

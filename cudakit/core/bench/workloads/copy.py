@@ -15,8 +15,8 @@ from cudakit.core.bench.l2_cache import MOST_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
-from cudakit.core.bench.workload import Verification
-from cudakit.core.bench.workloads.checks import POISON, Buffers, Finding, check_copy, worst
+from cudakit.core.bench.workload import Verification, worst
+from cudakit.core.bench.workloads.checks import POISON, Buffers, check_copy
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, DeviceInfo, Event, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
@@ -206,7 +206,7 @@ class PreparedCopy:
             gpu.wait(stream, self._join)
 
     def verify(self) -> Verification:
-        verification = worst(map(self._finding, self._routes()))
+        verification = worst(map(self._check, self._routes()))
         self._poison(self._routes())
         return verification
 
@@ -216,7 +216,7 @@ class PreparedCopy:
     def _routes(self) -> Iterator[_Route]:
         return (route for routes in self._sets for route in routes)
 
-    def _finding(self, route: _Route) -> Finding:
+    def _check(self, route: _Route) -> Verification:
         # At most one of the two is inaccessible, so one staging buffer suffices.
         to, source = (self._places.visible(end.ptr, end.place) for end in (route.to, route.source))
         return check_copy(self._compare, Buffers(to, (source,)), self._size_bytes, self._seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -12,17 +12,15 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workload import Verification, worst
 from cudakit.core.bench.workloads.checks import (
     POISON,
     Buffers,
     Check,
-    Finding,
     check_copy,
     check_linear,
     check_read,
     check_write,
-    worst,
 )
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import FP32
@@ -170,7 +168,10 @@ class PreparedMemory:
         self._operation.run(self._kernels, buffers, self._size_bytes, stream)
 
     def verify(self) -> Verification:
-        verification = worst(self._findings())
+        check = self._operation.check
+        verification = worst(
+            check(self._compare, buffers, self._size_bytes, self._seed) for buffers in self._sets
+        )
         for buffers in self._sets:
             self._poison(buffers.to)
         self._gpu.sync()
@@ -178,10 +179,6 @@ class PreparedMemory:
 
     def close(self) -> None:
         self._owned.close()
-
-    def _findings(self) -> Iterator[Finding]:
-        for buffers in self._sets:
-            yield self._operation.check(self._compare, buffers, self._size_bytes, self._seed)
 
     def _buffers(self, fill: Fill, number: int) -> Buffers:
         to = self._malloc(self._target_bytes)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, require, warn
-from cudakit.core.devices.diagnose.driver import require_driver, require_nvml
+from cudakit.core.devices.diagnose.driver import (
+    cuda_text,
+    driver_cuda,
+    require_driver,
+    require_nvml,
+)
 from cudakit.core.devices.match import match
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
-from cudakit.gpu.api.facts import CudaView
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -71,7 +75,10 @@ def cuda_starts(c: RunContext) -> Finding:
     if isinstance(cuda, Unavailable):
         require_driver(c)
         return _without_libcuda(c, cuda.reason)
-    evidence = _evidence(cuda)
+    offered = driver_cuda(c)
+    version = "?" if offered is None else cuda_text(offered)
+    path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
+    evidence = {"driver's CUDA": version, "libcuda": path}
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
@@ -81,19 +88,7 @@ def cuda_starts(c: RunContext) -> Finding:
     if not cuda.devices:
         return fail("CUDA starts but sees no device", evidence, *CAUSES[100])
     count = len(cuda.devices)
-    return ok(
-        f"CUDA {_version(cuda)} starts and sees {count} device{'' if count == 1 else 's'}", evidence
-    )
-
-
-def _evidence(cuda: CudaView) -> dict[str, str]:
-    path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
-    return {"driver's CUDA": _version(cuda), "libcuda": path}
-
-
-def _version(cuda: CudaView) -> str:
-    version = cuda.driver_version
-    return "?" if isinstance(version, Unavailable) else f"{version[0]}.{version[1]}"
+    return ok(f"CUDA {version} starts and sees {count} device{'' if count == 1 else 's'}", evidence)
 
 
 def _without_libcuda(c: RunContext, reason: str) -> Finding:
