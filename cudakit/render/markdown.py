@@ -1,6 +1,6 @@
 """A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
 
-Handles every kind of node: a View is its fallback, a Chart its numbers; Columns are not shown.
+Handles every kind of node: a View is its fallback, a Chart its numbers; Columns and Trees are not shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from cudakit.document import (
     Section,
     Stack,
     Table,
-    Tree,
     Value,
     View,
 )
@@ -54,8 +53,6 @@ def _node(node: Node, level: int) -> Iterator[str]:
             yield "\n".join(f"* **{_escaped(label)}**: {_cell(value)}" for label, value in rows)
         case Table():
             yield _table(node)
-        case Tree():
-            yield "\n".join(_tree(node, 0))
         case Chart():
             yield _chart(node)
         case Note():
@@ -110,12 +107,6 @@ def _note(note: Note) -> str:
     lines = [f"> **{_LEVELS[note.level]}**: {_escaped(note.text)}"]
     lines += [f"> * {_paragraph(remedy)}" for remedy in note.remedies]
     return "\n".join(lines)
-
-
-def _tree(tree: Tree, depth: int) -> Iterator[str]:
-    yield f"{'  ' * depth}* {_paragraph(tree.label)}: {_cell(tree.value)}"
-    for child in tree.children:
-        yield from _tree(child, depth + 1)
 
 
 def _line(cells: Iterator[str] | Sequence[str]) -> str:

@@ -48,15 +48,6 @@ def format_value(value: Value) -> str:
             return _amount(value) if math.isfinite(value.value) else NOT_AVAILABLE
 
 
-def magnitude(value: Value) -> float:
-    """Return the size of a value for drawing: 0 if it is no amount, not finite or negative."""
-    match value:
-        case Text() | Frame() | Stack() | Unavailable():
-            return 0.0
-        case _:
-            return max(float(value.value), 0.0) if math.isfinite(value.value) else 0.0
-
-
 def site(stack: Stack) -> Frame:
     """Return the frame to show first. Raises IndexError for an empty stack."""
     return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]

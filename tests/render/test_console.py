@@ -100,14 +100,6 @@ CHANGES = Table(
     ),
 )
 EMPTY = Table((Column("name"), Column("size", "number")), ())
-STACKS = Tree(
-    "all",
-    Bytes(12 * GIB),
-    (
-        Tree("main", Bytes(11 * GIB), (Tree("step", Bytes(11 * GIB), (Tree("a", Bytes(GIB)),)),)),
-        *(Tree(f"small {size}", Bytes(size * MIB)) for size in range(1, 12)),
-    ),
-)
 ALL_NODES = Document(
     "cudakit memviz run.pkl.gz",
     (
@@ -134,9 +126,8 @@ ALL_NODES = Document(
             ),
         ),
         Section("Holders", (HOLDERS, Section("Changes", (CHANGES, EMPTY)))),
-        Section("Stacks", (STACKS,)),
         Section("Charts", (POWER,)),
-        Section("Only for the page", (Columns("blocks", {}),)),
+        Section("Only for the page", (Columns("blocks", {}), Tree("all", 1))),
         Note(
             "error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)
         ),
@@ -248,17 +239,11 @@ def charts(draw: st.DrawFn) -> Chart:
     )
 
 
-TREES = st.recursive(
-    st.builds(Tree, TEXTS, VALUES),
-    lambda inner: st.builds(Tree, TEXTS, VALUES, st.lists(inner, max_size=8).map(tuple)),
-    max_leaves=12,
-)
 LEAVES: st.SearchStrategy[Node] = st.one_of(
     st.builds(Facts, st.lists(st.tuples(TEXTS, VALUES), max_size=6).map(tuple)),
     st.builds(Note, st.sampled_from(["ok", "info", "warn", "error"]), TEXTS, TEXTS),
     tables(),
     charts(),
-    TREES,
 )
 NODES = st.recursive(
     LEAVES,

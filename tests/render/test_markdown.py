@@ -56,19 +56,19 @@ def test_a_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
     ]
 
 
-def test_sections_facts_notes_trees_and_views() -> None:
-    tree = Tree("root", Count(3), (Tree("leaf", Count(2)),))
+def test_sections_facts_notes_and_views() -> None:
+    counts = Facts((("count", Count(3)),))
     section = Section(
-        "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, tree))
+        "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, counts))
     )
     note = Note("warn", "Look.", ("do this",))
     assert text_of(section, note) == (
-        "## Inside\n\n* **time**: 500 ms\n\n* root: 3\n  * leaf: 2\n\n> **Warning**: Look.\n> * do this"
+        "## Inside\n\n* **time**: 500 ms\n\n* **count**: 3\n\n> **Warning**: Look.\n> * do this"
     )
 
 
 def test_a_section_with_nothing_to_show_is_left_out() -> None:
-    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Facts(())))
+    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Tree("t", 1), Facts(())))
     assert text_of(empty, Note("ok", "Done.")) == "> **OK**: Done."
 
 

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup_tree import Node, read
 
-from cudakit.document import Array, Bytes, Chart, Count, Marker, Series, Tree
+from cudakit.document import Array, Chart, Marker, Series
 from cudakit.render.svg.chart import chart
-from cudakit.render.svg.flame import flame
 from cudakit.render.svg.thin import thinned
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -130,36 +129,3 @@ def test_of_very_many_markers_the_first_are_drawn_and_the_rest_counted() -> None
     figure = drawn(curve(markers=(Marker(1, "m"),) * 1200))
     assert len(figure.all("g", "marker")) == 200
     assert figure.one("p").words == "1,000 more markers are not drawn."
-
-
-# --- trees
-
-
-def widths(tree: Tree) -> list[float]:
-    parts = read(flame(tree)).one("svg", "flame").all("svg")
-    return [float((part.attributes["width"] or "").rstrip("%")) for part in parts]
-
-
-def test_parts_are_as_wide_as_their_share_of_the_whole() -> None:
-    half = Tree("half", Bytes(50), (Tree("tenth", Bytes(10)),))
-    assert widths(Tree("all", Bytes(100), (half, Tree("quarter", Bytes(25))))) == [100, 50, 25, 10]
-
-
-def test_parts_that_exceed_their_whole_share_it() -> None:
-    assert widths(Tree("all", Bytes(1), (Tree("a", Bytes(3)), Tree("b", Bytes(1))))) == [
-        100,
-        75,
-        25,
-    ]
-
-
-def test_a_tree_that_is_very_deep_is_cut_and_the_cut_is_named() -> None:
-    tree = Tree("end", Count(1))
-    for _ in range(5000):
-        tree = Tree("f", Count(1), (tree,))
-    assert len(widths(tree)) == 40
-    assert "1 parts are too small or too deep to be drawn" in read(flame(tree)).words
-
-
-def test_a_tree_of_nothing_is_drawn_as_one_part() -> None:
-    assert widths(Tree("all", Bytes(0), (Tree("a", Bytes(0)),))) == [100]
