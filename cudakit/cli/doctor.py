@@ -77,7 +77,16 @@ def doctor(
     with open_output(output.path, force=output.force) as target:
         from cudakit.gpu.machine import open_machine
 
-        context = _gather(open_machine(gpu), self_test=deep, quiet=output.quiet)
+        machine = open_machine(gpu)
+        # Imported while the child process queries the driver.
+        from cudakit.gpu.run_context import gather_all
+
+        context = gather_all(
+            machine,
+            variables=dict(os.environ),
+            search_path=sys.path,
+            self_test=_run_self_test(machine, quiet=output.quiet) if deep else (),
+        )
         result = diagnose(context, only=only, skip=skip, deep=deep)
         if for_others:
             result = redacted(result, _identity(context))
@@ -96,17 +105,6 @@ def _explain(name: str, options: OutputOptions) -> int:
     return ExitCode.OK
 
 
-def _gather(machine: Machine, *, self_test: bool, quiet: bool) -> RunContext:
-    from cudakit.gpu.run_context import gather_all
-
-    return gather_all(
-        machine,
-        variables=dict(os.environ),
-        search_path=sys.path,
-        self_test=_run_self_test(machine, quiet=quiet) if self_test else (),
-    )
-
-
 def _run_self_test(machine: Machine, *, quiet: bool) -> tuple[SelfTestStep, ...] | Unavailable:
     from cudakit.gpu.selftest import run_self_test
     from cudakit.units import Unavailable
@@ -123,10 +121,8 @@ def _identity(context: RunContext) -> Identity:
     import platform
 
     from cudakit.core.devices.diagnose.redact import Identity
-    from cudakit.units import Unavailable
 
-    devices = () if isinstance(context.nvml, Unavailable) else context.nvml.devices
-    serials = (device.fields.get("serial") for device in devices)
+    serials = (device.fields.get("serial") for device in context.nvml_devices)
     return Identity(
         hostname=platform.node(),
         user=getpass.getuser(),

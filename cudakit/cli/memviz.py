@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions, byte_size, output_options, percent
-from cudakit.cli.output import Output, open_output
+from cudakit.cli.output import open_output
 from cudakit.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from cudakit.core.memory.analyze import MemorySpec
-    from cudakit.core.memory.result import MemoryResult
+    from cudakit.core.memory.result import DiffResult, MemoryResult
     from cudakit.core.memory.snapshot import Snapshot
+    from cudakit.core.memory.whatif.result import WhatIfResult
     from cudakit.document import Document
+
+_Result = TypeVar("_Result")
 
 _EXPORTS = {
     "html": "Write the report as one offline HTML page.",
@@ -54,31 +59,6 @@ def _pool(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that become a MemorySpec."""
-    for option in (
-        click.option(
-            "--pool", type=_pool, metavar="A,B", help="One pool only, by its two numbers."
-        ),
-        click.option(
-            "--stream", type=int, metavar="N", help="One stream only, as the report numbers it."
-        ),
-        click.option(
-            "--device", type=_device, metavar="N", help="One device only: 0, cuda:0 or host."
-        ),
-        click.option(
-            "--at",
-            type=_moment,
-            default="peak",
-            show_default=True,
-            metavar="WHEN",
-            help="The moment the tables speak of: peak, end, oom (the last) or the index of an event.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, line in reversed(_EXPORTS.items()):
         command = click.option(f"--{name}", metavar="FILE", help=line)(command)
@@ -87,7 +67,17 @@ def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="SNAPSHOT...")
-@_selection_options
+@click.option(
+    "--at",
+    type=_moment,
+    default="peak",
+    show_default=True,
+    metavar="WHEN",
+    help="The moment the tables speak of: peak, end, oom (the last) or the index of an event.",
+)
+@click.option("--device", type=_device, metavar="N", help="One device only: 0, cuda:0 or host.")
+@click.option("--stream", type=int, metavar="N", help="One stream only, as the report numbers it.")
+@click.option("--pool", type=_pool, metavar="A,B", help="One pool only, by its two numbers.")
 @click.option(
     "--top",
     type=click.IntRange(min=0),
@@ -172,15 +162,13 @@ def _show(
     exports: Mapping[str, str | None],
     top: int,
 ) -> int:
-    with ExitStack() as stack:
-        main, opened = _open(stack, options, exports)
-        from cudakit.core.memory.analyze import analyze
-        from cudakit.core.memory.present import report
+    from cudakit.core.memory.analyze import analyze
+    from cudakit.core.memory.present import report
 
-        result = analyze(_load(files, quiet=options.quiet), spec)
-        main.answer(result, lambda: report(result, top=top), as_json=options.json)
-        for name, target in opened.items():
-            target.write(_export(name, result, top))
+    def work() -> MemoryResult:
+        return analyze(_load(files, quiet=options.quiet), spec)
+
+    _answer(options, exports, work, partial(report, top=top))
     return ExitCode.OK
 
 
@@ -198,16 +186,14 @@ def _compare(
     if spec.at != "peak":
         raise click.UsageError("--diff compares the peaks and the ends: --at has no place in it")
     _refuse_all_but_html(exports, "a difference")
-    with ExitStack() as stack:
-        main, opened = _open(stack, options, exports)
-        from cudakit.core.memory.analyze.diff import diff
-        from cudakit.core.memory.present.diff import report
+    from cudakit.core.memory.analyze.diff import diff
+    from cudakit.core.memory.present.diff import report
 
+    def work() -> DiffResult:
         old, new = _load((before, files[0]), quiet=options.quiet)
-        result = diff(old, new, spec)
-        main.answer(result, lambda: report(result, top=top), as_json=options.json)
-        for target in opened.values():
-            target.write(_page(report(result, top=top)))
+        return diff(old, new, spec)
+
+    result = _answer(options, exports, work, partial(report, top=top))
     grew = limit is not None and result.grew_beyond(limit)
     return ExitCode.FINDINGS if grew else ExitCode.OK
 
@@ -225,19 +211,17 @@ def _replay(
             "--what-if replays all of a device: --at, --stream and --pool have no place in it"
         )
     _refuse_all_but_html(exports, "a replay")
-    with ExitStack() as stack:
-        main, opened = _open(stack, options, exports)
-        from cudakit.api.memory import replay_snapshots
-        from cudakit.core.memory.whatif import WhatIfSpec
-        from cudakit.core.memory.whatif.present import report
+    from cudakit.api.memory import replay_snapshots
+    from cudakit.core.memory.whatif import WhatIfSpec
+    from cudakit.core.memory.whatif.present import report
 
+    def work() -> WhatIfResult:
         asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
         snapshots = _load(files, quiet=options.quiet)
         with progress_line(quiet=options.quiet) as progress:
-            result = replay_snapshots(snapshots, asked, progress)
-        main.answer(result, lambda: report(result), as_json=options.json)
-        for target in opened.values():
-            target.write(_page(report(result)))
+            return replay_snapshots(snapshots, asked, progress)
+
+    _answer(options, exports, work, report)
     return ExitCode.OK
 
 
@@ -247,17 +231,29 @@ def _refuse_all_but_html(exports: Mapping[str, str | None], what: str) -> None:
         raise click.UsageError(f"--{unfit[0]} writes one snapshot, not {what}")
 
 
-def _open(
-    stack: ExitStack, options: OutputOptions, exports: Mapping[str, str | None]
-) -> tuple[Output, dict[str, Output]]:
-    """Open every output before the long work: a file that cannot be written fails at once."""
-    main = stack.enter_context(open_output(options.path, force=options.force))
-    opened = {
-        name: stack.enter_context(open_output(path, force=options.force))
-        for name, path in exports.items()
-        if path is not None
-    }
-    return main, opened
+def _answer(
+    options: OutputOptions,
+    exports: Mapping[str, str | None],
+    work: Callable[[], _Result],
+    report: Callable[[_Result], Document],
+) -> _Result:
+    """Open every output, do the work, and write its result.
+
+    The outputs come first: a file that cannot be written fails before the long work.
+    """
+    with ExitStack() as stack:
+        main = stack.enter_context(open_output(options.path, force=options.force))
+        opened = {
+            name: stack.enter_context(open_output(path, force=options.force))
+            for name, path in exports.items()
+            if path is not None
+        }
+        result = work()
+        main.answer(result, lambda: report(result), as_json=options.json)
+        for name, target in opened.items():
+            document = report(result) if name == "html" else _exported(name, result)
+            target.write(import_module(f"cudakit.render.{name}").render(document))
+    return result
 
 
 def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
@@ -271,24 +267,13 @@ def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
     return snapshots
 
 
-def _export(name: str, result: MemoryResult, top: int) -> str | Iterable[str]:
-    from importlib import import_module
+def _exported(name: str, result: Any) -> Document:
+    from cudakit.core.memory.present import exports
 
-    from cudakit.core.memory.present import exports, report
-
-    if name == "html":
-        return _page(report(result, top=top))
-    document = {
+    present = {
         "csv": exports.allocations,
         "perfetto": exports.timeline,
         "collapsed": exports.flame,
         "speedscope": exports.flame,
-    }[name](result)
-    rendered: str | Iterable[str] = import_module(f"cudakit.render.{name}").render(document)
-    return rendered
-
-
-def _page(document: Document) -> str:
-    from cudakit.render import html
-
-    return html.render(document)
+    }
+    return present[name](result)

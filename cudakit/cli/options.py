@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import click
 
 from cudakit.units import parse_bytes, parse_ratio
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +27,46 @@ class OutputOptions:
 json_option = click.option(
     "--json", "json", is_flag=True, help="Print the result as one JSON document; errors too."
 )
-output_option = click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="FILE",
-    help="Write to FILE instead of standard output; it appears complete or not at all.",
-)
-force_option = click.option("-f", "--force", is_flag=True, help="Replace a file that exists.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--json -o -f -q``; they arrive as the keyword ``output: OutputOptions``."""
+    return grouped("output", OutputOptions, _OUTPUT, command)
+
+
+_OUTPUT = (
+    json_option,
+    click.option(
+        "-o",
+        "--output",
+        "path",
+        metavar="FILE",
+        help="Write to FILE instead of standard output; it appears complete or not at all.",
+    ),
+    click.option("-f", "--force", is_flag=True, help="Replace a file that exists."),
+    quiet_option,
+)
+
+
+def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply options so that the help lists them in order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def grouped(
+    name: str, kind: type, options: Sequence[Decorator], command: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Add options to a command, which receives them as the keyword ``name``: a dataclass of them."""
 
     @functools.wraps(command)
-    def collecting(*, json: bool, path: str | None, force: bool, quiet: bool, **rest: Any) -> Any:
-        return command(output=OutputOptions(json, path, force, quiet), **rest)
+    def collecting(**given: Any) -> Any:
+        parts = {field.name: given.pop(field.name) for field in fields(kind)}
+        return command(**{name: kind(**parts)}, **given)
 
-    decorated: Callable[..., Any] = collecting
-    for option in (quiet_option, force_option, output_option, json_option):
-        decorated = option(decorated)
-    return decorated
+    return with_options(options, collecting)
 
 
 gpu_option = click.option(

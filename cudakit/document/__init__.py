@@ -132,10 +132,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A labelled amount and its parts: a flame graph or a call tree."""
+    """A labelled amount of memory and its parts, the data of a flame graph: only exports write it."""
 
     label: str
-    value: Value
+    size_bytes: int
     children: tuple[Tree, ...] = ()
 
 
@@ -161,7 +161,6 @@ class Marker:
 class Chart:
     """Curves over a common axis. ``x_unit`` and ``y_unit`` name a Value kind for the axis labels."""
 
-    kind: Literal["line", "area", "bar", "scatter", "matrix"]
     title: str
     x: Array
     series: tuple[Series, ...]

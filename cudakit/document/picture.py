@@ -105,10 +105,10 @@ class PlotKey:
 class Plot:
     """Shapes between two axes, and a legend; ``height`` is that of the shapes in pixels.
 
-    ``kind`` is that of the Chart whose style the keys of the legend have.
+    ``kind`` is the style of the keys in the legend.
     """
 
-    kind: str
+    kind: Literal["line", "scatter"]
     title: str
     x: Axis
     y: Axis

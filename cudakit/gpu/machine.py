@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.resources import files
 from time import time_ns
 from typing import TypeVar
@@ -49,18 +50,24 @@ def model_record(model: str) -> Record:
     return loads(place.read_text(encoding="utf-8"), name=f"sim:{model}")
 
 
-@dataclass(slots=True)
+@dataclass
 class RealMachine:
     """NVML in this process and CUDA in a child process, queried once each, at the same time."""
 
     probe: Probe
     simulated: bool = False
-    _library: Nvml | Unavailable | None = None
     _nvml: NvmlView | None = None
-    _cuda: CudaView | Unavailable | None = None
+
+    @cached_property
+    def _library(self) -> Nvml | Unavailable:
+        return open_nvml()
+
+    @cached_property
+    def _cuda(self) -> CudaView | Unavailable:
+        return self.probe.answer()
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        library = self._open()
+        library = self._library
         if isinstance(library, Unavailable):
             return library
         if self._nvml is None:
@@ -70,28 +77,21 @@ class RealMachine:
         return self._nvml
 
     def cuda(self) -> CudaView | Unavailable:
-        if self._cuda is None:
-            self._cuda = self.probe.answer()
         return self._cuda
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        library = self._open()
+        library = self._library
         return library if isinstance(library, Unavailable) else library.telemetry(device, names)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        library = self._open()
+        library = self._library
         return library if isinstance(library, Unavailable) else library.activity(device, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        library = self._open()
+        library = self._library
         return library if isinstance(library, Unavailable) else library.processes(device)
-
-    def _open(self) -> Nvml | Unavailable:
-        if self._library is None:
-            self._library = open_nvml()
-        return self._library
 
 
 def record(machine: Machine) -> Record:

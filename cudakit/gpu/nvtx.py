@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import nvtx  # type: ignore[import-untyped]
@@ -41,12 +40,7 @@ class Silent:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def __call__(self, function: _F) -> _F:
         _refuse_suspended(function)
@@ -65,12 +59,7 @@ class Range(Silent):
     def __enter__(self) -> None:
         self._domain.push_range(self._attributes)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._domain.pop_range()
 
     def __call__(self, function: _F) -> _F:
@@ -168,12 +157,11 @@ def mark(
 
 def _refuse_suspended(function: Callable[..., Any]) -> None:
     """Raise for a function that returns before it runs: its range would end before the work begins."""
-    suspended = (
-        inspect.iscoroutinefunction,
-        inspect.isgeneratorfunction,
-        inspect.isasyncgenfunction,
-    )
-    if any(check(function) for check in suspended):
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         raise UsageError(
             f"{function.__qualname__} is a coroutine or generator: a range around its call is empty",
             hint="open the range inside it, without an await or a yield in between",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.api import Gpu
-
-_WITHOUT = "--gpu sim simulates one"
+from cudakit.gpu.machine import DEFAULT_MODEL
 
 
 def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
@@ -16,7 +15,9 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     """
     kind, _, model = name.partition(":")
     if kind == "sim":
-        return _simulated(model, ordinal)
+        from cudakit.gpu.sim import Sim
+
+        return Sim(model or DEFAULT_MODEL, ordinal=ordinal)
     if name == "cuda":
         return _real(ordinal)
     if name != "auto":
@@ -26,7 +27,7 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     try:
         return _real(ordinal)
     except EnvironmentUnusable as error:
-        error.hint = "; ".join(filter(None, (error.hint, _WITHOUT)))
+        error.hint = "; ".join(filter(None, (error.hint, "--gpu sim simulates one")))
         raise
 
 
@@ -34,9 +35,3 @@ def _real(ordinal: int) -> Gpu:
     from cudakit.gpu.cuda.device import Cuda
 
     return Cuda(ordinal)
-
-
-def _simulated(model: str, ordinal: int) -> Gpu:
-    from cudakit.gpu.sim import Sim
-
-    return Sim(model, ordinal=ordinal) if model else Sim(ordinal=ordinal)

@@ -19,12 +19,10 @@ import numpy.typing as npt
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.run_context import SelfTestStep
+from cudakit.gpu.probe import INJECTIONS, last_line, without
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
-# Profilers and checkers that are injected into every CUDA process must not enter this one.
-_INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-
 _STEPS = ("context", "compile", "kernel", "copy")
 _COUNT = 1 << 20  # threads: enough for every multiprocessor of any device several times over
 _SEED = 0x9E3779B9
@@ -48,10 +46,11 @@ def run_self_test(
     A step that crashes or does not end within ``seconds`` has failed. ``command`` replaces the command
     of the child.
     """
+    path = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env=_environment(),
+            env={**without(os.environ, *INJECTIONS), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -64,13 +63,7 @@ def run_self_test(
         return _steps(told if isinstance(told, str) else told.decode(), "did not end in time")
     except OSError as error:
         return Unavailable(f"no process can be started to use the GPU in: {error}")
-    return _steps(done.stdout, f"ended its process with {done.returncode}{_last(done.stderr)}")
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, sys.path))
-    kept = {name: value for name, value in os.environ.items() if name not in _INJECTIONS}
-    return {**kept, "PYTHONPATH": path}
+    return _steps(done.stdout, f"ended its process with {done.returncode}{last_line(done.stderr)}")
 
 
 def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
@@ -79,11 +72,6 @@ def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
         return steps
     return (*steps, SelfTestStep(_STEPS[len(steps)], f"the step {_STEPS[len(steps)]!r} {end}"))
-
-
-def _last(complaints: str) -> str:
-    lines = complaints.strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
 
 
 # --- in the child ----------------------------------------------------------------------------------
@@ -101,34 +89,30 @@ def child() -> None:
 
 
 def _open_all() -> list[Gpu]:
+    from cudakit.gpu.cuda.driver import check, cu
     from cudakit.gpu.open import open_gpu
 
     first = open_gpu("cuda", 0)
-    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, _device_count()))]
-
-
-def _device_count() -> int:
-    from cudakit.gpu.cuda.driver import check, cu
-
-    return int(check(cu.cuDeviceGetCount()))
+    count = int(check(cu.cuDeviceGetCount()))
+    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, count))]
 
 
 def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     """Run each step on every device, up to the first step that fails."""
     gpus: list[Gpu] = []
-    images: dict[int, bytes] = {}
+    images: list[bytes] = []
 
     def make() -> Iterator[str]:
         gpus.extend(open_all())
         yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
 
     def compile_for() -> Iterator[str]:
-        for at, gpu in enumerate(gpus):
-            images[at] = gpu.compile(_SOURCE)
-            yield f"{format_bytes(len(images[at]))} of code"
+        for gpu in gpus:
+            images.append(gpu.compile(_SOURCE))
+            yield f"{format_bytes(len(images[-1]))} of code"
 
     def run() -> Iterator[str]:
-        yield from (_run_kernel(gpu, images[at]) for at, gpu in enumerate(gpus))
+        yield from map(_run_kernel, gpus, images)
 
     def copy() -> Iterator[str]:
         yield from map(_copy_around, gpus)

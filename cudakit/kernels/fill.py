@@ -6,6 +6,7 @@ A Philox block gives four elements, two of fp64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
 from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.sim.host_kernels import HostKernel
 from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
@@ -277,36 +279,25 @@ def _bits(
     launch.write(out, np.uint32, words.size)[:] = words.reshape(-1)
 
 
-@host_kernel("cudakit_fill_uniform")
-def _uniform(
-    launch: Launch,
-    out: Ptr,
-    count: np.uint64,
-    type_: np.int32,
-    scale: np.float64,
-    sequence: np.uint64,
-    seed: np.uint64,
-) -> None:
-    element = _BY_CODE[int(type_)]
-    _write(
-        launch, out, element, scale * uniform_values(int(count), element, int(sequence), int(seed))
-    )
+def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -> HostKernel:
+    def fill(
+        launch: Launch,
+        out: Ptr,
+        count: np.uint64,
+        type_: np.int32,
+        scale: np.float64,
+        sequence: np.uint64,
+        seed: np.uint64,
+    ) -> None:
+        element = _BY_CODE[int(type_)]
+        unscaled = values(int(count), element, int(sequence), int(seed))
+        _write(launch, out, element, scale * unscaled)
+
+    return fill
 
 
-@host_kernel("cudakit_fill_normal")
-def _normal(
-    launch: Launch,
-    out: Ptr,
-    count: np.uint64,
-    type_: np.int32,
-    scale: np.float64,
-    sequence: np.uint64,
-    seed: np.uint64,
-) -> None:
-    element = _BY_CODE[int(type_)]
-    _write(
-        launch, out, element, scale * normal_values(int(count), element, int(sequence), int(seed))
-    )
+host_kernel("cudakit_fill_uniform")(_host_random(uniform_values))
+host_kernel("cudakit_fill_normal")(_host_random(normal_values))
 
 
 @host_kernel("cudakit_fill_integers")

@@ -9,22 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from cudakit.document import (
-    Bytes,
-    Change,
-    Count,
-    Document,
-    Seconds,
-    Tree,
-    Value,
-    walk,
-)
+from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import valid_utf8
-from cudakit.units import Unavailable
 
 _CHUNK_CHARACTERS = 64 * 1024
-_NANOSECONDS = 1_000_000_000
 
 # Line ends of some readers (U+0085, U+2028, U+2029), and characters that control terminals.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -35,10 +24,8 @@ _Frame = TypeVar("_Frame")
 def render(document: Document) -> Iterator[str]:
     """Write the first Tree as collapsed stacks, in chunks of about 64 KiB.
 
-    Each node with an amount of its own, beyond the sum of its children, is a line: bytes, a count, or
-    nanoseconds for Seconds. In a label ``;`` becomes ``:``, a control character a space.
-
-    Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
+    Each node with bytes of its own, beyond the sum of its children, is a line. In a label ``;`` becomes
+    ``:``, a control character a space. Raises UsageError if the document has no Tree.
     """
     return _chunks(trees(document)[0])
 
@@ -55,39 +42,27 @@ def trees(document: Document) -> tuple[Tree, ...]:
 
 
 def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
-    """Walk a tree in pre-order: the path from the root to a node, and the node's own amount.
+    """Walk a tree in pre-order: the path from the root to a node, and the node's own bytes.
 
-    ``frame`` makes an item of the path from a label; the yielded list is reused after each step. Bytes and
-    counts stay as they are, Seconds are nanoseconds, Unavailable is 0. A node without an amount of its own,
-    or whose parts exceed it, is left out.
+    ``frame`` makes an item of the path from a label; the yielded list is reused after each step. A node
+    without bytes of its own, or whose parts exceed it, is left out.
     """
     path: list[_Frame] = []
     pending = [(tree, 0)]
     while pending:
         node, depth = pending.pop()
         path[depth:] = [frame(node.label)]
-        own = _amount(node.value) - sum(_amount(child.value) for child in node.children)
+        own = node.size_bytes - sum(child.size_bytes for child in node.children)
         if own > 0:
             yield path, own
         pending += [(child, depth + 1) for child in reversed(node.children)]
 
 
-def _amount(value: Value) -> int:
-    match value:
-        case Bytes() | Change() | Count():
-            return value.value
-        case Seconds():
-            return round(value.value * _NANOSECONDS)
-        case Unavailable():
-            return 0
-    raise TypeError(f"a tree adds up bytes, counts or seconds, not {type(value).__name__}")
-
-
 def _chunks(tree: Tree) -> Iterator[str]:
     lines: list[str] = []
     size = 0
-    for path, amount in stacks(tree, _label):
-        lines.append(f"{';'.join(path)} {amount}\n")
+    for path, size_bytes in stacks(tree, _label):
+        lines.append(f"{';'.join(path)} {size_bytes}\n")
         size += len(lines[-1])
         if size >= _CHUNK_CHARACTERS:
             yield "".join(lines)

@@ -1,6 +1,6 @@
 """A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
 
-Handles every kind of node: a View is its fallback, a Chart its numbers; Columns are not shown.
+Handles every kind of node: a View is its fallback, a Chart its numbers; Columns and Trees are not shown.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from cudakit.document import (
     Section,
     Stack,
     Table,
-    Tree,
     Value,
     View,
 )
-from cudakit.render.values import NO_STACK, format_frame, format_value, format_x, format_y
+from cudakit.render.values import NO_STACK, format_frame, format_value, format_y, x_value
 
 _LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
@@ -54,8 +53,6 @@ def _node(node: Node, level: int) -> Iterator[str]:
             yield "\n".join(f"* **{_escaped(label)}**: {_cell(value)}" for label, value in rows)
         case Table():
             yield _table(node)
-        case Tree():
-            yield "\n".join(_tree(node, 0))
         case Chart():
             yield _chart(node)
         case Note():
@@ -89,14 +86,16 @@ def _chart(chart: Chart) -> str:
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
     places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
-    across = format_x(chart)
     lines = [
         _line((_escaped(chart.x_label), *(_escaped(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),
         *(
             _line(
                 _escaped(text)
-                for text in (across[i], *(format_y(chart, float(s.y[i])) for s in chart.series))
+                for text in (
+                    format_value(x_value(chart, chart.x[i].item())),
+                    *(format_y(chart, float(series.y[i])) for series in chart.series),
+                )
             )
             for i in places
         ),
@@ -108,12 +107,6 @@ def _note(note: Note) -> str:
     lines = [f"> **{_LEVELS[note.level]}**: {_escaped(note.text)}"]
     lines += [f"> * {_paragraph(remedy)}" for remedy in note.remedies]
     return "\n".join(lines)
-
-
-def _tree(tree: Tree, depth: int) -> Iterator[str]:
-    yield f"{'  ' * depth}* {_paragraph(tree.label)}: {_cell(tree.value)}"
-    for child in tree.children:
-        yield from _tree(child, depth + 1)
 
 
 def _line(cells: Iterator[str] | Sequence[str]) -> str:

@@ -39,7 +39,7 @@ _Event: TypeAlias = tuple[int, str]  # nanoseconds, one JSON object
 def render(document: Document) -> Iterator[str]:
     """Write a trace, in chunks of about 64 KiB, events in order of time.
 
-    * A line or area Chart gives a counter track for each series, with an event where its value
+    * A Chart gives a counter track for each series, with an event where its value
       changes, and an instant for each marker. ``x`` is time; a count is shown as microseconds.
     * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` give
       slices, their other arrays as arguments. Spans of one track that overlap lie on numbered
@@ -50,7 +50,7 @@ def render(document: Document) -> Iterator[str]:
     Raises UsageError if the document has neither.
     """
     nodes = tuple(walk(document.nodes))
-    charts = [node for node in nodes if isinstance(node, Chart) and node.kind in ("line", "area")]
+    charts = [node for node in nodes if isinstance(node, Chart)]
     spans = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
     if not charts and not spans:
         raise UsageError(

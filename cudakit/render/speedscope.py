@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 
-from cudakit.document import Bytes, Change, Document, Seconds, Tree
+from cudakit.document import Document, Tree
 from cudakit.render.collapsed import stacks, trees
 from cudakit.render.columns import valid_utf8
 
@@ -16,10 +15,8 @@ _FORMAT = "https://www.speedscope.app/file-format-schema.json"
 def render(document: Document) -> str:
     """Write every Tree as a profile of weighted stacks, named after its root's label.
 
-    The weight of a node is its amount beyond the sum of its children: bytes, seconds, or a count
-    without a unit. Frames are shared between profiles by label.
-
-    Raises UsageError if the document has no Tree, TypeError if its values do not add up (a Ratio).
+    The weight of a node is its bytes beyond the sum of its children. Frames are shared between profiles by
+    label. Raises UsageError if the document has no Tree.
     """
     frames: dict[str, int] = {}
     profiles = [_profile(tree, frames) for tree in trees(document)]
@@ -38,26 +35,16 @@ def render(document: Document) -> str:
 def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
     """Make a sampled profile, entering its labels into ``frames``, label to index."""
     samples: list[list[int]] = []
-    weights: list[float] = []
-    seconds = isinstance(tree.value, Seconds)
-    for path, amount in stacks(tree, lambda label: frames.setdefault(label, len(frames))):
+    weights: list[int] = []
+    for path, size_bytes in stacks(tree, lambda label: frames.setdefault(label, len(frames))):
         samples.append(path.copy())
-        weights.append(amount / 1e9 if seconds else amount)
+        weights.append(size_bytes)
     return {
         "type": "sampled",
         "name": tree.label,
-        "unit": _unit(tree),
+        "unit": "bytes",
         "startValue": 0,
-        "endValue": math.fsum(weights) if seconds else sum(weights),
+        "endValue": sum(weights),
         "samples": samples,
         "weights": weights,
     }
-
-
-def _unit(tree: Tree) -> str:
-    match tree.value:
-        case Bytes() | Change():
-            return "bytes"
-        case Seconds():
-            return "seconds"
-    return "none"

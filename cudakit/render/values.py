@@ -48,15 +48,6 @@ def format_value(value: Value) -> str:
             return _amount(value) if math.isfinite(value.value) else NOT_AVAILABLE
 
 
-def magnitude(value: Value) -> float:
-    """Return the size of a value for drawing: 0 if it is no amount, not finite or negative."""
-    match value:
-        case Text() | Frame() | Stack() | Unavailable():
-            return 0.0
-        case _:
-            return max(float(value.value), 0.0) if math.isfinite(value.value) else 0.0
-
-
 def site(stack: Stack) -> Frame:
     """Return the frame to show first. Raises IndexError for an empty stack."""
     return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
@@ -116,13 +107,6 @@ def x_value(chart: Chart, x: float) -> Value:
 def y_value(chart: Chart, y: float) -> Value:
     """Return a height as a value with its unit."""
     return _with_unit(chart.y_unit, y)
-
-
-def format_x(chart: Chart) -> list[str]:
-    """Format every item of the x axis: names unchanged, numbers with their unit."""
-    if chart.x.dtype.kind in "OSU":
-        return [str(item) for item in chart.x.tolist()]
-    return [format_value(x_value(chart, item)) for item in chart.x.tolist()]
 
 
 def format_y(chart: Chart, y: float) -> str:

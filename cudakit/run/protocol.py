@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,11 @@ def child_environment(
 
 
 def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
+    memory = os.path.abspath(settings.memory) if settings.memory else None
     return {
+        **asdict(settings),
+        "memory": memory,
         "spool": str(spool),
-        "sanitize": settings.sanitize,
-        "memory": os.path.abspath(settings.memory) if settings.memory else None,
-        "library": settings.library,
-        "recorder": settings.recorder,
-        "frames": dict(settings.frames),
-        "patches": dict(settings.patches),
-        "follow": settings.follow,
         "supervisor": os.getpid(),
     }
 

@@ -99,11 +99,19 @@ def _raise_the_limit(failed: FailedRequest) -> str:
     return f"raise torch.cuda.set_per_process_memory_fraction, to at least {least} for this request"
 
 
+def _would_fit(failed: FailedRequest, code: str, change: str, *remedies: str) -> Verdict:
+    """Return the verdict on a request that would have fitted after a change."""
+    limit = ""
+    if failed.limited:
+        limit = (
+            f"; the device had {format_bytes(failed.device_free)} free, so a limit of the process "
+            f"(set_per_process_memory_fraction) kept it at {format_bytes(failed.reserved)}"
+        )
+    asked = format_bytes(failed.size)
+    return Verdict(code, f"{asked} did not fit, but would have fitted {change}{limit}.", remedies)
+
+
 def _cache(failed: FailedRequest) -> Verdict:
-    sentence = (
-        f"{_asked(failed)} would have fitted without the cache: {format_bytes(failed.releasable)} lie in "
-        f"empty segments that were not given back{_limit_clause(failed)}."
-    )
     remedies = []
     if failed.releasable_private:
         remedies.append(
@@ -115,135 +123,99 @@ def _cache(failed: FailedRequest) -> Verdict:
             "call torch.cuda.empty_cache() before this allocation; while a graph is captured PyTorch "
             "gives nothing back"
         )
-    return Verdict("cache", sentence, tuple(remedies))
+    change = (
+        f"without the cache: {format_bytes(failed.releasable)} lie in empty segments that were not "
+        "given back"
+    )
+    return _would_fit(failed, "cache", change, *remedies)
 
 
 def _pending(failed: FailedRequest) -> Verdict:
-    sentence = (
-        f"{_asked(failed)} would have fitted a moment later: {_waiting(failed)}"
-        f"{_limit_clause(failed)}."
-    )
-    return Verdict(
-        "pending",
-        sentence,
-        (
-            "wait for the side stream before the tensor is freed "
-            "(torch.cuda.current_stream().wait_stream(side)), instead of record_stream",
-            "call torch.cuda.synchronize() before this allocation",
-        ),
-    )
-
-
-def _waiting(failed: FailedRequest) -> str:
     if failed.own_largest < failed.size:
-        freed = format_bytes(failed.pending)
-        return f"{freed} were freed but still in use by other streams (record_stream)"
-    hole = format_bytes(failed.own_largest)
-    return (
-        f"a hole of {hole} became free only after PyTorch had searched, when it waited for the other "
-        "streams that used it (record_stream)"
+        waiting = (
+            f"{format_bytes(failed.pending)} were freed but still in use by other streams "
+            "(record_stream)"
+        )
+    else:
+        waiting = (
+            f"a hole of {format_bytes(failed.own_largest)} became free only after PyTorch had "
+            "searched, when it waited for the other streams that used it (record_stream)"
+        )
+    return _would_fit(
+        failed,
+        "pending",
+        f"a moment later: {waiting}",
+        "wait for the side stream before the tensor is freed "
+        "(torch.cuda.current_stream().wait_stream(side)), instead of record_stream",
+        "call torch.cuda.synchronize() before this allocation",
     )
 
 
 def _fragmentation(failed: FailedRequest) -> Verdict:
-    device = f" and {format_bytes(failed.device_free)} on the device" if not failed.limited else ""
-    sentence = (
-        f"{_asked(failed)} would have fitted without holes: {format_bytes(failed.own_free)} are free inside "
-        f"reserved segments{device if failed.own_free < failed.size else ''}, but the largest hole is "
-        f"{format_bytes(failed.own_largest)}{_limit_clause(failed)}."
+    on_device = not failed.limited and failed.own_free < failed.size
+    device = f" and {format_bytes(failed.device_free)} on the device" if on_device else ""
+    change = (
+        f"without holes: {format_bytes(failed.own_free)} are free inside reserved segments{device}, "
+        f"but the largest hole is {format_bytes(failed.own_largest)}"
     )
-    remedies = [
+    split: tuple[str, ...] = ()
+    if not (failed.expandable or failed.split_limited):
+        # A limit above the failed size; torch accepts none up to 20 MiB.
+        split = (f"{_CONF}=max_split_size_mb:{max(failed.size // MIB, 21)}",)
+    return _would_fit(
+        failed,
+        "fragmentation",
+        change,
         *_expandable_remedy(failed),
         "free, or allocate first, the small long-lived blocks that pin the segments "
         "(see what pins them, below)",
-        *_split_remedy(failed),
-    ]
-    return Verdict("fragmentation", sentence, tuple(remedies))
+        *split,
+    )
 
 
 def _pool(failed: FailedRequest) -> Verdict:
-    elsewhere = format_bytes(failed.free - failed.own_free)
     where = (
         "into another pool or stream"
         if failed.fit.in_another_pool
         else "if pools and streams shared their memory"
     )
-    sentence = (
-        f"{_asked(failed)} would have fitted {where}: {elsewhere} are free where this request may not go"
-        f"{_limit_clause(failed)}."
-    )
-    return Verdict(
+    elsewhere = format_bytes(failed.free - failed.own_free)
+    return _would_fit(
+        failed,
         "pool",
-        sentence,
-        (
-            "allocate on the stream that holds the free memory, or call torch.cuda.empty_cache() first",
-            "let CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), "
-            "and delete MemPools that are no longer used",
-            *_expandable_remedy(failed),
-        ),
+        f"{where}: {elsewhere} are free where this request may not go",
+        "allocate on the stream that holds the free memory, or call torch.cuda.empty_cache() first",
+        "let CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), "
+        "and delete MemPools that are no longer used",
+        *_expandable_remedy(failed),
     )
 
 
 def _limit(failed: FailedRequest) -> Verdict:
     sentence = (
-        f"{_asked(failed)} met a limit of the process, not of the device: the device had "
+        f"{format_bytes(failed.size)} met a limit of the process, not of the device: the device had "
         f"{format_bytes(failed.device_free)} free while this process held "
         f"{format_bytes(failed.reserved)}."
     )
-    return Verdict(
-        "limit",
-        sentence,
-        (
-            _raise_the_limit(failed),
-            *_less(failed),
-        ),
-    )
+    return Verdict("limit", sentence, (_raise_the_limit(failed), _hold_less(failed)))
 
 
 def _capacity(failed: FailedRequest) -> Verdict:
     sentence = (
-        f"{_asked(failed)} could not fit: {format_bytes(failed.active)} were in use, "
+        f"{format_bytes(failed.size)} could not fit: {format_bytes(failed.active)} were in use, "
         f"{format_bytes(failed.device_free)} free on the device and {format_bytes(failed.free)} in holes, "
         f"which is {format_bytes(failed.short)} too little even with every free byte usable."
     )
     holes = _expandable_remedy(failed) if failed.free else ()
-    return Verdict("capacity", sentence, (*_less(failed), *holes))
+    return Verdict("capacity", sentence, (_hold_less(failed), *holes))
 
 
-def _less(failed: FailedRequest) -> tuple[str, ...]:
+def _hold_less(failed: FailedRequest) -> str:
     return (
         f"hold {format_bytes(failed.short)} less at this moment: a smaller batch, activation "
-        "checkpointing, or the top holders below (with --at oom)",
-    )
-
-
-def _asked(failed: FailedRequest) -> str:
-    asked = format_bytes(failed.size)
-    return f"{asked} did not fit, but" if _could(failed) else asked
-
-
-def _could(failed: FailedRequest) -> bool:
-    fit = failed.fit
-    usable = fit.without_cache or fit.without_holes or fit.after_pending_frees
-    return usable or fit.in_another_pool or not failed.short
-
-
-def _limit_clause(failed: FailedRequest) -> str:
-    if not failed.limited:
-        return ""
-    return (
-        f"; the device had {format_bytes(failed.device_free)} free, so a limit of the process "
-        f"(set_per_process_memory_fraction) kept it at {format_bytes(failed.reserved)}"
+        "checkpointing, or the top holders below (with --at oom)"
     )
 
 
 def _expandable_remedy(failed: FailedRequest) -> tuple[str, ...]:
     return () if failed.expandable else (f"{_CONF}=expandable_segments:True",)
-
-
-def _split_remedy(failed: FailedRequest) -> tuple[str, ...]:
-    """Return the limit above the failed size; torch accepts none up to 20 MiB."""
-    if failed.expandable or failed.split_limited:
-        return ()
-    limit_mib = max(failed.size // MIB, 21)
-    return (f"{_CONF}=max_split_size_mb:{limit_mib}",)

@@ -27,54 +27,48 @@ _DIVISIONS = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>
 _RESERVE = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (40G)"
 
 
-def read_switch(entry: Entry) -> bool:
-    """Read ``True`` or ``False``."""
+def _read_switch(entry: Entry) -> bool:
     if entry.word("True or False") not in ("True", "False"):
         raise entry.takes("True or False")
     return entry.value.text == "True"
 
 
-def read_backend(entry: Entry) -> str:
-    """Read the name of a backend."""
+def _read_backend(entry: Entry) -> str:
     if entry.word(" or ".join(BACKENDS)) not in BACKENDS:
         raise entry.takes(" or ".join(BACKENDS))
     return entry.value.text
 
 
-def read_size(entry: Entry) -> int:
+def _read_size(entry: Entry) -> int:
     """Read MiB as bytes."""
     return _whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
 
 
-def read_size_above_0(entry: Entry) -> int:
-    """Read MiB above 0 as bytes."""
-    size = read_size(entry)
+def _read_size_above_0(entry: Entry) -> int:
+    size = _read_size(entry)
     if size == 0:
         raise entry.takes("a whole number of MiB above 0")
     return size
 
 
-def read_count(entry: Entry) -> int:
-    """Read a whole number."""
+def _read_count(entry: Entry) -> int:
     return _whole(entry, "a whole number", (1 << 63) - 1)
 
 
-def read_number(entry: Entry) -> float:
-    """Read a number with or without a fraction."""
+def _read_number(entry: Entry) -> float:
     if _NUMBER.fullmatch(entry.word("a number")) is None:
         raise entry.takes("a number")
     return float(entry.value.text)
 
 
-def read_threshold(entry: Entry) -> float:
-    """Read a number above 0 and below 1."""
-    threshold = read_number(entry)
+def _read_threshold(entry: Entry) -> float:
+    threshold = _read_number(entry)
     if not 0 < threshold < 1:
         raise entry.takes("a number above 0 and below 1")
     return threshold
 
 
-def read_divisions(entry: Entry) -> tuple[int, ...]:
+def _read_divisions(entry: Entry) -> tuple[int, ...]:
     """Read one number for all slots, or one for each named slot and, with ``>``, for all after it.
 
     The first that is named counts for all before it too; a slot between two that are named, and left
@@ -98,21 +92,17 @@ def read_divisions(entry: Entry) -> tuple[int, ...]:
     return tuple(slots)
 
 
-def read_reserve(entry: Entry) -> Reserve:
-    """Read a share of the device's memory, or GiB that end in G."""
+def _read_reserve(entry: Entry) -> Reserve:
     entry.word(_RESERVE)
     return _reserve(entry, entry.value)
 
 
-def read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
-    """Read a reserve for each named class of streams."""
+def _read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
     if not entry.pairs:
         right = "a list of classes of streams ([serving:0.25,training:40G])"
-        raise (
-            entry.takes(right)
-            if entry.pairs is None
-            else entry.value.refused(f"{entry.key.text} takes {right}, not an empty one")
-        )
+        if entry.pairs is None:
+            raise entry.takes(right)
+        raise entry.value.refused(f"{entry.key.text} takes {right}, not an empty one")
     reserves: dict[str, Reserve] = {}
     for name, token in entry.pairs:
         if name.text in reserves:
@@ -121,32 +111,16 @@ def read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
     return tuple(reserves.items())
 
 
-def write_switch(value: bool) -> str:
-    """Write True or False."""
-    return str(value)
-
-
-def write_word(value: str) -> str:
-    """Write a name."""
-    return value
-
-
-def write_size(size_bytes: int) -> str:
-    """Write bytes as MiB."""
+def _write_size(size_bytes: int) -> str:
     return f"{size_bytes // MIB:d}"
 
 
-def write_count(value: int) -> str:
-    """Write a whole number."""
-    return f"{value:d}"
-
-
-def write_number(value: float) -> str:
+def _write_number(value: float) -> str:
     """Write the shortest number that is read as the same."""
     return repr(float(value))
 
 
-def write_divisions(slots: tuple[int, ...]) -> str:
+def _write_divisions(slots: tuple[int, ...]) -> str:
     """Write one number if all slots agree; else from the end of the first run to the last run."""
     runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
     if not runs and slots[0]:
@@ -156,14 +130,12 @@ def write_divisions(slots: tuple[int, ...]) -> str:
     return f"[{named}>:{slots[-1]:d}]"
 
 
-def write_reserve(reserve: Reserve) -> str:
-    """Write a share, or GiB with their G."""
+def _write_reserve(reserve: Reserve) -> str:
     return f"{float(reserve.value)!r}{'G' if reserve.unit == 'GiB' else ''}"
 
 
-def write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
-    """Write a list of classes with their reserves."""
-    return f"[{','.join(f'{name}:{write_reserve(reserve)}' for name, reserve in reserves)}]"
+def _write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
+    return f"[{','.join(f'{name}:{_write_reserve(reserve)}' for name, reserve in reserves)}]"
 
 
 def _whole(entry: Entry, right: str, most: int) -> int:
@@ -226,49 +198,49 @@ class Key:
 
 
 def _switch(field: str, *, native: bool = True) -> Key:
-    return Key(field, read_switch, write_switch, native)
+    return Key(field, _read_switch, str, native)
 
 
 def _size(field: str, *, native: bool = True) -> Key:
-    return Key(field, read_size, write_size, native)
+    return Key(field, _read_size, _write_size, native)
 
 
 # The keys of PyTorch 2.15 (AcceleratorAllocatorConfig::getKeys, CUDAAllocatorConfig::getKeys).
 KEYS: Mapping[str, Key] = MappingProxyType(
     {
-        "backend": Key("backend", read_backend, write_word, native=False),
+        "backend": Key("backend", _read_backend, str, native=False),
         "expandable_segments": _switch("expandable_segments"),
         "expandable_segments_reserve": Key(
-            "expandable_segments_reserve", read_reserve, write_reserve
+            "expandable_segments_reserve", _read_reserve, _write_reserve
         ),
         "expandable_segments_reserve_by_class": Key(
-            "expandable_segments_reserve_by_class", read_reserves, write_reserves
+            "expandable_segments_reserve_by_class", _read_reserves, _write_reserves
         ),
         "garbage_collection_threshold": Key(
-            "garbage_collection_threshold", read_threshold, write_number
+            "garbage_collection_threshold", _read_threshold, _write_number
         ),
         "graph_capture_record_stream_reuse": _switch("graph_capture_record_stream_reuse"),
         "large_segment_size_mb": _size("large_segment_size_bytes"),
         "max_non_split_rounding_mb": _size("max_non_split_rounding_bytes"),
         "max_split_size_mb": _size("max_split_size_bytes"),
-        "per_process_memory_fraction": Key("memory_fraction", read_number, write_number),
+        "per_process_memory_fraction": Key("memory_fraction", _read_number, _write_number),
         "pinned_free_catch_all": _switch("pinned_free_catch_all", native=False),
         "pinned_max_cached_size_mb": _size("pinned_max_cached_size_bytes", native=False),
         "pinned_max_round_threshold_mb": _size("pinned_max_round_threshold_bytes", native=False),
         "pinned_num_register_threads": Key(
-            "pinned_num_register_threads", read_count, write_count, native=False
+            "pinned_num_register_threads", _read_count, str, native=False
         ),
         "pinned_reserve_segment_size_mb": Key(
             "pinned_reserve_segment_size_bytes",
-            read_size_above_0,
-            write_size,
+            _read_size_above_0,
+            _write_size,
             native=False,
         ),
         "pinned_use_background_threads": _switch("pinned_use_background_threads", native=False),
         "pinned_use_cuda_host_register": _switch("pinned_use_cuda_host_register", native=False),
         "release_lock_on_cudamalloc": _switch("release_lock_on_cudamalloc"),
         "roundup_power2_divisions": Key(
-            "roundup_power2_divisions", read_divisions, write_divisions
+            "roundup_power2_divisions", _read_divisions, _write_divisions
         ),
         "throw_on_cudamalloc_oom": _switch("throw_on_cudamalloc_oom"),
     }

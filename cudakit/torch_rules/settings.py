@@ -19,6 +19,7 @@ from cudakit.torch_rules.setting_rules import (
     shown,
 )
 from cudakit.torch_rules.setting_text import Entry, Token, read_entries
+from cudakit.torch_rules.sizes import UNLIMITED
 
 Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
 Recorded: TypeAlias = bool | int | float | str | dict[str, int]
@@ -268,8 +269,14 @@ def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
     snapshot records the memory of the device.
     """
     settings = _parsed(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
-    for changes in (_sizes(recorded), _collection(recorded), _divisions(recorded)):
-        settings = with_changes(settings, changes)
+    settings = with_changes(settings, _sizes(recorded))
+    threshold = recorded.get("garbage_collection_threshold")
+    if isinstance(threshold, float):
+        settings = with_changes(settings, {"garbage_collection_threshold": threshold})
+    by_mib = recorded.get("roundup_power2_divisions")
+    if isinstance(by_mib, dict):
+        slots = tuple(by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
+        settings = with_changes(settings, {"roundup_power2_divisions": slots})
     return settings
 
 
@@ -298,14 +305,28 @@ def _sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _collection(recorded: Mapping[str, Any]) -> dict[str, float]:
-    threshold = recorded.get("garbage_collection_threshold")
-    return {"garbage_collection_threshold": threshold} if isinstance(threshold, float) else {}
+def recorded_divisions(recorded: Mapping[str, Any]) -> list[int]:
+    """Return the divisions of each power of two from 1 MiB on; 0: plain rounding. Empty if not recorded.
+
+    More tolerant than Settings: what a file records is applied even if no setting may be so.
+    """
+    found = recorded.get("roundup_power2_divisions")
+    if not isinstance(found, Mapping):
+        return []
+    slots = sorted((int(key), n) for key, n in found.items() if str(key).isdecimal())
+    return [n if isinstance(n, int) and 0 <= n <= 1 << 20 else 0 for _, n in slots]
 
 
-def _divisions(recorded: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    by_mib = recorded.get("roundup_power2_divisions")
-    if not isinstance(by_mib, dict):
-        return {}
-    slots = (by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
-    return {"roundup_power2_divisions": tuple(slots)}
+def recorded_max_split(recorded: Mapping[str, Any]) -> int:
+    """Return the size from which blocks are never split; UNLIMITED if there is no limit."""
+    found = recorded.get("max_split_size")
+    return found if isinstance(found, int) and found > 0 else UNLIMITED
+
+
+def flag_of_device(flag: object, ordinal: int) -> bool | None:
+    """Return a flag that holds for all devices, or for each in a list or by its number; else None."""
+    if isinstance(flag, list):
+        flag = flag[ordinal] if 0 <= ordinal < len(flag) else None
+    elif isinstance(flag, dict):
+        flag = flag.get(str(ordinal))
+    return flag if isinstance(flag, bool) else None

@@ -61,7 +61,6 @@ ALLOCATED = (6 * GIB + 4 * GIB * np.sin(T * 1.5)).astype(np.int64)
 ALLOCATED[700] = 12 * GIB
 RESERVED = np.maximum.accumulate(ALLOCATED) + 512 * MIB
 MEMORY = Chart(
-    "area",
     "Memory over time",
     T,
     (
@@ -74,35 +73,11 @@ MEMORY = Chart(
     markers=(Marker(7.0, "peak", "warn"), Marker(2.5, "step 1"), Marker(11.99, "OOM", "error")),
 )
 POWER = Chart(
-    "line",
     "Clock and utilisation",
     T,
     (Series("clock", 0.8 + 0.1 * np.sin(T)), Series("utilisation", T / 12, step=False)),
     x_unit="seconds",
     y_unit="ratio",
-)
-LATENCY = Chart(
-    "scatter",
-    "Latency of each run",
-    np.arange(40),
-    (Series("copy", 1e-3 + 1e-4 * (np.arange(40) % 7)),),
-    x_label="run",
-    y_unit="seconds",
-)
-SIZES = Chart(
-    "bar",
-    "Sizes",
-    np.array([512, 1024, 2048]),
-    (Series("blocks", np.array([90, 30, 1])),),
-    x_label="up to",
-    y_unit="count",
-)
-PEERS = Chart(
-    "matrix",
-    "Peer copies per second",
-    np.arange(2),
-    (Series("cuda:0", np.array([9, 4])), Series("cuda:1", np.array([4, 9]))),
-    y_unit="count",
 )
 HOLDERS = Table(
     (Column("size", "number"), Column("share", "bar"), Column("allocated at", "stack")),
@@ -125,14 +100,6 @@ CHANGES = Table(
     ),
 )
 EMPTY = Table((Column("name"), Column("size", "number")), ())
-STACKS = Tree(
-    "all",
-    Bytes(12 * GIB),
-    (
-        Tree("main", Bytes(11 * GIB), (Tree("step", Bytes(11 * GIB), (Tree("a", Bytes(GIB)),)),)),
-        *(Tree(f"small {size}", Bytes(size * MIB)) for size in range(1, 12)),
-    ),
-)
 ALL_NODES = Document(
     "cudakit memviz run.pkl.gz",
     (
@@ -159,9 +126,8 @@ ALL_NODES = Document(
             ),
         ),
         Section("Holders", (HOLDERS, Section("Changes", (CHANGES, EMPTY)))),
-        Section("Stacks", (STACKS,)),
-        Section("Charts", (POWER, LATENCY, SIZES, PEERS)),
-        Section("Only for the page", (Columns("blocks", {}),)),
+        Section("Charts", (POWER,)),
+        Section("Only for the page", (Columns("blocks", {}), Tree("all", 1))),
         Note(
             "error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)
         ),
@@ -263,7 +229,6 @@ def charts(draw: st.DrawFn) -> Chart:
     series = st.builds(Series, TEXTS, values, st.booleans())
     markers = st.builds(Marker, known, TEXTS, st.sampled_from(["info", "warn", "error"]))
     return Chart(
-        draw(st.sampled_from(["line", "area", "bar", "scatter", "matrix"])),
         draw(TEXTS),
         np.sort(draw(st.lists(known, min_size=length, max_size=length).map(np.array))),
         draw(st.lists(series, max_size=5).map(tuple)),
@@ -274,17 +239,11 @@ def charts(draw: st.DrawFn) -> Chart:
     )
 
 
-TREES = st.recursive(
-    st.builds(Tree, TEXTS, VALUES),
-    lambda inner: st.builds(Tree, TEXTS, VALUES, st.lists(inner, max_size=8).map(tuple)),
-    max_leaves=12,
-)
 LEAVES: st.SearchStrategy[Node] = st.one_of(
     st.builds(Facts, st.lists(st.tuples(TEXTS, VALUES), max_size=6).map(tuple)),
     st.builds(Note, st.sampled_from(["ok", "info", "warn", "error"]), TEXTS, TEXTS),
     tables(),
     charts(),
-    TREES,
 )
 NODES = st.recursive(
     LEAVES,

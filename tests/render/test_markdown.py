@@ -56,25 +56,25 @@ def test_a_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
     ]
 
 
-def test_sections_facts_notes_trees_and_views() -> None:
-    tree = Tree("root", Count(3), (Tree("leaf", Count(2)),))
+def test_sections_facts_notes_and_views() -> None:
+    counts = Facts((("count", Count(3)),))
     section = Section(
-        "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, tree))
+        "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, counts))
     )
     note = Note("warn", "Look.", ("do this",))
     assert text_of(section, note) == (
-        "## Inside\n\n* **time**: 500 ms\n\n* root: 3\n  * leaf: 2\n\n> **Warning**: Look.\n> * do this"
+        "## Inside\n\n* **time**: 500 ms\n\n* **count**: 3\n\n> **Warning**: Look.\n> * do this"
     )
 
 
 def test_a_section_with_nothing_to_show_is_left_out() -> None:
-    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Facts(())))
+    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Tree("t", 1), Facts(())))
     assert text_of(empty, Note("ok", "Done.")) == "> **OK**: Done."
 
 
 def test_a_chart_is_a_table_of_its_points() -> None:
     chart = Chart(
-        "line", "Speed", np.array([1, 2]), (Series("a", np.array([0.5, 1.0])),), "n", y_unit="ratio"
+        "Speed", np.array([1, 2]), (Series("a", np.array([0.5, 1.0])),), "n", y_unit="ratio"
     )
     assert text_of(chart).splitlines() == [
         "**Speed**",
@@ -87,8 +87,8 @@ def test_a_chart_is_a_table_of_its_points() -> None:
 
 
 def test_a_long_chart_is_thinned_out_and_an_empty_one_says_so() -> None:
-    long = Chart("line", "L", np.arange(1000), (Series("a", np.arange(1000)),))
-    empty = Chart("line", "E", np.array([]), ())
+    long = Chart("L", np.arange(1000), (Series("a", np.arange(1000)),))
+    empty = Chart("E", np.array([]), ())
     assert 20 < len(text_of(long).splitlines()) < 50
     assert text_of(empty) == "**E**: no data"
 

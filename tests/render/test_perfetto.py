@@ -43,7 +43,7 @@ def of_phase(events: Events, phase: str) -> Events:
 
 def chart(x: Any, y: Any, **changes: Any) -> Chart:
     series = (Series("allocated", np.asarray(y)),)
-    options: dict[str, Any] = {"kind": "line", "title": "Memory", "x_unit": "seconds"}
+    options: dict[str, Any] = {"title": "Memory", "x_unit": "seconds"}
     return Chart(**{**options, "x": np.asarray(x), "series": series, **changes})
 
 
@@ -227,7 +227,6 @@ def test_nodes_are_found_inside_sections_and_behind_views() -> None:
     [
         Note("info", "only words"),
         Columns("untimed", {"size": np.arange(3)}),
-        Chart("bar", "Sizes", np.arange(2), (Series("n", np.arange(2)),)),
     ],
 )
 def test_a_document_without_a_time_axis_is_refused_before_anything_is_written(node: Node) -> None:

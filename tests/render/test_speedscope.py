@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.document import Bytes, Count, Document, Seconds, Section, Tree, Value
+from cudakit.document import Document, Section, Tree
 from cudakit.errors import UsageError
 from cudakit.render.speedscope import render
 
@@ -18,13 +18,13 @@ def content_of(*trees: Tree) -> dict[str, Any]:
 
 
 def test_a_file_names_its_format_its_document_and_its_first_profile() -> None:
-    content = content_of(Tree("all", Bytes(1)))
+    content = content_of(Tree("all", 1))
     assert content["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     assert (content["name"], content["activeProfileIndex"]) == ("Memory", 0)
 
 
 def test_samples_are_paths_of_frames_weighted_by_what_their_last_one_holds() -> None:
-    tree = Tree("all", Bytes(10), (Tree("f", Bytes(7), (Tree("all", Bytes(7)),)),))
+    tree = Tree("all", 10, (Tree("f", 7, (Tree("all", 7),)),))
     content = content_of(tree)
     assert content["shared"] == {"frames": [{"name": "all"}, {"name": "f"}]}
     assert content["profiles"] == [
@@ -40,17 +40,8 @@ def test_samples_are_paths_of_frames_weighted_by_what_their_last_one_holds() -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "weight"),
-    [(Bytes(5), "bytes", 5), (Seconds(0.25), "seconds", 0.25), (Count(5), "none", 5)],
-)
-def test_the_unit_is_that_of_the_root(value: Value, unit: str, weight: float) -> None:
-    (profile,) = content_of(Tree("all", value))["profiles"]
-    assert (profile["unit"], profile["weights"], profile["endValue"]) == (unit, [weight], weight)
-
-
 def test_every_tree_is_a_profile_and_they_share_their_frames() -> None:
-    first, second = Tree("at peak", Bytes(2), (Tree("f", Bytes(2)),)), Tree("f", Seconds(1.0))
+    first, second = Tree("at peak", 2, (Tree("f", 2),)), Tree("f", 3)
     document = Document("Two", (first, Section("s", (second,))))
     content = json.loads(render(document))
     assert [profile["name"] for profile in content["profiles"]] == ["at peak", "f"]
@@ -58,9 +49,9 @@ def test_every_tree_is_a_profile_and_they_share_their_frames() -> None:
 
 
 def test_a_tree_far_deeper_than_the_recursion_limit_is_written() -> None:
-    tree = Tree("leaf", Bytes(1))
+    tree = Tree("leaf", 1)
     for _ in range(20_000):
-        tree = Tree("f", Bytes(1), (tree,))
+        tree = Tree("f", 1, (tree,))
     (profile,) = content_of(tree)["profiles"]
     assert [len(sample) for sample in profile["samples"]] == [20_001]
 
@@ -72,7 +63,7 @@ def test_a_document_without_a_tree_is_refused() -> None:
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(0, 2**50), st.integers(0, 2**50))
 def test_any_label_is_valid_utf8_and_weights_add_up(label: str, own: int, part: int) -> None:
-    tree = Tree(label, Bytes(own + part), (Tree(label, Bytes(part)),))
+    tree = Tree(label, own + part, (Tree(label, part),))
     content = json.loads(render(Document(label, (tree,))).encode())
     (profile,) = content["profiles"]
     assert sum(profile["weights"]) == profile["endValue"] == own + part

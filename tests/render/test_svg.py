@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup_tree import Node, read
 
-from cudakit.document import Array, Bytes, Chart, Count, Marker, Series, Tree
+from cudakit.document import Array, Chart, Marker, Series
 from cudakit.render.svg.chart import chart
-from cudakit.render.svg.flame import flame
 from cudakit.render.svg.thin import thinned
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -70,48 +68,43 @@ def drawn(node: Chart) -> Node:
     return read(chart(node)).one("figure")
 
 
-def path(figure: Node, kind: str) -> str:
-    return figure.one("svg", "plot").all("path", kind)[0].attributes["d"] or ""
+def path(figure: Node) -> str:
+    return figure.one("svg", "plot").all("path", "line")[0].attributes["d"] or ""
 
 
-def curve(*, kind: str = "line", step: bool = True, **options: object) -> Chart:
+def curve(*, step: bool = True, **options: object) -> Chart:
     series = (Series("a", np.array([0, 4, 2]), step=step),)
-    return Chart(kind, "t", np.arange(3), series, y_unit="count", **options)  # type: ignore[arg-type]
+    return Chart("t", np.arange(3), series, y_unit="count", **options)  # type: ignore[arg-type]
 
 
 def test_a_step_holds_its_value_to_the_next_instant() -> None:
-    assert path(drawn(curve()), "line") == "M0 1000H1200V0H2400V500"
+    assert path(drawn(curve())) == "M0 1000H1200V0H2400V500"
 
 
 def test_a_curve_without_steps_goes_straight() -> None:
-    assert path(drawn(curve(step=False)), "line") == "M0 1000L1200 0L2400 500"
-
-
-def test_an_area_reaches_down_to_zero() -> None:
-    assert path(drawn(curve(kind="area")), "area") == "M0 1000L0 1000H1200V0H2400V500L2400 1000Z"
+    assert path(drawn(curve(step=False))) == "M0 1000L1200 0L2400 500"
 
 
 def test_a_million_points_become_a_path_of_a_few_kilobytes() -> None:
     x = np.arange(10**6)
     y = np.random.default_rng(0).integers(0, 10**11, len(x))
-    assert len(chart(Chart("line", "t", x, (Series("a", y),)))) < 40_000
+    assert len(chart(Chart("t", x, (Series("a", y),)))) < 40_000
 
 
-@pytest.mark.parametrize("kind", ["line", "area", "scatter", "bar", "matrix"])
-def test_a_chart_without_data_says_so(kind: str) -> None:
-    empty = Chart(kind, "Use", np.array([]), (Series("a", np.array([])),))  # type: ignore[arg-type]
+def test_a_chart_without_data_says_so() -> None:
+    empty = Chart("Use", np.array([]), (Series("a", np.array([])),))
     assert read(chart(empty)).one("p").words == "Use: no data"
 
 
 def test_the_legend_names_each_series_with_its_peak() -> None:
     series = (Series("reserved", np.array([GIB, 0])), Series("used", np.array([0, np.nan])))
-    figure = drawn(Chart("line", "t", np.arange(2), series))
+    figure = drawn(Chart("t", np.arange(2), series))
     assert [item.words for item in figure.all("li")] == ["reservedpeak 1.00 GiB", "usedpeak 0 B"]
 
 
 def test_colours_repeat_with_dashes() -> None:
     many = tuple(Series(str(i), np.arange(2)) for i in range(9))
-    paths = drawn(Chart("line", "t", np.arange(2), many)).one("svg", "plot").all("path")
+    paths = drawn(Chart("t", np.arange(2), many)).one("svg", "plot").all("path")
     assert len({node.attributes["class"] for node in paths}) == 9
 
 
@@ -136,57 +129,3 @@ def test_of_very_many_markers_the_first_are_drawn_and_the_rest_counted() -> None
     figure = drawn(curve(markers=(Marker(1, "m"),) * 1200))
     assert len(figure.all("g", "marker")) == 200
     assert figure.one("p").words == "1,000 more markers are not drawn."
-
-
-def test_bars_rise_from_zero_and_fall_below_it() -> None:
-    series = (Series("a", np.array([1, -1])),)
-    figure = drawn(Chart("bar", "t", np.array(["up", "down"]), series, y_unit="count"))
-    bars = [node.attributes for node in figure.all("rect", "bar")]
-    assert [(bar["y"], bar["height"]) for bar in bars] == [("0%", "50%"), ("50%", "50%")]
-    assert [bar.words for bar in figure.all("rect", "bar")] == ["up, a: 1", "down, a: -1"]
-
-
-def test_points_that_coincide_are_one_dot() -> None:
-    node = Chart("scatter", "t", np.zeros(9), (Series("a", np.ones(9)),), y_unit="count")
-    assert path(drawn(node), "scatter").count("M") == 1
-
-
-def test_the_largest_cell_of_a_matrix_is_the_darkest() -> None:
-    rows_ = tuple(Series(f"gpu {i}", np.array([0, i * GIB, np.nan])) for i in range(3))
-    figure = drawn(Chart("matrix", "peer", np.arange(3), rows_))
-    shades = [node.attributes["fill-opacity"] for node in figure.all("rect", "cell")]
-    assert shades == ["0", "0", "0", "0", "0.5", "0", "0", "1", "0"]
-    assert figure.all("text", "figure")[-1].words == "n/a"
-
-
-# --- trees
-
-
-def widths(tree: Tree) -> list[float]:
-    parts = read(flame(tree)).one("svg", "flame").all("svg")
-    return [float((part.attributes["width"] or "").rstrip("%")) for part in parts]
-
-
-def test_parts_are_as_wide_as_their_share_of_the_whole() -> None:
-    half = Tree("half", Bytes(50), (Tree("tenth", Bytes(10)),))
-    assert widths(Tree("all", Bytes(100), (half, Tree("quarter", Bytes(25))))) == [100, 50, 25, 10]
-
-
-def test_parts_that_exceed_their_whole_share_it() -> None:
-    assert widths(Tree("all", Bytes(1), (Tree("a", Bytes(3)), Tree("b", Bytes(1))))) == [
-        100,
-        75,
-        25,
-    ]
-
-
-def test_a_tree_that_is_very_deep_is_cut_and_the_cut_is_named() -> None:
-    tree = Tree("end", Count(1))
-    for _ in range(5000):
-        tree = Tree("f", Count(1), (tree,))
-    assert len(widths(tree)) == 40
-    assert "1 parts are too small or too deep to be drawn" in read(flame(tree)).words
-
-
-def test_a_tree_of_nothing_is_drawn_as_one_part() -> None:
-    assert widths(Tree("all", Bytes(0), (Tree("a", Bytes(0)),))) == [100]

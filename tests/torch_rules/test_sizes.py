@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
-from cudakit.torch_rules.recorded_values import recorded_divisions, recorded_max_split
+from cudakit.torch_rules.settings import recorded_divisions, recorded_max_split
 from cudakit.torch_rules.sizes import (
     MIB,
     division_of,

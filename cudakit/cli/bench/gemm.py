@@ -16,11 +16,10 @@ from cudakit.cli.bench.options import (
     mode_option,
     names,
     outputs_options,
-    with_options,
 )
 from cudakit.cli.bench.products import PRODUCT_OPTIONS, products
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
-from cudakit.cli.options import byte_size, gpu_option
+from cudakit.cli.options import byte_size, gpu_option, with_options
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec

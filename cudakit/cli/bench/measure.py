@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +14,7 @@ from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import gpu_option
-from cudakit.cli.output import Files, open_by_name, open_output
+from cudakit.cli.output import open_by_name, open_output
 from cudakit.cli.progress import Progress, progress_line
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
 
+_Result = TypeVar("_Result", "BenchResult", "SuiteResult")
 
 # Suffixes; the first that matches is the format of a file.
 FORMATS = ("nvbench.json", "json", "csv", "md", "html")
@@ -44,14 +45,20 @@ def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
     """Measure what a Spec asks for, write the files, and print the report."""
     from cudakit.core.bench.pipeline import run
 
+    return exit_code(report(functools.partial(run, spec), gpu, outputs))
+
+
+def report(work: Callable[..., _Result], gpu: str, outputs: Outputs) -> _Result:
+    """Let ``work`` measure a device, write the files, print the report, and return the result."""
     with open_output(None) as target:
         # Files are closed before the report: they are complete even if the reader of the report stops.
-        with open_files(outputs.paths, force=outputs.force) as files:
+        with open_by_name(outputs.paths, FORMATS, force=outputs.force) as files:
             with opened_gpu(gpu, quiet=outputs.quiet) as (device, progress, run_context):
-                result = run(spec, device, progress, run_context=run_context)
-            write_files(files, result)
-        target.answer(result, lambda: document(result), as_json=outputs.json)
-    return exit_code(result)
+                result = work(device, progress, run_context=run_context)
+            for form, file in files:
+                file.write(rendered(result, form))
+        target.answer(result, lambda: _document(result), as_json=outputs.json)
+    return result
 
 
 @contextmanager
@@ -90,18 +97,8 @@ def exit_code(result: BenchResult) -> ExitCode:
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
 
 
-def open_files(paths: Iterable[str], *, force: bool) -> AbstractContextManager[Files]:
-    """Open every file of ``-o``. Raises UsageError for an unknown suffix."""
-    return open_by_name(paths, FORMATS, force=force)
-
-
-def write_files(files: Files, result: BenchResult | SuiteResult) -> None:
-    """Write the result to every file."""
-    for form, file in files:
-        file.write(_rendered(result, form))
-
-
-def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
+def rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
+    """Return the content of a file with a result, in one of ``FORMATS``."""
     from cudakit.core.bench.present.nvbench import nvbench
     from cudakit.render import csv, html, json, markdown
 
@@ -109,15 +106,15 @@ def _rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[st
         case "json":
             return json.render(result)
         case "html":
-            return html.render(document(result, detail=True))
+            return html.render(_document(result, detail=True))
         case "md":
-            return markdown.render(document(result))
+            return markdown.render(_document(result))
         case "csv":
-            return csv.render(document(result))
-    return nvbench(document(result))
+            return csv.render(_document(result))
+    return nvbench(_document(result))
 
 
-def document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
+def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Present a result; ``detail`` adds pictures for a page."""
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.present import present

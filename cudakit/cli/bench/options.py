@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
-from cudakit.cli.options import byte_size, json_option, percent, quiet_option
-
-if TYPE_CHECKING:
-    pass
+from cudakit.cli.options import (
+    Decorator,
+    byte_size,
+    grouped,
+    json_option,
+    percent,
+    quiet_option,
+    with_options,
+)
 
 # Arguments of a Spec that control precision; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
-_Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # A longer sweep is a typing error.
 _MOST_SIZES = 64
@@ -79,7 +83,7 @@ def _range(text: str) -> list[int]:
     return found if dots else found[:1]
 
 
-def sizes_option(what: str) -> _Decorator:
+def sizes_option(what: str) -> Decorator:
     """Return the option ``--sizes``, passed as ``sizes_bytes``."""
     return click.option(
         "--sizes",
@@ -90,7 +94,7 @@ def sizes_option(what: str) -> _Decorator:
     )
 
 
-def mode_option(default: str) -> _Decorator:
+def mode_option(default: str) -> Decorator:
     """Return the option ``--mode``; ``default`` is only text, the Spec applies it."""
     return click.option(
         "--mode",
@@ -101,7 +105,7 @@ def mode_option(default: str) -> _Decorator:
     )
 
 
-def cache_option(default: str) -> _Decorator:
+def cache_option(default: str) -> Decorator:
     """Return the option ``--cache``; ``default`` is only text, the Spec applies it."""
     return click.option(
         "--cache",
@@ -184,20 +188,4 @@ _OUTPUTS = (
 
 def outputs_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``-o -f --json -q`` to a command; passed as ``outputs: Outputs``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *, paths: tuple[str, ...], force: bool, json: bool, quiet: bool, **rest: Any
-    ) -> Any:
-        return command(outputs=Outputs(paths, force, json, quiet), **rest)
-
-    return with_options(_OUTPUTS, collecting)
-
-
-def with_options(
-    options: tuple[_Decorator, ...], command: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Apply options so that the help lists them in order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return grouped("outputs", Outputs, _OUTPUTS, command)

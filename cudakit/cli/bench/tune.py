@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudakit.cli.bench.measure import opened_gpu
-from cudakit.cli.bench.options import Outputs, given, with_options
+from cudakit.cli.bench.options import Outputs, given
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import grouped
 from cudakit.cli.output import Files, Output, open_by_name, open_output, printable
 from cudakit.errors import MissingDependency, UsageError
 
@@ -111,22 +111,7 @@ class TuneOptions:
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of tuning to a command; passed as ``tuning: TuneOptions``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *,
-        wanted: bool,
-        time_s: float | None,
-        iterations: int | None,
-        known: Path | None,
-        export: str | None,
-        validators: Path | None,
-        **rest: Any,
-    ) -> Any:
-        options = TuneOptions(wanted, time_s, iterations, known, export, validators)
-        return command(tuning=options, **rest)
-
-    return with_options(_OPTIONS, collecting)
+    return grouped("tuning", TuneOptions, _OPTIONS, command)
 
 
 def use_tuned(spec: GemmSpec, path: Path, gpu: str) -> GemmSpec:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import (
-    document,
-    exit_code,
-    measuring,
-    open_files,
-    opened_gpu,
-    write_files,
-)
+from cudakit.cli.bench.measure import exit_code, measuring, report
 from cudakit.cli.bench.options import (
     Effort,
     Outputs,
@@ -27,7 +21,6 @@ from cudakit.cli.bench.options import (
 )
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import gpu_option
-from cudakit.cli.output import open_output
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import Allocator, Spec
@@ -203,11 +196,5 @@ def suite(*, quick: bool, gpu: str, outputs: Outputs) -> int:
     """
     from cudakit.core.bench.suite import SuiteSpec, check_health
 
-    with open_output(None) as target:
-        with open_files(outputs.paths, force=outputs.force) as files:
-            with opened_gpu(gpu, quiet=outputs.quiet) as (device, progress, run_context):
-                spec = SuiteSpec(quick=quick)
-                result = check_health(spec, device, progress, run_context=run_context)
-            write_files(files, result)
-        target.answer(result, lambda: document(result), as_json=outputs.json)
+    result = report(partial(check_health, SuiteSpec(quick=quick)), gpu, outputs)
     return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

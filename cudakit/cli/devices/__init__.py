@@ -13,7 +13,6 @@ from cudakit.cli.output import open_output
 
 if TYPE_CHECKING:
     from cudakit.core.devices.select import SelectSpec
-    from cudakit.gpu.api.facts import Machine
 
 
 @click.command()
@@ -49,7 +48,9 @@ def devices(
 
     wanted = named(view.names)
     with open_output(output.path, force=output.force) as target:
-        machine = None if list_fields else _open(gpu)
+        from cudakit.gpu.machine import open_machine
+
+        machine = None if list_fields else open_machine(gpu)
         # Imported while the child process queries the driver.
         from cudakit.cli.devices import show
 
@@ -62,9 +63,3 @@ def devices(
         else:
             show.show_once(machine, show.Writer(target, view, wanted))
     return ExitCode.OK
-
-
-def _open(gpu: str) -> Machine:
-    from cudakit.gpu.machine import open_machine
-
-    return open_machine(gpu)

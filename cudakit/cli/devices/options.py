@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.options import OutputOptions, byte_size, percent
+from cudakit.cli.options import OutputOptions, byte_size, percent, with_options
 
 if TYPE_CHECKING:
     from cudakit.core.devices.select import SelectSpec
@@ -43,7 +43,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
         view = View(form=form or ("json" if output.json else "table"), **parts)
         return command(view=view, output=output, **rest)
 
-    return _with(_VIEW, collecting)
+    return with_options(_VIEW, collecting)
 
 
 def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--count, --min-free-mem and --max-util need --select")
         return command(spec=None, **rest)
 
-    return _with(_SELECT, collecting)
+    return with_options(_SELECT, collecting)
 
 
 def seconds(text: str) -> float:
@@ -88,12 +88,6 @@ def _names(text: str | tuple[str, ...]) -> tuple[str, ...]:
     # Click also converts the default, which is a tuple already.
     parts = text.split(",") if isinstance(text, str) else text
     return tuple(filter(None, (part.strip() for part in parts)))
-
-
-def _with(options: Any, command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 _VIEW = (

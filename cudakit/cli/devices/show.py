@@ -27,7 +27,7 @@ def list_fields(target: Output, view: View) -> None:
     from cudakit.core.devices.present.fields import listing
 
     known = tuple(registry().values())
-    target.write(_json(FieldsList(known)) if view.form == "json" else _page(listing(known), target))
+    target.answer(FieldsList(known), lambda: listing(known), as_json=view.form == "json")
 
 
 def print_selection(machine: Machine, target: Output, view: View, spec: SelectSpec) -> None:

@@ -104,13 +104,13 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Return the verdict on one case."""
-    first, last = (
-        _interval(before.samples_s, before.rounds),
-        _interval(after.samples_s, after.rounds),
-    )
+    first, last = (_interval(case.samples_s, case.rounds) for case in (before, after))
     verdict, reason = _verdict(before, after)
-    known = first is not None and last is not None and first[1] > 0
-    unknown = Unavailable(reason or "it took no time")
+    change: float | Unavailable
+    interval: tuple[float, float] | Unavailable
+    change = interval = Unavailable(reason or "it took no time")
+    if first is not None and last is not None and first[1] > 0:
+        change, interval = last[1] / first[1] - 1, _change_interval(first, last)
     return CaseComparison(
         name=after.name,
         axes=after.axes,
@@ -118,8 +118,8 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
         verdict=verdict,
         before_s=before.median_s,
         after_s=after.median_s,
-        change=last[1] / first[1] - 1 if known and first and last else unknown,
-        change_interval=_change_interval(first, last) if known and first and last else unknown,
+        change=change,
+        change_interval=interval,
         clock_change=_change(before.sm_clock_hz, after.sm_clock_hz),
         cycles_change=_change(before.cycles, after.cycles),
         reason=reason,

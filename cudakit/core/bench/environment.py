@@ -76,23 +76,20 @@ class Environment:
         }
         return {why: seconds for why, seconds in spans.items() if seconds > 0}
 
-    @property
-    def energy_j(self) -> float | Unavailable:
-        """Energy between ``before`` and ``after``."""
-        if self.before is None or self.after is None:
-            return NOT_ASKED
-        first, last = self.before.energy_j, self.after.energy_j
-        if isinstance(first, Unavailable):
-            return first
-        return last if isinstance(last, Unavailable) else last - first
-
     def unlike(self, other: Environment) -> tuple[str, ...]:
         """Return the differences that make results of two machines incomparable."""
-        return (
-            *_difference("the GPU is", self.gpu, other.gpu),
-            *_difference("simulated is", self.simulated, other.simulated),
-            *_difference("SMs are", self.multiprocessors, other.multiprocessors),
-            *_versions(self.versions, other.versions),
+        # The versions of cudakit and Python do not change what the device does.
+        names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})
+        pairs: list[tuple[str, object, object]] = [
+            ("the GPU is", self.gpu, other.gpu),
+            ("simulated is", self.simulated, other.simulated),
+            ("SMs are", self.multiprocessors, other.multiprocessors),
+            *((f"{name} is", self.versions.get(name), other.versions.get(name)) for name in names),
+        ]
+        return tuple(
+            f"{what} {_shown(mine)} and {_shown(others)}"
+            for what, mine, others in pairs
+            if mine != others
         )
 
 
@@ -196,22 +193,6 @@ def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
         if isinstance(value, Unavailable):
             return value
     return f"{generation}.0 x{width}"
-
-
-def _difference(what: str, mine: object, others: object) -> tuple[str, ...]:
-    if mine == others:
-        return ()
-    return (f"{what} {_shown(mine)} and {_shown(others)}",)
-
-
-def _versions(mine: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, ...]:
-    # The versions of cudakit and Python do not change what the device does.
-    names = sorted((mine.keys() | others.keys()) - {"cudakit", "python"})
-    return tuple(
-        line
-        for name in names
-        for line in _difference(f"{name} is", mine.get(name), others.get(name))
-    )
 
 
 def _shown(value: object) -> str:

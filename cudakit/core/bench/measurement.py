@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.workload import Axis, Verification
+from cudakit.core.bench.workload import Axis, Verification, worst
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 
@@ -103,10 +103,7 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=max(
-            (each.verification for each in rounds),
-            key=lambda found: (not found.passed, found.error),
-        ),
+        verification=worst(each.verification for each in rounds),
         stopped=_worst_reason([each.stopped for each in rounds]),
         settled=all(each.settled for each in rounds),
         cold=all(each.cold for each in rounds),
@@ -137,7 +134,7 @@ def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
 
 
 def _worst_reason(reasons: Sequence[str]) -> str:
-    for worst in ("wrong", "interrupted", "timeout", "stable"):
-        if worst in reasons:
-            return worst
+    for reason in ("wrong", "interrupted", "timeout", "stable"):
+        if reason in reasons:
+            return reason
     return reasons[-1]

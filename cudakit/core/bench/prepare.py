@@ -36,7 +36,7 @@ class WorkloadRun:
         )
         self.is_blocked = method.blocker and not method.at_host
         self.timeouts = 0  # of the blocking kernel
-        self.rotation = BufferRotation(prepared, _rotate(timer, prepared, method))
+        self.rotation = BufferRotation(prepared.enqueue, rotate_buffers(timer, prepared, method))
         self.sampler: Sampler | None = None
         self.verification = verify(timer, self.rotation, prepared)
         # Recorded by warm_up.
@@ -105,7 +105,7 @@ def _prepare(timer: Timer, workload: Workload, method: Method) -> Prepared:
         raise Refused(workload, refusal, {}) from refusal
 
 
-def _rotate(timer: Timer, prepared: Prepared, method: Method) -> int:
+def rotate_buffers(timer: Timer, prepared: Prepared, method: Method) -> int:
     """Allocate the buffer sets that the cache state needs; return their number."""
     sets = buffer_sets(
         method.cache,

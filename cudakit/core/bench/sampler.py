@@ -1,44 +1,43 @@
-"""Samplers: one for each mode of timing. A sampler takes samples of a workload with the timer."""
+"""Samplers: take samples of a workload with the timer, in each mode of timing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
 from cudakit.core.bench.l2_cache import MOST_SETS
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.timer import MOST_QUEUED, Timer, Work
-from cudakit.core.bench.workload import Prepared
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Graph, Graphs, Stream
 
 
 class BufferRotation:
-    """Runs a workload on its buffer sets in turn."""
+    """Runs a workload on its buffer sets in turn; ``enqueue`` is that of ``Prepared``."""
 
-    def __init__(self, prepared: Prepared, sets: int) -> None:
+    def __init__(self, enqueue: Callable[[Stream, int], None], sets: int) -> None:
         self.sets = sets
         self.runs = 0
-        self._prepared = prepared
+        self._enqueue = enqueue
         self._next = 0
         self._complete = 0
 
     def run(self, stream: Stream) -> None:
         """Enqueue a run on the next buffer set."""
-        self._prepared.enqueue(stream, self._next % self.sets)
+        self._enqueue(stream, self._next % self.sets)
         self.advance(1)
 
     def again(self, stream: Stream) -> None:
         """Enqueue a run on the buffer set of the previous run, without advancing."""
-        self._prepared.enqueue(stream, (self._next - 1) % self.sets)
+        self._enqueue(stream, (self._next - 1) % self.sets)
         self.runs += 1
 
     def capture(self, stream: Stream, count: int) -> None:
         """Enqueue runs that a graph captures; call ``advance`` when the graph was launched."""
         for number in range(count):
-            self._prepared.enqueue(stream, (self._next + number) % self.sets)
+            self._enqueue(stream, (self._next + number) % self.sets)
 
     def advance(self, count: int) -> None:
         """Count runs that were enqueued."""
@@ -52,25 +51,64 @@ class BufferRotation:
         self._complete = self._next
 
 
-class Sampler(Protocol):
-    """Takes samples of one mode. A sample is the mean time of its executions."""
+class Sampler:
+    """Takes samples of mode isolated or batch: one or more launches between two events.
 
-    @property
-    def executions(self) -> int:
-        """Number of executions in a sample."""
-        ...
+    A sample is the mean time of its ``executions``; ``before`` is enqueued ahead of each.
+    """
+
+    def __init__(
+        self, timer: Timer, rotation: BufferRotation, executions: int, before: Work | None
+    ) -> None:
+        self.executions = executions
+        self._timer, self._rotation, self._before = timer, rotation, before
 
     def sample(self, *, blocked: bool) -> Reading:
         """Take one sample; ``blocked`` hides launch gaps."""
-        ...
+        reading = self._timer.time(self.enqueue, blocked=blocked, before=self._before)
+        return replace(reading, time_s=reading.time_s / self.executions)
 
     def enqueue(self, stream: Stream) -> None:
         """Enqueue the executions of one sample, untimed."""
-        ...
+        for _ in range(self.executions):
+            self._rotation.run(stream)
 
     def close(self) -> None:
         """Release what the sampler holds."""
-        ...
+
+
+class _GraphSampler(Sampler):
+    """Graph: executions captured once, and replayed between two events."""
+
+    def __init__(
+        self, timer: Timer, rotation: BufferRotation, executions: int, before: Work | None
+    ) -> None:
+        super().__init__(timer, rotation, executions, before)
+        graph = capture(
+            timer.gpu, timer.stream, lambda stream: rotation.capture(stream, executions)
+        )
+        self._executable = timer.gpu.instantiate(graph)
+        timer.gpu.destroy_graph(graph)
+
+    def enqueue(self, stream: Stream) -> None:
+        self._timer.gpu.graph_launch(self._executable, stream)
+        self._rotation.advance(self.executions)
+
+    def close(self) -> None:
+        self._timer.gpu.destroy_graph_exec(self._executable)
+
+
+class _HostSampler(Sampler):
+    """Host and call: from the call until the device is done or the call returns, by the host's clock."""
+
+    def __init__(
+        self, timer: Timer, rotation: BufferRotation, before: Work | None, *, waits: bool
+    ) -> None:
+        super().__init__(timer, rotation, 1, before)
+        self._waits = waits
+
+    def sample(self, *, blocked: bool) -> Reading:  # noqa: ARG002 launch gaps are part of the time
+        return self._timer.time_at_host(self.enqueue, before=self._before, waits=self._waits)
 
 
 def make_sampler(
@@ -88,89 +126,11 @@ def make_sampler(
         )
     before = _before(timer, rotation, flushed=flushed, interleaved=bool(method.interleaved))
     if method.mode == "graph":
-        return _Replayed(timer, rotation, _nodes(method, estimate_s, rotation.sets), before)
+        return _GraphSampler(timer, rotation, _nodes(method, estimate_s, rotation.sets), before)
     if method.at_host:
-        return _AtHost(timer, rotation, before, waits=method.mode == "host")
+        return _HostSampler(timer, rotation, before, waits=method.mode == "host")
     executions = min(_fill_sample(method, estimate_s), MOST_QUEUED) if many else 1
-    return _Enqueued(timer, rotation, executions, before)
-
-
-class _Enqueued:
-    """Isolated and batch: one or more launches between two events."""
-
-    def __init__(
-        self, timer: Timer, rotation: BufferRotation, executions: int, before: Work | None
-    ) -> None:
-        self.executions = executions
-        self._timer = timer
-        self._rotation = rotation
-        self._before = before
-
-    def sample(self, *, blocked: bool) -> Reading:
-        reading = self._timer.time(self.enqueue, blocked=blocked, before=self._before)
-        return _mean(reading, self.executions)
-
-    def close(self) -> None:
-        """Do nothing: the sampler holds nothing."""
-
-    def enqueue(self, stream: Stream) -> None:
-        for _ in range(self.executions):
-            self._rotation.run(stream)
-
-
-class _Replayed:
-    """Graph: executions captured once, and replayed between two events."""
-
-    def __init__(
-        self, timer: Timer, rotation: BufferRotation, executions: int, before: Work | None
-    ) -> None:
-        self.executions = executions
-        self._timer = timer
-        self._rotation = rotation
-        self._before = before
-        graph = self._capture()
-        self._executable = timer.gpu.instantiate(graph)
-        timer.gpu.destroy_graph(graph)
-
-    def sample(self, *, blocked: bool) -> Reading:
-        reading = self._timer.time(self.enqueue, blocked=blocked, before=self._before)
-        return _mean(reading, self.executions)
-
-    def close(self) -> None:
-        self._timer.gpu.destroy_graph_exec(self._executable)
-
-    def enqueue(self, stream: Stream) -> None:
-        self._timer.gpu.graph_launch(self._executable, stream)
-        self._rotation.advance(self.executions)
-
-    def _capture(self) -> Graph:
-        timer = self._timer
-        return capture(
-            timer.gpu, timer.stream, lambda stream: self._rotation.capture(stream, self.executions)
-        )
-
-
-class _AtHost:
-    """Host and call: from the call until the device is done or the call rerotation, by the host's clock."""
-
-    executions = 1
-
-    def __init__(
-        self, timer: Timer, rotation: BufferRotation, before: Work | None, *, waits: bool
-    ) -> None:
-        self._timer = timer
-        self._rotation = rotation
-        self._before = before
-        self._waits = waits
-
-    def sample(self, *, blocked: bool) -> Reading:  # noqa: ARG002 launch gaps are part of the time
-        return self._timer.time_at_host(self.enqueue, before=self._before, waits=self._waits)
-
-    def enqueue(self, stream: Stream) -> None:
-        self._rotation.run(stream)
-
-    def close(self) -> None:
-        """Do nothing: the sampler holds nothing."""
+    return Sampler(timer, rotation, executions, before)
 
 
 def _before(
@@ -190,10 +150,6 @@ def _before(
             timer.flush(stream)
 
     return prime
-
-
-def _mean(reading: Reading, executions: int) -> Reading:
-    return replace(reading, time_s=reading.time_s / executions)
 
 
 def _fill_sample(method: Method, estimate_s: float) -> int:

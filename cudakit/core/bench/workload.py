@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 
 Axis: TypeAlias = str | int | float
 
@@ -22,6 +22,16 @@ class Verification:
     tolerance: float  # the largest error that rounding explains
     against: str  # what the reference is: "float64, 64 rows"
     detail: str = ""  # what is wrong, where it is: "3 values were never written"
+
+
+def verification(error: float, tolerance: float, against: str, detail: str = "") -> Verification:
+    """Return a verification that passed if the error is within the tolerance and nothing else is wrong."""
+    return Verification(not detail and error <= tolerance, error, tolerance, against, detail)
+
+
+def worst(found: Iterable[Verification]) -> Verification:
+    """Return the verification that failed, or that has the largest error."""
+    return max(found, key=lambda one: (not one.passed, one.error))
 
 
 # Of a workload that computes no values.
@@ -112,6 +122,27 @@ class Refused(Unsupported):
     ) -> None:
         super().__init__(refusal.message, hint=refusal.hint)
         self.workload, self.settings = workload, settings
+
+
+def owned_memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
+    """Allocate device memory; ``owned`` frees it."""
+    memory = gpu.malloc(size_bytes)
+    owned.callback(gpu.free, memory)
+    return memory
+
+
+def owned_stream(gpu: Streams, owned: ExitStack) -> Stream:
+    """Create a non-blocking stream; ``owned`` destroys it."""
+    stream = gpu.stream(blocking=False)
+    owned.callback(gpu.destroy_stream, stream)
+    return stream
+
+
+def owned_event(gpu: Streams, owned: ExitStack) -> Event:
+    """Create an event without a time; ``owned`` destroys it."""
+    event = gpu.event(timing=False)
+    owned.callback(gpu.destroy_event, event)
+    return event
 
 
 class PreparedLatency:

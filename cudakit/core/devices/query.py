@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from cudakit.core.devices.fields import registry
 from cudakit.core.devices.match import MatchedDevice, match
-from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair
+from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
 from cudakit.core.devices.topology import pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
-from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo
+from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
 _NOT_OF_NVML = Unavailable("NVML does not know the device")
@@ -71,69 +71,55 @@ class Query:
 
         ``activity`` adds the activity of the devices since the last such read.
         """
-        driver, library = _versions(self.nvml)
+        nvml = self.nvml
         return DevicesResult(
             simulated=self.machine.simulated,
             time_ns=time.time_ns(),
-            driver_version=driver,
-            nvml_version=library,
+            driver_version=nvml if isinstance(nvml, Unavailable) else nvml.driver_version,
+            nvml_version=nvml if isinstance(nvml, Unavailable) else nvml.nvml_version,
             cuda=_cuda(self.cuda),
             devices=tuple(
                 self._device(found, names, activity=activity, processes=processes)
                 for found in self.found
             ),
-            pairs=self._pairs() if topology else None,
-            notes=machine_notes(self.nvml, self.cuda),
+            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.found) if topology else None,
+            notes=tuple(_machine_notes(self.nvml, self.cuda)),
         )
 
     def _device(
         self, found: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
-        fields: dict[str, Field] = dict(found.fields)
-        lost = self._add_telemetry(found, names, fields)
+        nvml, fields = found.nvml, dict(found.fields)
+        telemetry = self.machine.telemetry(nvml, names) if nvml else self._without_nvml
+        fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            self._add_activity(found, names, fields)
+            counted = self.machine.activity(nvml, names) if nvml else self._without_nvml
+            fields |= self._fields_of(counted, "activity", names)
         self._add_missing(found, names, fields)
-        notes = device_notes(found, fields, lost=lost, visible_devices=self._visible_devices)
+        lost = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
+        visible = self._visible_devices
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(found),
-            nvml_index=found.nvml.index if found.nvml else _NOT_OF_NVML,
-            parent=found.nvml.parent if found.nvml else None,
+            nvml_index=nvml.index if nvml else _NOT_OF_NVML,
+            parent=nvml.parent if nvml else None,
             uuid=found.uuid,
             pci_bus_id=found.pci_bus_id,
             name=name if isinstance(name, Unavailable) else str(name),
             hidden=found.hidden,
             lost=lost is not None,
-            notes=notes,
+            notes=tuple(_device_notes(found, fields, lost=lost, visible_devices=visible)),
             fields={each: fields[each] for each in fields if not names or each in names},
             processes=self._processes(found) if processes else None,
         )
 
-    def _pairs(self) -> tuple[Pair, ...]:
-        return pairs(self.machine.nvml(links=True), self.cuda, self.found)
-
-    def _add_telemetry(
-        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
-    ) -> str | None:
-        """Add the telemetry; return the reason if NVML knows the device and cannot read it."""
-        if found.nvml is None:
-            return None
-        telemetry = self.machine.telemetry(found.nvml, names)
-        if isinstance(telemetry, Telemetry):
-            fields |= telemetry.fields
-            return None
-        fields |= {field.name: telemetry for field in self._of_kind("telemetry", names)}
-        return telemetry.reason
-
-    def _add_activity(
-        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
-    ) -> None:
-        activity = self.machine.activity(found.nvml, names) if found.nvml else _NOT_OF_NVML
-        if isinstance(activity, Telemetry):
-            fields |= activity.fields
-        else:
-            fields |= {field.name: activity for field in self._of_kind("activity", names)}
+    def _fields_of(
+        self, read: Telemetry | Unavailable, kind: Kind, names: Collection[str]
+    ) -> Mapping[str, Field]:
+        """Return the fields of a reading; if that failed, all of its kind with the reason."""
+        if isinstance(read, Telemetry):
+            return read.fields
+        return {field.name: read for field in self._of_kind(kind, names)}
 
     def _add_missing(
         self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
@@ -144,7 +130,7 @@ class Query:
             if field.name not in fields and (found.is_instance or not of_instance):
                 fields[field.name] = self._missing_reason(found, field)
 
-    def _of_kind(self, kind: str, names: Collection[str] = ()) -> list[FieldInfo]:
+    def _of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
             field
             for field in self.fields.values()
@@ -154,9 +140,7 @@ class Query:
     def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
-        if isinstance(self.nvml, Unavailable):
-            return self.nvml
-        return Unavailable("NVML did not say") if found.nvml else _NOT_OF_NVML
+        return Unavailable("NVML did not say") if found.nvml else self._without_nvml
 
     def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if found.nvml is None:
@@ -169,22 +153,18 @@ class Query:
         if found.cuda and not found.hidden:
             return found.cuda.index
         if found.hidden:
-            return Unavailable(hidden_by(self._visible_devices))
+            return Unavailable(_hidden_by(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA
 
     @property
+    def _without_nvml(self) -> Unavailable:
+        return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_OF_NVML
+
+    @property
     def _visible_devices(self) -> str | None:
         return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
-
-
-def _versions(
-    view: NvmlView | Unavailable,
-) -> tuple[str | Unavailable, str | Unavailable]:
-    if isinstance(view, Unavailable):
-        return view, view
-    return view.driver_version, view.nvml_version
 
 
 def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
@@ -207,12 +187,8 @@ def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
 _NORMAL = ("idle", "application clocks setting", "display clock setting")
 
 
-def machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[str, ...]:
-    """Return notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
-    return tuple(_machine_notes(nvml, cuda))
-
-
 def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> Iterator[str]:
+    """Yield notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
     if isinstance(nvml, Unavailable):
         yield f"CUDA only, without clocks, power and use: {nvml.reason}"
     if isinstance(cuda, Unavailable):
@@ -225,18 +201,12 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
         yield from visibility(cuda.visible_devices, cuda.order).notes
 
 
-def device_notes(
-    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
-) -> tuple[str, ...]:
-    """Return notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
-    return tuple(_device_notes(found, fields, lost, visible_devices))
-
-
 def _device_notes(
-    found: MatchedDevice, fields: dict[str, Field], lost: str | None, visible_devices: str | None
+    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
 ) -> Iterator[str]:
+    """Yield notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
     if found.hidden:
-        yield hidden_by(visible_devices)
+        yield _hidden_by(visible_devices)
     if lost:
         yield lost
     if fields.get("integrated") is True:
@@ -246,24 +216,21 @@ def _device_notes(
     mode = fields.get("compute_mode", "default")
     if isinstance(mode, str) and mode != "default":
         yield f"compute mode: {mode}"
-    slowed = _slowed(fields.get("clock_event_reasons"))
+    reasons = fields.get("clock_event_reasons")
+    slowed = (
+        [str(each) for each in reasons if each not in _NORMAL] if isinstance(reasons, tuple) else []
+    )
     if slowed:
         yield f"slowed: {', '.join(slowed)}"
     yield from _memory_errors(fields)
 
 
-def hidden_by(visible_devices: str | None) -> str:
-    """Return the note on a device that the variable hides."""
+def _hidden_by(visible_devices: str | None) -> str:
     return (
         f"hidden by {VARIABLE}={visible_devices}"
         if visible_devices
         else f"hidden: {VARIABLE} is empty"
     )
-
-
-def _slowed(reasons: object) -> list[str]:
-    known = reasons if isinstance(reasons, tuple) else ()
-    return [reason for reason in known if reason not in _NORMAL]
 
 
 def _memory_errors(fields: dict[str, Field]) -> Iterator[str]:

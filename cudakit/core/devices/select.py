@@ -97,7 +97,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
 
     Raises EnvironmentUnusable, saying of each why not, where too few fit.
     """
-    refused = {id(device): _refusal(device, spec) for device in devices}
+    refused = {id(device): next(_refusals(device, spec), "") for device in devices}
     fit = [device for device in devices if not refused[id(device)]]
     best = sorted(fit, key=_free, reverse=True)[: spec.count]
     if len(best) < spec.count:
@@ -121,10 +121,6 @@ def _asked(spec: SelectSpec) -> str:
     if spec.max_utilization_percent is not None:
         words.append(f"used at most {spec.max_utilization_percent:g} %")
     return " ".join(words)
-
-
-def _refusal(device: Device, spec: SelectSpec) -> str:
-    return next(_refusals(device, spec), "")
 
 
 def _refusals(device: Device, spec: SelectSpec) -> Iterator[str]:

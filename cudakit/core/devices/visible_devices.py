@@ -7,7 +7,7 @@ Which devices are visible, only the driver decides: this module explains the out
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -28,10 +28,6 @@ class Visibility:
     notes: tuple[str, ...]  # entries that have another effect than it seems
 
 
-class _Stop(Exception):
-    """The list ends at an entry; the message is the reason."""
-
-
 def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     """Apply CUDA_VISIBLE_DEVICES to all devices, given by UUID in CUDA's order without it.
 
@@ -42,33 +38,23 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
         return Visibility(tuple(range(len(uuids))), ())
     if not value.strip():
         return Visibility((), (f"{VARIABLE} is empty: it hides every device",))
+    find = _by_uuid if value.startswith(_PREFIXES) else _by_number
     kept: list[int] = []
-    try:
-        for entry, position in _positions(value, uuids):
-            if position in kept:
-                return Visibility((), (_repeated(value, entry),))
-            kept.append(position)
-    except _Stop as stop:
-        return Visibility(tuple(kept), (str(stop),))
+    entries = value.split(",")
+    for at, entry in enumerate(entries, start=1):
+        position, reason = find(entry, uuids)
+        if position is None:
+            behind = ", and all entries behind it are ignored" if at < len(entries) else ""
+            return Visibility(tuple(kept), (f"{VARIABLE}={value}: {reason}{behind}",))
+        if position in kept:
+            twice = f"{entry.strip()!r} names a device for the second time: CUDA refuses to start"
+            return Visibility((), (f"{VARIABLE}={value}: {twice}",))
+        kept.append(position)
     return Visibility(tuple(kept), ())
 
 
-def _repeated(value: str, entry: str) -> str:
-    return f"{VARIABLE}={value}: {entry.strip()!r} names a device for the second time: CUDA refuses to start"
-
-
-def _positions(value: str, uuids: Sequence[str]) -> Iterator[tuple[str, int]]:
-    by_uuid = value.startswith(_PREFIXES)
-    entries = value.split(",")
-    for at, entry in enumerate(entries):
-        position, reason = _by_uuid(entry, uuids) if by_uuid else _by_number(entry, len(uuids))
-        if position is None:
-            behind = ", and all entries behind it are ignored" if at + 1 < len(entries) else ""
-            raise _Stop(f"{VARIABLE}={value}: {reason}{behind}")
-        yield entry, position
-
-
-def _by_number(entry: str, count: int) -> tuple[int | None, str]:
+def _by_number(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    count = len(uuids)
     found = _NUMBER.match(entry)
     if found is None:
         return None, f"{entry.strip()!r} is not a number"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from cudakit.core.memory.replay.segments import segment_history
-from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Segments, Snapshot
+from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Snapshot, take
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
 
@@ -47,17 +47,12 @@ def filter_trace(
     return replace(
         trace,
         events=replace(trace.events, action=action),
-        segments=_take_segments(trace.segments, keep_segment),
+        segments=take(trace.segments, keep_segment),
         blocks=_take_blocks(trace.blocks, keep_segment),
     )
 
 
-def _take_segments(segments: Segments, keep: np.typing.NDArray[np.bool_]) -> Segments:
-    return Segments(*(getattr(segments, name)[keep] for name in Segments.__slots__))
-
-
 def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
-    keep = keep_segment[blocks.segment]
-    kept = Blocks(*(getattr(blocks, name)[keep] for name in Blocks.__slots__))
+    kept = take(blocks, keep_segment[blocks.segment])
     renumbered = (np.cumsum(keep_segment) - 1).astype(np.int32)
     return replace(kept, segment=renumbered[kept.segment])

@@ -12,6 +12,7 @@ from typing import Any
 
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
+from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame
 from cudakit.torch_rules.oom_facts import Fit
@@ -58,18 +59,6 @@ class Moment:
     event: int
     time_us: int | None
     state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Contradictions:
-    """How often the trace and the final state contradict each other, by kind."""
-
-    lost_allocations: int
-    lost_frees: int
-    lost_requests: int
-    sizes: int
-    segments: int
-    over_reserved: int
 
 
 @dataclass(frozen=True, slots=True)

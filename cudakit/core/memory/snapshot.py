@@ -8,9 +8,9 @@ index 0 is the empty stack, the empty text, the default pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,24 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.address)
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Arrays = TypeVar("_Arrays", bound=_Dataclass)
+
+
+def take(arrays: _Arrays, which: npt.NDArray[Any]) -> _Arrays:
+    """Select items of every array of a dataclass, by indices or by truth values."""
+    return type(arrays)(*(getattr(arrays, field.name)[which] for field in fields(arrays)))
+
+
+def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
+    """Concatenate every array of two dataclasses of one type."""
+    both = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    return type(first)(*map(np.concatenate, both))
 
 
 @dataclass(frozen=True, slots=True)

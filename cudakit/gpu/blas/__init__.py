@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudakit.gpu.api.gemm import Blas, Library
-    from cudakit.gpu.blas.refusals import Capability
+    from cudakit.gpu.architectures import Capability
     from cudakit.gpu.blas.vendor import CudaDevice
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
 from cudakit.gpu.blas.refusals import (
     UNSUPPORTED,
-    Capability,
     closed,
     no_algorithm,
     refuse_for_cublaslt,
@@ -45,7 +45,7 @@ class CublasLt:
         self._capability = capability
         lt = vendor.lt
         self.version = ".".join(str(lt.get_property(part)) for part in range(3))
-        self.configurations = Configurations.of(lt)
+        self.configurations = Configurations(lt)
         self._handle: int = self.call(lt.create, what="cublasLtCreate")
         self._one: Ptr | None = None
 

@@ -144,7 +144,7 @@ def _check(gemm: Gemm, settings: GemmSettings) -> None:
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
     """
-    if reason := _lacking(gemm) or _copied(gemm):
+    if reason := _objection(gemm):
         raise Unsupported(f"CuPy {reason}", hint="take another library")
     if not settings.reduced_precision and gemm.dtype in ("fp16", "bf16"):
         raise Unsupported(
@@ -152,7 +152,7 @@ def _check(gemm: Gemm, settings: GemmSettings) -> None:
         )
 
 
-def _lacking(gemm: Gemm) -> str:
+def _objection(gemm: Gemm) -> str:
     if gemm.dtype not in _DTYPES:
         return f"does not multiply {gemm.dtype}"
     if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
@@ -163,10 +163,6 @@ def _lacking(gemm: Gemm) -> str:
         return f"has no epilogues, {gemm.epilogue} was asked"
     if gemm.batch > 1 and gemm.dtype == "tf32":
         return "multiplies batches of fp32 without tf32"
-    return ""
-
-
-def _copied(gemm: Gemm) -> str:
     if gemm.padding:
         return "copies matrices with padding before it multiplies them"
     if gemm.batch > 1 and gemm.layout != "nn":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cudakit.gpu.api.elements import Element
@@ -66,14 +67,7 @@ class Switch:
 
 def attribute(holder: Any, name: str, value: Any) -> Switch:
     """Return a switch for an attribute of an object."""
-
-    def read() -> Any:
-        return getattr(holder, name)
-
-    def write(other: Any) -> None:
-        setattr(holder, name, other)
-
-    return Switch(read, write, value)
+    return Switch(partial(getattr, holder, name), partial(setattr, holder, name), value)
 
 
 def run_with(switches: Sequence[Switch], work: Callable[[], object]) -> None:

@@ -7,10 +7,9 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError, CudakitError, Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
+from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
-
-Capability = tuple[int, int]
 
 CHOOSES_ITSELF = "chooses an algorithm itself, and does not say which"
 TAKE_CUBLASLT = "cublaslt lists its algorithms, and takes one of them"
@@ -67,10 +66,11 @@ class WithoutAlgorithms:
 def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
     """Raise Unsupported for what cuBLASLt never computes; its heuristics decide about the rest."""
     _check_accumulator(gemm)
-    if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not _all_layouts(capability):
+    all_layouts = capability.major in _FP8_ALL_LAYOUTS
+    if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
         raise Unsupported(
             f"{gemm.dtype} is multiplied in layout tn only, {gemm.layout} was asked: on compute capability "
-            f"{_version(capability)} both factors must be stored along k",
+            f"{capability} both factors must be stored along k",
             hint="take layout tn",
         )
 
@@ -97,7 +97,7 @@ def refuse_for_cublas(gemm: Gemm) -> None:
 def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
     """Return the error for a GEMM that the library has no algorithm for."""
     return Unsupported(
-        f"{library} has no algorithm for {describe(gemm)} on compute capability {_version(capability)}",
+        f"{library} has no algorithm for {describe(gemm)} on compute capability {capability}",
         hint=_known_to_work(gemm),
     )
 
@@ -147,11 +147,3 @@ def _known_to_work(gemm: Gemm) -> str:
     if gemm.dtype in ("bf16", "tf32"):
         return f"{gemm.dtype} works from compute capability 8.0 on"
     return "allow more workspace, or take the usual output and accumulator"
-
-
-def _all_layouts(capability: Capability) -> bool:
-    return capability[0] in _FP8_ALL_LAYOUTS
-
-
-def _version(capability: Capability) -> str:
-    return f"{capability[0]}.{capability[1]}"

@@ -28,7 +28,7 @@ class CudaPeers:
 
     def enable_peer(self, ordinal: int) -> None:
         other = self._peer(ordinal)
-        if not other.reaches(self._context.device):
+        if not _can_access(other.device, self._context.device):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
                 seen=f"memory of {self._context.name} from {other.name}",
@@ -83,10 +83,6 @@ class _Peer(Context):
             if began:
                 other.ask(cu.cuCtxDisablePeerAccess, self.handle)
             raise
-
-    def reaches(self, device: Any) -> bool:
-        """Return whether kernels of this device can use the memory of another."""
-        return _can_access(self.device, device)
 
     def malloc(self, size_bytes: int) -> Ptr:
         address = self.call(cu.cuMemAlloc, size_bytes, seen=lambda: self._shortage(size_bytes))

@@ -112,10 +112,22 @@ def _of_interface(given: Any) -> Buffer:
 
 
 def _of_dlpack(given: Any) -> Buffer:
-    tensor = _read_dlpack(given)
-    dense = tensor.strides is None or _is_dense(tensor.shape, tensor.strides)
-    size_bytes = math.prod(tensor.shape) * tensor.item_bits // 8
-    return Buffer(Ptr(tensor.address), Form(tensor.dtype, tensor.shape, size_bytes, dense))
+    """Read the DLPack capsule of an object, which keeps its memory: without strides it is dense."""
+    capsule = given.__dlpack__(stream=_NO_STREAM)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # A managed tensor begins with the tensor. The unrenamed capsule frees its tensor itself.
+    tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
+    ndim, kind = tensor.ndim, tensor.dtype
+    shape = tuple(tensor.shape[:ndim]) if ndim else ()
+    strides = tensor.strides[:ndim] if ndim and tensor.strides else None
+    form = Form(
+        _dtype_name(kind.code, kind.bits, kind.lanes),
+        shape,
+        size_bytes=math.prod(shape) * kind.bits * kind.lanes // 8,
+        dense=strides is None or _is_dense(shape, strides),
+    )
+    return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), form)
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
@@ -151,34 +163,6 @@ class _DlTensor(ctypes.Structure):
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """The tensor of a DLPack capsule."""
-
-    address: int
-    dtype: str  # numpy's name
-    item_bits: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # in elements; None is C-contiguous
-
-
-def _read_dlpack(given: Any) -> _Tensor:
-    """Read the DLPack capsule of an object, which keeps its memory."""
-    capsule = given.__dlpack__(stream=_NO_STREAM)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A managed tensor begins with the tensor. The unrenamed capsule frees its tensor itself.
-    tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
-    ndim, kind = tensor.ndim, tensor.dtype
-    return _Tensor(
-        address=(tensor.data or 0) + tensor.byte_offset,
-        dtype=_dtype_name(kind.code, kind.bits, kind.lanes),
-        item_bits=kind.bits * kind.lanes,
-        shape=tuple(tensor.shape[:ndim]) if ndim else (),
-        strides=tuple(tensor.strides[:ndim]) if ndim and tensor.strides else None,
     )
 
 

@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from cudakit.errors import UsageError
@@ -52,7 +51,7 @@ class Graphed(Generic[_T]):
         """
         self._check_open()
         new = self._checked(contents)
-        target = self._graph.stream(stream)
+        target = self._graph.streams.stream(stream)
         for captured, source in zip(self._buffers, new, strict=True):
             size_bytes = captured.form.size_bytes if captured.form else 0
             self._graph.copy(captured.ptr, source.ptr, size_bytes, target)
@@ -66,7 +65,7 @@ class Graphed(Generic[_T]):
         CuPy, where the first buffers are theirs, or else that of ``cudakit.stream``.
         """
         self._check_open()
-        self._graph.launch(self._graph.stream(stream))
+        self._graph.launch(self._graph.streams.stream(stream))
         return self._value
 
     def update(self, function: Callable[..., _T] | None = None, *, warmup: int = 0) -> _T:
@@ -94,12 +93,7 @@ class Graphed(Generic[_T]):
     def __enter__(self) -> Graphed[_T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _work(self, function: Callable[..., _T]) -> Callable[[StreamHandle], _T]:

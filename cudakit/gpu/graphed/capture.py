@@ -43,8 +43,6 @@ _SAID: Mapping[str, Status] = MappingProxyType(
         "event last recorded in a capturing stream": Status.CAPTURED_EVENT,
     }
 )
-EMPTY = "the function enqueued nothing on the stream that was captured"
-EMPTY_HINT = _STREAM
 
 
 class GraphDevice(Memory, Streams, Graphs, Protocol):
@@ -88,10 +86,6 @@ class DriverGraph:
             self.gpu.destroy_graph(graph)
         return value
 
-    def stream(self, given: object) -> Stream:
-        """Return the stream that was given, or the current one for None."""
-        return self.streams.stream(given)
-
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy of new contents."""
         if size_bytes and to != from_:
@@ -126,7 +120,9 @@ class DriverGraph:
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
-            raise UsageError(EMPTY, hint=EMPTY_HINT)
+            raise UsageError(
+                "the function enqueued nothing on the stream that was captured", hint=_STREAM
+            )
         return graph, value
 
 
@@ -148,7 +144,7 @@ def captured(
             value = work()
         except BaseException as error:
             spoiled = _broken_off(end, drop)
-            if isinstance(error, Exception) and (spoiled or is_refusal(error)):
+            if isinstance(error, Exception) and (spoiled or status_of(error)):
                 raise refusal(error, spoiled) from error
             raise
         try:
@@ -178,14 +174,9 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether an error comes from the capture, and not from the function."""
-    return _status(error) is not None
-
-
 def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:
     """Return the error that explains an invalidated capture; ``ended`` is the error of its end, if any."""
-    status = _status(error) or _status(ended) or Status.STREAM_CAPTURE_INVALIDATED
+    status = status_of(error) or status_of(ended) or Status.STREAM_CAPTURE_INVALIDATED
     said = str(error).strip().partition("\n")[0]
     return CudaError(
         status,
@@ -195,8 +186,11 @@ def refusal(error: BaseException, ended: BaseException | None = None) -> CudaErr
     )
 
 
-def _status(error: BaseException | None) -> Status | None:
-    """Return the driver's status in an error of any library, found by its number or its text."""
+def status_of(error: BaseException | None) -> Status | None:
+    """Return the status of a capture in an error of any library, found by its number or its text.
+
+    None for an error that does not come from a capture.
+    """
     # cudakit and Numba, CuPy, torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Stream
@@ -13,22 +13,6 @@ from cudakit.gpu.external_streams import StreamHandle, stream_of_cupy
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
-
-
-class StreamSource(Protocol):
-    """Where the streams of a device come from."""
-
-    def handle(self, stream: Stream) -> StreamHandle:
-        """Return the handle that a function is given for a stream."""
-        ...
-
-    def stream(self, given: object) -> Stream:
-        """Return the stream that was given, or the current one for None."""
-        ...
-
-    def entered(self, handle: StreamHandle) -> AbstractContextManager[None]:
-        """Make a stream the current one of every framework within a block."""
-        ...
 
 
 class SimulatedStreams:
@@ -57,9 +41,11 @@ class FrameworkStreams:
         self._pool: Any = None
 
     def handle(self, stream: Stream) -> StreamHandle:
+        """Return the handle that a function is given for a stream."""
         return StreamHandle(self._gpu.stream_address(stream))
 
     def stream(self, given: object) -> Stream:
+        """Return the stream that was given, or the current one for None."""
         if given is None:
             return self._gpu.streams.borrowed(self._current())
         from cudakit.gpu.cuda.current import stream
@@ -69,6 +55,7 @@ class FrameworkStreams:
 
     @contextmanager
     def entered(self, handle: StreamHandle) -> Iterator[None]:
+        """Make a stream the current one of every framework within a block."""
         from cudakit.gpu.cuda import current
 
         with current.device(self._gpu.ordinal), current.stream(handle), ExitStack() as stack:
@@ -99,6 +86,9 @@ class FrameworkStreams:
         self._pool = self._pool or cupy.cuda.MemoryPool()
         stack.enter_context(stream_of_cupy(cupy, handle))
         stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
+
+
+StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
 def _home(buffers: Sequence[object]) -> str:

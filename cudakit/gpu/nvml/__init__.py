@@ -7,7 +7,7 @@ other. Nothing here makes a CUDA context, and a process that has used NVML can s
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -38,7 +38,8 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
         lib.nvmlInit()
     except lib.NVMLError as error:
         return Unavailable(_init_failure(error))
-    return Nvml(lib, wsl=Path("/dev/dxg").exists() if wsl is None else wsl)
+    in_wsl = Path("/dev/dxg").exists() if wsl is None else wsl
+    return Nvml(lib, _WSL if in_wsl else {})
 
 
 def _init_failure(error: Any) -> str:
@@ -56,7 +57,7 @@ class Nvml:
     """The initialised NVML; it stays initialised until the process ends."""
 
     lib: Any
-    wsl: bool = False
+    reasons: Mapping[int, str]  # codes with another meaning on this system
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
@@ -74,7 +75,7 @@ class Nvml:
         """Return the compute capabilities of the GPUs; Unavailable if that of one is."""
         found = set()
         for index in range(self._count()):
-            reader = Reader(self.lib, None, self._reasons())
+            reader = Reader(self.lib, None, self.reasons)
             handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
             if isinstance(handle, Unavailable):
                 return handle
@@ -88,7 +89,9 @@ class Nvml:
     def links(self, view: NvmlView) -> tuple[Link, ...]:
         """Return the connections between the GPUs of a view."""
         gpus = [device for device in view.devices if device.parent is None]
-        return tuple(links(self.lib, {gpu.index: self._handle(gpu) for gpu in gpus}))
+        return tuple(
+            links(self.lib, {gpu.index: self._handles.get((None, gpu.index)) for gpu in gpus})
+        )
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
@@ -132,7 +135,7 @@ class Nvml:
         return 0 if isinstance(count, Unavailable) else int(count)
 
     def _gpu(self, index: int) -> DeviceFacts:
-        reader = Reader(self.lib, None, self._reasons())
+        reader = Reader(self.lib, None, self.reasons)
         handle = reader.attempt(lambda: self.lib.nvmlDeviceGetHandleByIndex(index))
         if isinstance(handle, Unavailable):
             return DeviceFacts(index, uuid=handle, pci_bus_id=handle, fields={})
@@ -148,8 +151,9 @@ class Nvml:
         parent = self._handles[None, gpu.index]
         most = gpu.fields.get("mig_instances_max")
         for index in range(most if isinstance(most, int) else 0):
-            reader = Reader(self.lib, None, self._reasons() | _MIG)
-            handle = self._instance(reader, parent, index)
+            reader = Reader(self.lib, None, {**self.reasons, **_MIG})
+            find = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
+            handle = reader.attempt(find)
             if isinstance(handle, Unavailable):
                 continue  # no instance has this number
             self._handles[gpu.index, index] = reader.handle = handle
@@ -161,23 +165,14 @@ class Nvml:
                 parent=gpu.index,
             )
 
-    def _instance(self, reader: Reader, parent: Any, index: int) -> Any:
-        return reader.attempt(lambda: self.lib.nvmlDeviceGetMigDeviceHandleByIndex(parent, index))
-
     def _reader(self, device: DeviceFacts) -> Reader | Unavailable:
-        handle = self._handle(device)
+        handle = self._handles.get((device.parent, device.index))
         if handle is None:
             uuid = device.uuid
             return uuid if isinstance(uuid, Unavailable) else Unavailable("NVML has no such device")
         return Reader(
-            self.lib, handle, self._reasons() | (_MIG if device.parent is not None else {})
+            self.lib, handle, self.reasons if device.parent is None else {**self.reasons, **_MIG}
         )
-
-    def _handle(self, device: DeviceFacts) -> Any:
-        return self._handles.get((device.parent, device.index))
-
-    def _reasons(self) -> dict[int, str]:
-        return _WSL if self.wsl else {}
 
 
 def _instance(device: DeviceFacts) -> int | None:

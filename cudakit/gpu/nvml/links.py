@@ -14,7 +14,7 @@ from cudakit.units import Unavailable
 
 _ACTIVE = 1  # NVML_FEATURE_ENABLED
 # nvmlGpuP2PCapsIndex_t (nvml.h); some of nvidia-ml-py's constants are not numbers.
-_READ, _WRITE, _NVLINK, _ATOMICS = range(4)
+_CAPABILITIES = range(4)  # read, write, NVLink, atomics
 _SWITCH = "switch"
 
 
@@ -24,36 +24,31 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in known.items()}
     buses = {index: _bus(Reader(lib, handle)) for index, handle in known.items()}
     for one, other in combinations(sorted(known), 2):
-        pair = _Pair(lib, known[one], known[other])
+        pair, peer = Reader(lib, known[one]), known[other]
+        read, write, nvlink, atomics = (
+            _named(pair, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
+            for capability in _CAPABILITIES
+        )
         count = _common(ends[one], ends[other], buses[one], buses[other])
-        over_nvlink = count if pair.state(_NVLINK) == P2P_STATES[0] else 0
+        over_nvlink = count if nvlink == P2P_STATES[0] else 0
+        path = _named(pair, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
             first=one,
             second=other,
-            path=f"NV{over_nvlink}" if over_nvlink else pair.path(),
+            path=f"NV{over_nvlink}" if over_nvlink else path,
             nvlinks=over_nvlink,
-            p2p_read=pair.state(_READ),
-            p2p_write=pair.state(_WRITE),
-            p2p_atomics=pair.state(_ATOMICS),
+            p2p_read=read,
+            p2p_write=write,
+            p2p_atomics=atomics,
         )
 
 
-class _Pair:
-    def __init__(self, lib: Any, one: Any, other: Any) -> None:
-        self._reader = Reader(lib, one)
-        self._lib, self._one, self._other = lib, one, other
-
-    def path(self) -> str | Unavailable:
-        level = self._reader.attempt(
-            lambda: self._lib.nvmlDeviceGetTopologyCommonAncestor(self._one, self._other)
-        )
-        return level if isinstance(level, Unavailable) else name_from(PATHS)(level)
-
-    def state(self, capability: int) -> str | Unavailable:
-        state = self._reader.attempt(
-            lambda: self._lib.nvmlDeviceGetP2PStatus(self._one, self._other, capability)
-        )
-        return state if isinstance(state, Unavailable) else name_from(P2P_STATES)(state)
+def _named(
+    reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
+) -> str | Unavailable:
+    """Call a function, and return the name of its result."""
+    answer = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
+    return answer if isinstance(answer, Unavailable) else name_from(names)(answer)
 
 
 def _bus(reader: Reader) -> str:

@@ -33,7 +33,9 @@ def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, .
             refused.append(answer)
         else:
             found += (_process(kind, each, proc) for each in answer)
-    return refused[0] if len(refused) == len(_KINDS) else tuple(sorted(found, key=_order))
+    if len(refused) == len(_KINDS):
+        return refused[0]
+    return tuple(sorted(found, key=lambda process: (process.kind, process.pid)))
 
 
 def _listed(reader: Reader, function: str) -> Any:
@@ -57,10 +59,6 @@ def _process(kind: str, found: Any, proc: Path) -> Process:
         name=_command(place),
         user=_owner(place),
     )
-
-
-def _order(process: Process) -> tuple[str, int]:
-    return process.kind, process.pid
 
 
 def _command(place: Path) -> str | Unavailable:

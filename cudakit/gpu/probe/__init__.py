@@ -13,20 +13,22 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cudakit.gpu.api.attributes import Attribute, attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field
 from cudakit.gpu.architectures import Capability
 from cudakit.units import Unavailable
 
+_T = TypeVar("_T")
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
 # Profilers and checkers that are injected into every CUDA process must not enter this one.
-_INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
+INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 # The first cuInit can take seconds if no process keeps the driver loaded; a hanging one never ends.
 DEFAULT_SECONDS = 30
 _CHILD = Path(__file__).with_name("child.py")
@@ -63,22 +65,17 @@ def start_probe(
     The children are killed after ``seconds``.
     """
     environment = dict(os.environ if environment is None else environment)
-    line = [*(command or _command()), str(max(round(seconds), 1)), *_numbers()]
+    numbers = (str(attribute.number) for attribute in attributes())
+    child = command or (sys.executable, "-I", "-S", str(_CHILD))
+    line = [*child, str(max(round(seconds), 1)), *numbers]
     children = [_start(line, environment)]
     if VISIBLE in environment:
-        children.append(_start(line, _without(environment, VISIBLE)))
+        children.append(_start(line, without(environment, VISIBLE)))
     return Probe(environment, tuple(children), seconds)
 
 
-def _command() -> list[str]:
-    return [sys.executable, "-I", "-S", str(_CHILD)]
-
-
-def _numbers() -> list[str]:
-    return [str(attribute.number) for attribute in attributes()]
-
-
-def _without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return an environment without some variables."""
     return {name: value for name, value in environment.items() if name not in names}
 
 
@@ -87,7 +84,7 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
     try:
         return subprocess.Popen(  # noqa: S603 this interpreter, on a file of ours
             line,
-            env=_without(environment, *_INJECTIONS),
+            env=without(environment, *INJECTIONS),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -123,18 +120,20 @@ def _abandon(child: subprocess.Popen[str]) -> None:
         child.returncode = -signal.SIGKILL
 
 
-def _death(code: int, complaints: str) -> str:
+def last_line(complaints: str) -> str:
+    """Return the last line of what a process wrote to stderr, to append to a message."""
     lines = complaints.strip().splitlines()
-    last = f": {lines[-1]}" if lines else ""
+    return f": {lines[-1]}" if lines else ""
+
+
+def _death(code: int, complaints: str) -> str:
+    last = last_line(complaints)
     if code == -signal.SIGALRM:
         return "the CUDA driver did not answer in time"
     if code < 0:
-        return f"the CUDA driver crashed when it was asked ({_signal_name(-code)}){last}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"the CUDA driver crashed when it was asked ({name}){last}"
     return f"the process that asks the CUDA driver ended with {code}{last}"
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 # --- the child's JSON as a CudaView ----------------------------------------------------------------
@@ -165,9 +164,12 @@ def cuda_view(
     seen = {device.uuid for device in devices}
     rest = tuple(_devices(everything)) if isinstance(everything, dict) else ()
     return CudaView(
-        driver_version=_version(visible["version"]),
+        # CUDA_VERSION is 1000 major + 10 minor (cuda.h).
+        driver_version=_field(
+            visible["version"], lambda number: (number // 1000, number % 1000 // 10)
+        ),
         devices=devices,
-        hidden=tuple(_unnumbered(device) for device in rest if device.uuid not in seen),
+        hidden=tuple(replace(device, index=-1) for device in rest if device.uuid not in seen),
         peer_access=tuple((one, other) for one, other, _ in visible.get("peers", ())),
         peer_atomics=tuple((one, other) for one, other, full in visible.get("peers", ()) if full),
         error=tuple(visible["error"]) if "error" in visible else None,
@@ -183,19 +185,15 @@ def _devices(found: dict[str, Any]) -> Iterator[DeviceFacts]:
         yield DeviceFacts(
             index=index,
             uuid=_uuid(device),
-            pci_bus_id=_pci_bus_id(device["pci_bus_id"]),
+            pci_bus_id=_field(device["pci_bus_id"], str.lower),
             fields=dict(_fields(device)),
         )
 
 
-def _unnumbered(device: DeviceFacts) -> DeviceFacts:
-    return DeviceFacts(-1, device.uuid, device.pci_bus_id, device.fields)
-
-
 def _fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
     raw = device["attributes"]
-    yield "name", _field(device["name"])
-    yield "usable_memory_bytes", _field(device["memory"])
+    yield "name", _field(device["name"], str)
+    yield "usable_memory_bytes", _field(device["memory"], int)
     major, minor = raw.get("75"), raw.get("76")
     if isinstance(major, int) and isinstance(minor, int):
         capability = Capability(major, minor)
@@ -216,32 +214,19 @@ def _attribute(attribute: Attribute, value: Any) -> Field:
         case "word":
             words = _WORDS[attribute.name]
             return _field(value, lambda number: words.get(number, f"unknown ({number})"))
-    return _field(value)
+    return _field(value, int)
 
 
-def _field(value: Any, convert: Callable[[Any], Field] = lambda value: value) -> Field:
+def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
     """Convert a value; an error that the child returned in its place becomes Unavailable."""
-    return _reason(value) if isinstance(value, dict) else convert(value)
-
-
-def _reason(noted: dict[str, Any]) -> Unavailable:
-    _, name, explanation = noted["error"]
+    if not isinstance(value, dict):
+        return convert(value)
+    _, name, explanation = value["error"]
     return Unavailable(f"{name}: {explanation}" if name else explanation)
 
 
-def _pci_bus_id(value: Any) -> str | Unavailable:
-    return _reason(value) if isinstance(value, dict) else str(value).lower()
-
-
-def _version(number: Any) -> tuple[int, int] | Unavailable:
-    # CUDA_VERSION is 1000 major + 10 minor (cuda.h).
-    return _reason(number) if isinstance(number, dict) else (number // 1000, number % 1000 // 10)
-
-
 def _uuid(device: dict[str, Any]) -> str | Unavailable:
-    own = device["uuid"]
-    if isinstance(own, dict):
-        return _reason(own)
     # A MIG instance has its own UUID besides that of its GPU.
-    instance = isinstance(device["gpu_uuid"], str) and device["gpu_uuid"] != own
-    return f"{'MIG' if instance else 'GPU'}-{uuid.UUID(hex=own)}"
+    gpu = device["gpu_uuid"]
+    kind = "MIG" if isinstance(gpu, str) and gpu != device["uuid"] else "GPU"
+    return _field(device["uuid"], lambda own: f"{kind}-{uuid.UUID(hex=own)}")

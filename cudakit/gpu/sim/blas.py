@@ -24,6 +24,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never,
 )
+from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
     TAKE_CUBLASLT,
@@ -45,14 +46,14 @@ _TAKE_ANOTHER = "leave the choice to the library, or tune anew"
 _THREADS = 256
 # The least compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8 cuBLAS Library,
 # "cublasLtMatmul").
-_LEAST: Mapping[str, tuple[int, int]] = MappingProxyType(
+_LEAST: Mapping[str, Capability] = MappingProxyType(
     {
-        "fp16": (5, 3),
-        "int8": (6, 1),
-        "tf32": (8, 0),
-        "bf16": (8, 0),
-        "fp8_e4m3": (8, 9),
-        "fp8_e5m2": (8, 9),
+        "fp16": Capability(5, 3),
+        "int8": Capability(6, 1),
+        "tf32": Capability(8, 0),
+        "bf16": Capability(8, 0),
+        "fp8_e4m3": Capability(8, 9),
+        "fp8_e5m2": Capability(8, 9),
     }
 )
 # Of columns (cuBLAS Library, "cublasLtMatmul").
@@ -66,7 +67,10 @@ class SimBlas:
     version = "simulated"
 
     def __init__(self, library: Library, memory: SimMemory, kernels: SimKernels) -> None:
-        _refuse_library(library)
+        if library not in ("cublaslt", "cublas"):
+            raise Unsupported(
+                f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
+            )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
         self._products = Products()
@@ -222,14 +226,6 @@ def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping
     }
 
 
-def _refuse_library(library: Library) -> None:
-    """Raise Unsupported for a library that works on real devices only."""
-    if library not in ("cublaslt", "cublas"):
-        raise Unsupported(
-            f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
-        )
-
-
 def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
     """Raise Unsupported, with the reason, for a GEMM that the library does not compute on a device."""
     _check_device(gemm, facts)
@@ -244,12 +240,12 @@ def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> Non
 
 
 def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    have, least = capability(facts), _LEAST.get(gemm.dtype, (0, 0))
+    have, least = capability(facts), _LEAST.get(gemm.dtype, Capability(0, 0))
     if have < least:
         name = facts.fields.get("name")
         possible = [dtype for dtype in DATA_TYPES if have >= _LEAST.get(dtype, (0, 0))]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {_version(least)}, {name} has {_version(have)}",
+            f"{gemm.dtype} needs compute capability {least}, {name} has {have}",
             hint=f"it multiplies {', '.join(possible)}",
         )
 
@@ -278,7 +274,3 @@ def _column_bytes(matrix: Matrix) -> tuple[int, int]:
     """Return the bytes of a column, and those from one column to the next."""
     size_bytes = matrix.element.size_bytes
     return matrix.rows * size_bytes, matrix.leading * size_bytes
-
-
-def _version(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

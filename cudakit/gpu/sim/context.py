@@ -66,7 +66,10 @@ class Context:
         self.check()
         self._seq += 1
         if self._failures[call]:
-            self._fail(self._failures[call].popleft())
+            error = self._failures[call].popleft()
+            if error.code in STICKY:
+                self.schedule.fault = error
+            raise error
 
     def check(self) -> None:
         """Raise the fault of the device, if it has one; it stays."""
@@ -137,11 +140,6 @@ class Context:
         self.recorder.flush(all_of_it=True)
         if self._attached:
             self._attached.close()
-
-    def _fail(self, error: CudaError) -> None:
-        if error.code in STICKY:
-            self.schedule.fault = error
-        raise error
 
 
 class _Part(Protocol):

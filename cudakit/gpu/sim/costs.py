@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.architectures import Capability
 
 _NS = 1_000_000_000
 # Used if the facts do not say.
@@ -88,10 +89,11 @@ def rates_of(facts: DeviceFacts, dtype: str) -> Rates:
     return Rates(multiprocessors, clock_hz * _operations_per_clock(facts, dtype))
 
 
-def capability(facts: DeviceFacts) -> tuple[int, int]:
-    """Return the compute capability, (0, 0) if it is unknown."""
+def capability(facts: DeviceFacts) -> Capability:
+    """Return the compute capability, 0.0 if it is unknown."""
     major, _, minor = str(facts.fields.get("compute_capability")).partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    known = major.isdigit() and minor.isdigit()
+    return Capability(int(major), int(minor)) if known else Capability(0, 0)
 
 
 def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:

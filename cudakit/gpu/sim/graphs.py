@@ -63,11 +63,8 @@ class SimGraphs:
         self.context.emit(facts.CaptureEnd(capture.graph, queue.number))
         if capture.invalidated or not joined:
             self._graphs.remove(capture.graph)
-            status = (
-                Status.STREAM_CAPTURE_INVALIDATED
-                if capture.invalidated
-                else Status.STREAM_CAPTURE_UNJOINED
-            )
+            unjoined = Status.STREAM_CAPTURE_UNJOINED
+            status = Status.STREAM_CAPTURE_INVALIDATED if capture.invalidated else unjoined
             raise cuda_error(status, seen=f"the capture of stream {stream}")
         return Graph(capture.graph)
 
@@ -105,7 +102,9 @@ class SimGraphs:
             return
         tasks = self._enqueue_nodes(queue, executable)
         fact = facts.GraphLaunch(queue.number, executable.graph, executable.number)
-        kernels = {node.number: task for node, task in tasks.items() if _is_kernel(node)}
+        kernels = {
+            node.number: task for node, task in tasks.items() if node.job.work is Work.LAUNCH
+        }
         self.context.emit(fact, kernels)
 
     @driver_call
@@ -195,7 +194,3 @@ def _active(queue: Queue) -> Capture | None:
 def _known(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
     """Number nodes among those of all graphs."""
     return tuple(GraphNode(graph * _MOST_NODES + node.number) for node in nodes)
-
-
-def _is_kernel(node: Node) -> bool:
-    return node.job.work is Work.LAUNCH

@@ -158,8 +158,7 @@ class SimIpc:
 
     @driver_call
     def withdraw(self, exported: Exported) -> None:
-        if isinstance(exported, Descriptor):
-            self._withdraw(exported)
+        self._withdraw(exported)
 
     @driver_call
     def import_backing(self, exported: Exported) -> Backing:
@@ -209,10 +208,11 @@ class SimIpc:
         if known is not None:
             known.mirrors.remove(region)
 
-    def _withdraw(self, exported: Descriptor) -> None:
-        physical = self.machine.descriptors.pop(exported, None)
-        if physical is not None:
-            physical.release()
+    def _withdraw(self, exported: Exported) -> None:
+        if isinstance(exported, Descriptor):
+            physical = self.machine.descriptors.pop(exported, None)
+            if physical is not None:
+                physical.release()
 
 
 def _sixty_four_bytes(kind: str, number: int) -> bytes:

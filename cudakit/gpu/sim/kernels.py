@@ -147,18 +147,14 @@ class SimKernels:
         self, queue: Queue, shape: _Shape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
-        job = Job(
-            Work.LAUNCH, lambda: self._run(host_kernel, self._launch(shape), values), shape.name
-        )
+        job = Job(Work.LAUNCH, lambda: self._run(host_kernel, shape, values), shape.name)
         if task := self._streams.submit(queue, job):
             self.context.emit(
                 facts.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
             )
 
-    def _launch(self, shape: _Shape) -> Launch:
-        return Launch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
-
-    def _run(self, host_kernel: HostKernel, launch: Launch, args: Sequence[Any]) -> Outcome:
+    def _run(self, host_kernel: HostKernel, shape: _Shape, args: Sequence[Any]) -> Outcome:
+        launch = Launch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
         try:
             host_kernel(launch, *args)
         except CudaError:
@@ -168,7 +164,7 @@ class SimKernels:
                 Status.LAUNCH_FAILED, seen=f"the host kernel of {launch.name} raised {error!r}"
             ) from error
         launch.finish()
-        moved = sum(_moved_bytes(access) for access in launch.accesses)
+        moved = sum(access.hi - access.lo for access in launch.accesses)
         cost_ns = self.context.costs.in_memory_ns(moved) + launch.busy_ns
         return Outcome(cost_ns, tuple(launch.accesses), launch.held)
 
@@ -187,7 +183,3 @@ class SimKernels:
         ):
             shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
             raise cuda_error(Status.INVALID_VALUE, seen=shape)
-
-
-def _moved_bytes(access: facts.Access) -> int:
-    return access.hi - access.lo

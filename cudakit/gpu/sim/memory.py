@@ -12,7 +12,7 @@ from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome
-from cudakit.gpu.sim.space import Bytes, Heap, Region
+from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.events import Access
@@ -75,7 +75,7 @@ class SimMemory:
         check_size(size_bytes)
         queue = self._allocation_queue(stream)
         self._heap.charge(size_bytes)
-        region = self._heap.allocate(size_bytes, live=queue is None)
+        region = self._heap.add(memory(size_bytes), live=queue is None)
         self.allocated[region.begin] = region
         if queue is None:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
@@ -103,8 +103,8 @@ class SimMemory:
         check_size(size_bytes)
         self._streams.refuse_in_capture()
         try:
-            region = self._heap.allocate(
-                size_bytes, host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
+            region = self._heap.add(
+                memory(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
             seen = f"{format_bytes(size_bytes)} asked of the host, which has not as much"
@@ -130,7 +130,11 @@ class SimMemory:
 
     @driver_call
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
-        region = self._of_kind(ptr, HostMemory.PAGEABLE, "no pageable memory of the host")
+        region = self._of_host.get(ptr)
+        if region is None or region.host is not HostMemory.PAGEABLE:
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"no pageable memory of the host begins at {ptr:#x}"
+            )
         self._streams.refuse_in_capture()
         region.host = HostMemory.PINNED
         self._registered.add(region.begin)
@@ -163,10 +167,8 @@ class SimMemory:
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         queue = self._streams.queue(stream)
         seen = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
-        target, source = (
-            self._heap.known(dst, size_bytes, seen),
-            self._heap.known(src, size_bytes, seen),
-        )
+        target = self._heap.known(dst, size_bytes, seen)
+        source = self._heap.known(src, size_bytes, seen)
         if size_bytes == 0:
             return
         route = self._route(target[0], source[0], size_bytes)
@@ -175,10 +177,10 @@ class SimMemory:
         task = self._streams.submit(queue, self._job(route, dst, src, size_bytes))
         if task is None:
             return
-        direction, host = route.direction, route.host
-        self.context.emit(
-            facts.Copy(queue.number, dst, src, size_bytes, direction=direction, host=host)
+        fact = facts.Copy(
+            queue.number, dst, src, size_bytes, direction=route.direction, host=route.host
         )
+        self.context.emit(fact)
         if route.waits(size_bytes):
             self.context.wait_for((task,))
 
@@ -227,13 +229,6 @@ class SimMemory:
         self._heap.space.remove(region)
         self._heap.credit(len(region.data))
         return Outcome()
-
-    def _of_kind(self, ptr: Ptr, kind: HostMemory, what: str) -> Region:
-        """Return host memory of a kind that begins at an address. Raises CUDA_ERROR_INVALID_VALUE."""
-        region = self._of_host.get(ptr)
-        if region is None or region.host is not kind:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
-        return region
 
     def _route(self, target: Region, source: Region, size_bytes: int) -> _Route:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.api.facts import DeviceFacts, NvmlView
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import check_size, forget
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, rounded
+from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, memory, rounded
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace.events import Alloc, Free
 from cudakit.units import Unavailable, format_bytes
@@ -56,7 +55,7 @@ class SimPeers:
         check_size(size_bytes)
         self._streams.refuse_in_capture()
         self._charge_peer(ordinal, size_bytes)
-        region = self._heap.allocate(size_bytes, peer=ordinal)
+        region = self._heap.add(memory(size_bytes), peer=ordinal)
         self._of_peers[region.begin] = region
         self.context.emit(Alloc(region.begin, size_bytes), device=ordinal)
         return Ptr(region.begin)
@@ -79,9 +78,8 @@ class SimPeers:
         view = model_record(self.context.model).nvml
         if isinstance(view, Unavailable):
             return 0
-        pair = {
-            _index(view, self.context.device(number)) for number in (self.context.ordinal, ordinal)
-        }
+        uuids = {self.context.device(number).uuid for number in (self.context.ordinal, ordinal)}
+        pair = {one.index for one in view.devices if one.uuid in uuids}
         counts = [link.nvlinks for link in view.links if {link.first, link.second} == pair]
         return next((count for count in counts if isinstance(count, int)), 0)
 
@@ -99,7 +97,3 @@ class SimPeers:
             seen = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
             raise cuda_error(Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} asked, {seen}")
         self._used_of_peers[ordinal] += rounded(size_bytes)
-
-
-def _index(view: NvmlView, device: DeviceFacts) -> int:
-    return next((one.index for one in view.devices if one.uuid == device.uuid), -1)

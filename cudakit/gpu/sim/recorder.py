@@ -38,16 +38,12 @@ class Recorder:
 
     def flush(self, *, all_of_it: bool = False) -> None:
         """Pass on the events whose accesses are known; at the end, all events."""
-        while self._waiting and (all_of_it or _are_known(self._waiting[0][1])):
-            self._hand_over(*self._waiting.popleft())
-
-    def _hand_over(self, event: Event, sources: Sources) -> None:
-        if self._sink is None:
-            return
-        self._sink(event)
-        for node, task in sources.items():
-            for access in task.accesses:
-                self._sink(replace(event, fact=replace(access, node=node)))
+        while self._sink and self._waiting and (all_of_it or _are_known(self._waiting[0][1])):
+            event, sources = self._waiting.popleft()
+            self._sink(event)
+            for node, task in sources.items():
+                for access in task.accesses:
+                    self._sink(replace(event, fact=replace(access, node=node)))
 
 
 def _are_known(sources: Sources) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cudakit.errors import CudaError
 from cudakit.trace.events import Access
@@ -21,26 +21,18 @@ from cudakit.trace.kinds import Work
 _PACES = (0.02, 0.2, 0.5, 0.9)
 
 
+@dataclass(slots=True)
 class Clock:
-    """Integer nanoseconds since the device was opened; only calls advance them."""
+    """The time at the host, in integer nanoseconds since the device was opened; only calls advance it."""
 
-    __slots__ = ("_now_ns",)
-
-    def __init__(self) -> None:
-        self._now_ns = 0
-
-    @property
-    def now_ns(self) -> int:
-        """The time at the host."""
-        return self._now_ns
+    now_ns: int = 0
 
     def advance(self, nanoseconds: int) -> None:
-        """Advance the time."""
-        self._now_ns += max(nanoseconds, 0)
+        self.now_ns += max(nanoseconds, 0)
 
     def reach(self, time_ns: int) -> None:
         """Advance to a time, unless it is past."""
-        self._now_ns = max(self._now_ns, time_ns)
+        self.now_ns = max(self.now_ns, time_ns)
 
 
 class Engine(Enum):
@@ -105,7 +97,7 @@ class Schedule:
     def __init__(self, clock: Clock, *, seed: int | None) -> None:
         self.fault: CudaError | None = None
         self._clock = clock
-        self._ready: Policy = InTime() if seed is None else Shuffled(seed)
+        self._ready: InTime | Shuffled = InTime() if seed is None else Shuffled(seed)
         self._count = 0
         self._front_ns = 0  # no task begins before the one that ran last
         self._end_ns = 0  # the latest end of all tasks that ran
@@ -219,15 +211,6 @@ class Schedule:
             if not follower.waiting:
                 self._ready.push(follower)
         task.followers.clear()
-
-
-class Policy(Protocol):
-    """The tasks that are ready to run, and the choice of the next one."""
-
-    def __len__(self) -> int: ...
-    def push(self, task: Task) -> None: ...
-    def pop(self) -> Task: ...
-    def is_due(self, now_ns: int) -> bool: ...
 
 
 class InTime:

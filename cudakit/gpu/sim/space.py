@@ -163,23 +163,16 @@ class Heap:
         if rounded(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # stream-ordered frees may give enough back
         if rounded(size_bytes) > self.free_bytes:
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=self._shortage(size_bytes))
+            free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
+            seen = (
+                f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
+            )
+            raise cuda_error(Status.OUT_OF_MEMORY, seen=seen)
         self._used_bytes += rounded(size_bytes)
 
     def credit(self, size_bytes: int) -> None:
         """Return memory of the device from use."""
         self._used_bytes -= rounded(size_bytes)
-
-    def allocate(
-        self,
-        size_bytes: int,
-        *,
-        live: bool = True,
-        host: HostMemory = HostMemory.NONE,
-        peer: int | None = None,
-    ) -> Region:
-        """Create memory of any kind at new addresses."""
-        return self.add(memory(size_bytes), live=live, host=host, peer=peer)
 
     def add(
         self,
@@ -189,7 +182,7 @@ class Heap:
         host: HostMemory = HostMemory.NONE,
         peer: int | None = None,
     ) -> Region:
-        """Give existing memory new addresses."""
+        """Give memory of any kind new addresses."""
         region = Region(self.space.take(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
         self.space.add(region)
         return region
@@ -231,10 +224,6 @@ class Heap:
             return (context.ordinal, region.peer) in context.view.peer_access
         pageable = region.host is HostMemory.PAGEABLE
         return not pageable or context.facts.fields.get("pageable_memory_access") is True
-
-    def _shortage(self, size_bytes: int) -> str:
-        free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-        return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
 
 
 def rounded(size_bytes: int) -> int:

@@ -69,7 +69,7 @@ class SimStreams:
 
     @driver_call
     def sync(self) -> None:
-        self._refuse_during(self._own_captures())
+        self._refuse_own_captures()
         self.context.wait_for_all()
         self.context.emit(facts.ContextSync())
 
@@ -196,19 +196,16 @@ class SimStreams:
     def refuse_in_capture(self) -> None:
         """Invalidate the captures of this thread and raise, unless it is relaxed or captures nothing."""
         if self.context.thread not in self._relaxed:
-            self._refuse_during(self._own_captures())
+            self._refuse_own_captures()
 
     def close(self) -> None:
         """Forget all streams and events."""
         self._streams.clear()
         self._events.clear()
 
-    def _own_captures(self) -> list[Capture]:
-        return [capture for capture in self.captures if capture.thread == self.context.thread]
-
-    def _refuse_during(self, captures: list[Capture]) -> None:
-        if captures:
-            raise _invalidated(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
+    def _refuse_own_captures(self) -> None:
+        if own := [each for each in self.captures if each.thread == self.context.thread]:
+            raise _invalidated(own, Status.STREAM_CAPTURE_UNSUPPORTED)
 
     def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
         queue = self._streams.make(lambda number: Queue(number, flag, priority))

@@ -85,10 +85,7 @@ class SimVirtualMemory:
 
     @driver_call
     def backing_at(self, ptr: Ptr) -> Backing:
-        region = self._heap.space.at(ptr)
-        if region is None or region.begin not in self.mapped:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
-        return self.backing_of(self.mapped[region.begin][1])
+        return self.backing_of(self.mapped[self._mapping_at(ptr)][1])
 
     @driver_call
     def release(self, backing: Backing) -> None:
@@ -131,10 +128,8 @@ class SimVirtualMemory:
 
     @driver_call
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
-        region = self._heap.space.at(ptr)
-        if region is None or region.begin not in self.mapped:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
-        return ordinal == self.context.ordinal or ordinal in self.access[region.begin]
+        begin = self._mapping_at(ptr)
+        return ordinal == self.context.ordinal or ordinal in self.access[begin]
 
     def close(self) -> None:
         """Release all mappings and references."""
@@ -151,6 +146,13 @@ class SimVirtualMemory:
         number, _ = self.backings.make(lambda number: (number, physical))
         physical.hold()
         return Backing(number)
+
+    def _mapping_at(self, ptr: int) -> int:
+        """Return the begin of the mapping that an address is in. Raises CUDA_ERROR_INVALID_VALUE."""
+        region = self._heap.space.at(ptr)
+        if region is None or region.begin not in self.mapped:
+            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
+        return region.begin
 
     def _is_reserved(self, ptr: int, size_bytes: int) -> bool:
         return any(

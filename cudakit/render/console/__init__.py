@@ -13,7 +13,6 @@ from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
 from cudakit.render.console.text import cut, escaped, wrapped
-from cudakit.render.console.tree import tree_lines
 
 _INDENT = 2
 _ARROW = "→ "
@@ -59,13 +58,11 @@ def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
             return _indented(facts_lines(node, room))
         case Table():
             return _indented(table_lines(node, room))
-        case Tree():
-            return _indented(tree_lines(node, room))
         case Chart():
             return _indented(_chart_lines(node, room))
         case View():
             return _drawn(node.fallback, width, level=level)
-        case Columns():
+        case Columns() | Tree():
             return []
 
 

@@ -1,4 +1,4 @@
-"""Charts: curves and points as a picture with axes and markers, bars and matrices as tables."""
+"""Charts: curves as a picture with axes and markers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Array, Chart, Column, Marker, Ratio, Series, Table
-from cudakit.document import Text as Words
+from cudakit.document import Array, Chart, Marker, Series
 from cudakit.render.console import theme
 from cudakit.render.console.curves import (
     MOST_CURVES,
-    Canvas,
-    Curve,
     Plane,
     columns_of,
     curves,
     legend,
+    picture,
 )
-from cudakit.render.console.table import table_lines
 from cudakit.render.console.text import cut, escaped, format_value, padded, wrapped
 from cudakit.render.values import x_value, y_value
 
 _ROWS = 8
 _LEAST_COLUMNS = 8
-_MOST_TABLE_ROWS = 16
 _POINTERS = {"info": "▲", "warn": "!", "error": "✗"}
 _MOST_MARKER_LINES = 3
 _MARKER_GAP = 2
@@ -38,16 +34,11 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
     lines = [Text(line, theme.HEADER) for line in wrapped(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
         return [*lines, Text("(no data)", theme.FAINT)]
-    if chart.kind in ("bar", "matrix"):
-        return lines + table_lines(_as_table(chart), width)
     return lines + _plot_lines(chart, width)
 
 
-# --- pictures
-
-
 def _plot_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a line, area or scatter chart that has at least one series and one x."""
+    """Draw a chart that has at least one series and one x."""
     low, high = _extremes(chart.series[:MOST_CURVES])
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
@@ -55,7 +46,7 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
     found = curves(chart, plane)
     rows = [
         Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
-        for row, line in enumerate(_canvas(chart, found, plane).lines())
+        for row, line in enumerate(picture(found, plane))
     ]
     axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
     below = [_x_range(chart, plane.columns), *_marker_lines(chart.markers, chart.x, plane.columns)]
@@ -65,7 +56,7 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
-    """Return the range of the y axis, which contains 0 so that areas are proportional."""
+    """Return the range of the y axis, which contains 0."""
     known = [np.asarray(one.y, np.float64) for one in series]
     known = [y[np.isfinite(y)] for y in known]
     return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
@@ -75,18 +66,6 @@ def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
     """Label the upper edges of the first and the middle row, and the axis."""
     at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
     return {row: format_value(y_value(chart, height)) for row, height in at.items()}
-
-
-def _canvas(chart: Chart, found: Sequence[Curve], plane: Plane) -> Canvas:
-    canvas = Canvas(plane.columns, plane.rows)
-    drawn = [(curve.heights, curve.pen) for curve in found if not curve.like]
-    if chart.kind != "scatter":
-        canvas.curves(drawn)
-        return canvas
-    places = columns_of(chart.x, chart.x, columns=plane.columns)
-    for heights, pen in reversed(drawn):
-        canvas.points(places, heights, pen)
-    return canvas
 
 
 def _edge(label: str, gutter: int) -> str:
@@ -138,57 +117,3 @@ def _placed(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
 
 def _is_free(line: Text, start: int) -> bool:
     return line.cell_len + _MARKER_GAP <= start
-
-
-# --- bars and matrices
-
-
-def _as_table(chart: Chart) -> Table:
-    """Turn a bar chart or a matrix into a table, the largest bars where there are too many."""
-    return _matrix_table(chart) if chart.kind == "matrix" else _bar_table(chart)
-
-
-def _matrix_table(chart: Chart) -> Table:
-    """Return a table with a row per series and a column per x."""
-    names = (Column(chart.x_label, "text"), *(_number(_label(chart, x)) for x in chart.x.tolist()))
-    rows = [
-        (Words(series.name), *(y_value(chart, y) for y in series.y.tolist()))
-        for series in chart.series
-    ]
-    return Table(names, tuple(rows))
-
-
-def _bar_table(chart: Chart) -> Table:
-    """Return a table with a row per x; a single series has bars relative to the highest."""
-    shown = _largest(chart)
-    columns = [_number(chart.x_label), *(_number(series.name) for series in chart.series)]
-    rows = [
-        [x_value(chart, float(chart.x[i])), *(y_value(chart, float(s.y[i])) for s in chart.series)]
-        for i in shown
-    ]
-    if len(chart.series) == 1:
-        heights = _finite(chart.series[0].y)
-        highest = float(np.abs(heights).max()) or 1.0
-        columns.append(Column("of highest", "bar"))
-        for row, i in zip(rows, shown, strict=True):
-            row.append(Ratio(float(heights[i]) / highest))
-    left_out = len(chart.x) - len(shown)
-    caption = f"{left_out:,} lower bars are left out." if left_out else ""
-    return Table(tuple(columns), tuple(map(tuple, rows)), caption)
-
-
-def _largest(chart: Chart) -> list[int]:
-    heights = np.max([_finite(series.y) for series in chart.series], axis=0)
-    return sorted(np.argsort(-heights, kind="stable")[:_MOST_TABLE_ROWS].tolist())
-
-
-def _finite(y: Array) -> Array:
-    return np.nan_to_num(np.asarray(y, np.float64), nan=0, posinf=0, neginf=0)
-
-
-def _number(name: str) -> Column:
-    return Column(name, "number")
-
-
-def _label(chart: Chart, x: float) -> str:
-    return format_value(x_value(chart, x))

@@ -1,10 +1,10 @@
-"""Curves of a chart: heights by column, pens that differ without colour, the canvas, and the legend."""
+"""Curves of a chart: heights by column, pens that differ without colour, the picture, and the legend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias
 
@@ -23,77 +23,19 @@ Heights: TypeAlias = npt.NDArray[np.float64]
 MOST_CURVES = 3
 _BETWEEN = "   "
 
-# Glyphs by the fill level of a curve's highest cell, and the fill of the cells below; darkest first.
-_AREAS = (("▁▂▃▄▅▆▇█", "█"), (" ▒", "▒"), (" ░", "░"))
-_LINES = (("▁━▔", ""), ("⣀⠤⠒⠉", ""), (".·˙", ""))
-_POINTS = (("●", ""), ("x", ""), ("+", ""))
+# The glyphs of each curve by the fill level of its cell.
+_LINES = ("▁━▔", "⣀⠤⠒⠉", ".·˙")
 
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """The glyphs of a curve: ``tops`` by the fill level of its highest cell, ``fill`` for the cells below."""
+    """The glyphs of a curve by the fill level of its cell, and its colour."""
 
-    tops: str
+    glyphs: str
     style: str
-    fill: str = ""
-
-    @property
-    def sample(self) -> str:
-        """Return the glyph for the legend."""
-        return self.fill or self.tops[len(self.tops) // 2]
 
 
 _EMPTY = Pen(" ", "")
-_NO_PEN = Pen("", "")
-
-
-@dataclass(slots=True)
-class Canvas:
-    """Rows of cells, the lowest first; a cell is a glyph and the pen that drew it."""
-
-    columns: int
-    rows: int
-    cells: list[list[tuple[str, Pen]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.cells = [[(" ", _EMPTY)] * self.columns for _ in range(self.rows)]
-
-    def curves(self, curves: Sequence[tuple[Heights, Pen]]) -> None:
-        """Draw curves of heights from 0 to 1; in each column the lower is in front."""
-        for column in range(self.columns):
-            tops = [(float(heights[column]), pen) for heights, pen in curves]
-            known = [top for top in reversed(tops) if not math.isnan(top[0])]
-            for height, pen in sorted(known, key=lambda top: -top[0]):
-                self._column(column, height * self.rows, pen)
-
-    def points(self, columns: npt.NDArray[np.int64], heights: Heights, pen: Pen) -> None:
-        """Draw points at heights from 0 to 1, except those whose height is NaN."""
-        known = np.isfinite(heights)
-        rows = np.minimum(heights[known] * self.rows, self.rows - 1).astype(np.int64)
-        for row, column in set(zip(rows.tolist(), columns[known].tolist(), strict=True)):
-            self.cells[row][column] = (pen.tops, pen)
-
-    def lines(self) -> list[Text]:
-        """Return the rows from the top down, each curve in its colour."""
-        return [_line(cells) for cells in reversed(self.cells)]
-
-    def _column(self, column: int, height: float, pen: Pen) -> None:
-        if pen.fill and height <= 0:
-            return
-        top = min(max(math.ceil(height) - 1, 0), self.rows - 1)
-        for row in range(top if pen.fill else 0):
-            self.cells[row][column] = (pen.fill, pen)
-        level = math.ceil((height - top) * len(pen.tops)) - 1
-        glyph = pen.tops[min(max(level, 0), len(pen.tops) - 1)]
-        if glyph != " ":
-            self.cells[top][column] = (glyph, pen)
-
-
-def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
-    line = Text()
-    for style, run in groupby(cells, key=lambda cell: cell[1].style):
-        line.append("".join(glyph for glyph, _ in run), style)
-    return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +55,11 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A series with its heights, by column or (scatter) by point; ``like`` names a coinciding series."""
+    """A series with its heights by column; ``like`` names a coinciding series."""
 
     series: Series
     heights: Heights
-    pen: Pen = _NO_PEN
+    pen: Pen = _EMPTY
     like: str = ""
 
 
@@ -125,11 +67,36 @@ def curves(chart: Chart, plane: Plane) -> list[Curve]:
     """Prepare the first MOST_CURVES series; one that falls into the same cells as another has no pen."""
     found: list[Curve] = []
     for series in chart.series[:MOST_CURVES]:
-        heights = plane.scaled(_reduced(chart, series, plane))
-        twin = None if chart.kind == "scatter" else _twin(heights, found, plane)
+        maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
+        heights = plane.scaled(maxima)
+        twin = _twin(heights, found, plane)
         found.append(Curve(series, heights, like=twin.series.name if twin else ""))
-    pens = iter(_pens(chart, [curve for curve in found if not curve.like]))
+    pens = map(Pen, _LINES, theme.SERIES)
     return [curve if curve.like else replace(curve, pen=next(pens)) for curve in found]
+
+
+def picture(found: Sequence[Curve], plane: Plane) -> list[Text]:
+    """Draw curves, the lower in front, as rows from the top down."""
+    cells = [[(" ", _EMPTY)] * plane.columns for _ in range(plane.rows)]
+    for column in range(plane.columns):
+        tops = [
+            (float(curve.heights[column]) * plane.rows, curve.pen)
+            for curve in reversed(found)
+            if not (curve.like or math.isnan(curve.heights[column]))
+        ]
+        for height, pen in sorted(tops, key=lambda top: -top[0]):
+            row = min(max(math.ceil(height) - 1, 0), plane.rows - 1)
+            level = math.ceil((height - row) * len(pen.glyphs)) - 1
+            glyph = pen.glyphs[min(max(level, 0), len(pen.glyphs) - 1)]
+            cells[row][column] = (glyph, pen)
+    return [_line(row) for row in reversed(cells)]
+
+
+def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
+    line = Text()
+    for style, run in groupby(cells, key=lambda cell: cell[1].style):
+        line.append("".join(glyph for glyph, _ in run), style)
+    return line
 
 
 def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
@@ -146,12 +113,6 @@ def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrapped(text, width)]
 
 
-def _reduced(chart: Chart, series: Series, plane: Plane) -> Array:
-    if chart.kind == "scatter":
-        return series.y
-    return column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
-
-
 def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
         apart = np.abs(curve.heights - heights)
@@ -161,26 +122,11 @@ def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | N
     return None
 
 
-def _pens(chart: Chart, found: Sequence[Curve]) -> list[Pen]:
-    """Choose pens in the order of the series; areas with a lower mean are darker."""
-    if chart.kind != "area":
-        kinds = _LINES if chart.kind == "line" else _POINTS
-        return [
-            Pen(tops, style, fill) for (tops, fill), style in zip(kinds, theme.SERIES, strict=False)
-        ]
-    shades = _AREAS[::2] if len(found) == 2 else _AREAS
-    means = [float(np.mean(curve.heights)) for curve in found]
-    ranks = np.argsort(np.argsort(means, kind="stable")).tolist()
-    return [
-        Pen(tops, style, fill)
-        for (tops, fill), style in zip([shades[rank] for rank in ranks], theme.SERIES, strict=False)
-    ]
-
-
 def _entry(chart: Chart, curve: Curve, width: int) -> Text:
     highest = f"  max {_highest(chart, curve)}"
     name = cut(escaped(curve.series.name), max(width - len(highest) - 2, 8))
-    sample = (curve.pen.sample, curve.pen.style)
+    glyphs = curve.pen.glyphs
+    sample = (glyphs[len(glyphs) // 2], curve.pen.style)
     return Text.assemble(sample, f" {name}", (highest, theme.FAINT))
 
 

@@ -28,7 +28,6 @@ from cudakit.render.html.values import fact
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.chart import chart
 from cudakit.render.svg.figure import figure
-from cudakit.render.svg.flame import flame
 from cudakit.render.svg.plot import plot
 from cudakit.units import Unavailable
 
@@ -64,14 +63,14 @@ def columns_of(document: Document) -> dict[str, Columns]:
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether a node shows nothing: Columns are drawn by Views only."""
+    """Return whether a node shows nothing: Columns are drawn by Views only, Trees are exported."""
     match node:
         case Section():
             return all(map(is_empty, node.nodes))
         case Facts():
             return not node.rows
         case _:
-            return isinstance(node, Columns)
+            return isinstance(node, Columns | Tree)
 
 
 def _drawn(node: Node, place: Place) -> Markup:
@@ -84,13 +83,11 @@ def _drawn(node: Node, place: Place) -> Markup:
             return _facts(node)
         case Table():
             return table(node)
-        case Tree():
-            return flame(node)
         case Chart():
             return chart(node)
         case View():
             return _view(node, place)
-        case Columns():
+        case Columns() | Tree():
             return Markup()
 
 

@@ -19,14 +19,14 @@ _MARKER_LINE = 18
 
 _MARKERS = 200
 _MARKER_LINES = 4
-# Letters of a marker's label, and of a name beside or below a picture.
+# Letters of a marker's label, and of a tick's label below a picture.
 _LABEL = 60
 _NAME = 14
 # A letter's width as a share of a medium plot, to detect labels that collide.
 _LETTER = 0.008
 
-_LINE, _BOX, _DOT = "M0 5h24", "M0 0h24v10H0z", "M12 5h0"
-_KEYS = {"line": _LINE, "area": _BOX, "bar": _BOX, "scatter": _DOT}
+_DOT = "M12 5h0"
+_KEYS = {"line": "M0 5h24", "scatter": _DOT}
 _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 
@@ -50,11 +50,6 @@ class _Flag:
     def touches(self, other: _Flag) -> bool:
         mine, others = sorted((self.share, self.end)), sorted((other.share, other.end))
         return mine[0] < others[1] and others[0] < mine[1]
-
-
-def name_around(name: str, *, x: str, y: float) -> Markup:
-    """Write a name above or below a picture, centred at ``x``."""
-    return element("text", escaped(name, limit=_NAME), class_="tick middle", x=x, y=y)
 
 
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
@@ -102,7 +97,13 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         join(
             (
                 element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
-                name_around(tick.label, x=at, y=bottom + 19),
+                element(
+                    "text",
+                    escaped(tick.label, limit=_NAME),
+                    class_="tick middle",
+                    x=at,
+                    y=bottom + 19,
+                ),
             )
         )
         for tick in axis.ticks

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, open_files, write_files
+from cudakit.cli.bench.measure import FORMATS, exit_code, rendered
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.output import open_by_name
 from cudakit.core.bench.result import BenchResult
 from cudakit.errors import UsageError
 
@@ -17,8 +18,9 @@ from cudakit.errors import UsageError
 def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
     def write(made: BenchResult) -> dict[str, str]:
         places = {form: tmp_path / f"run.{form}" for form in FORMATS}
-        with open_files(map(str, places.values()), force=True) as opened:
-            write_files(opened, made)
+        with open_by_name(map(str, places.values()), FORMATS, force=True) as opened:
+            for form, file in opened:
+                file.write(rendered(made, form))
         return {form: place.read_text(encoding="utf-8") for form, place in places.items()}
 
     return write
@@ -74,7 +76,7 @@ def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
 
     with (
         pytest.raises(UsageError, match="does not say what it is to hold"),
-        open_files(paths, force=False),
+        open_by_name(paths, FORMATS, force=False),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-SCRIPT = Path(__file__).parents[4] / "scripts" / "compare_allocator.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_allocator.py"
 
 
 @pytest.mark.timeout(900)

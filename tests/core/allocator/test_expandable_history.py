@@ -17,7 +17,7 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
-from cudakit.core.memory.replay.lifetimes import Inconsistencies
+from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.replay.mapped_ranges import mapped_ranges
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
@@ -57,7 +57,7 @@ def check_replay(allocator: CachingAllocator, folder: Path) -> None:
     (device,) = snapshot.devices
     found = replay(snapshot, device)
     assert device.warnings == ()
-    assert found.inconsistencies == Inconsistencies(0, 0, 0, 0)
+    assert found.inconsistencies == Contradictions(0, 0, 0, 0)
     assert found.begins_complete
     for name in CURVES:
         curve = getattr(found.curves, name)
@@ -178,7 +178,7 @@ def check_memory(allocator: CachingAllocator, folder: Path) -> None:
     """As ``check_replay``, but for sizes of ended blocks, which depend on a setting that has changed."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     found = replay(snapshot, snapshot.devices[0])
-    assert found.inconsistencies == Inconsistencies(0, 0, 0, 0)
+    assert found.inconsistencies == Contradictions(0, 0, 0, 0)
     assert found.begins_complete
     for name in ("requested", "reserved"):
         curve = getattr(found.curves, name)

@@ -17,7 +17,7 @@ from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
-from cudakit.core.memory.replay.lifetimes import Inconsistencies
+from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.snapshot import BlockState, Snapshot
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
@@ -260,7 +260,7 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_blocks(
 
     (device,) = snapshot.devices
     assert device.warnings == ()
-    assert replay(snapshot, device).inconsistencies == Inconsistencies(0, 0, 0, 0)
+    assert replay(snapshot, device).inconsistencies == Contradictions(0, 0, 0, 0)
     assert device.overflowed is False
     assert len(device.segments) == 3
     states = set(device.blocks.state.tolist())
@@ -313,4 +313,4 @@ def test_a_snapshot_of_the_simulated_gpu_is_read_too(work: Work, tmp_path: Path)
     snapshot = loaded(work.allocator, tmp_path)
 
     assert snapshot.devices[0].warnings == ()
-    assert replay(snapshot, snapshot.devices[0]).inconsistencies == Inconsistencies(0, 0, 0, 0)
+    assert replay(snapshot, snapshot.devices[0]).inconsistencies == Contradictions(0, 0, 0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import Replay, replay
-from cudakit.core.memory.replay.lifetimes import Inconsistencies
+from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.snapshot import BlockState, DeviceTrace
 
 DATA = Path(__file__).parents[2] / "data"
@@ -55,7 +55,7 @@ def test_peak_and_end_equal_torchs_counters(
 
 def test_trace_and_final_state_agree_in_everything(found: tuple[DeviceTrace, Replay]) -> None:
     trace, replayed = found
-    assert replayed.inconsistencies == Inconsistencies()
+    assert replayed.inconsistencies == Contradictions()
     assert replayed.begins_complete
     assert trace.warnings == ()
 

@@ -12,9 +12,10 @@ from gpu.blas.fake_cublas import DATA_TYPES, Device, FakeLt, Places, vendor
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.cublaslt import CublasLt
 
-HOPPER = (9, 0)
+HOPPER = Capability(9, 0)
 GEMM = Gemm(dtype="bf16", m=64, n=32, k=16)
 USUAL = GemmSettings()
 
@@ -201,7 +202,7 @@ def test_fp8_is_multiplied_along_k_only_before_blackwell(device: Device, layout:
     gemm = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout=layout)
     with pytest.raises(Unsupported, match="layout tn only"):
         _opened(device, FakeLt()).algorithms(gemm, USUAL)
-    CublasLt(device, vendor(), (10, 0)).multiplication(gemm, USUAL)
+    CublasLt(device, vendor(), Capability(10, 0)).multiplication(gemm, USUAL)
 
 
 def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.graphed.capture import is_refusal, refusal
+from cudakit.gpu.graphed.capture import refusal, status_of
 
 SPOILED = cuda_error(Status.STREAM_CAPTURE_INVALIDATED)
 
@@ -50,5 +50,5 @@ def test_other_errors_are_none_of_capturing() -> None:
         code = 3
 
     for error in (ValueError("the stream is dry"), Exit(), cuda_error(Status.OUT_OF_MEMORY)):
-        assert not is_refusal(error)
-    assert is_refusal(OfNumba())
+        assert status_of(error) is None
+    assert status_of(OfNumba()) is Status.STREAM_CAPTURE_UNSUPPORTED

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cudakit.core.bench.case import OURSELVES
 from cudakit.core.bench.present.baselines import baselines, compared, share_of
-from cudakit.core.bench.present.facts import clock_words
 from cudakit.core.bench.present.labels import axis_title, axis_value, fixed_words, varying
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
@@ -19,6 +18,8 @@ from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _STEP, _NODES = "step", "nodes"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +60,42 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
 
 def rate(case: CaseResult) -> Value:
     """Return the rate of a case: operations per second if it has any, else bytes."""
-    if case.operations:
-        per_second, unit = case.per_second(case.operations), case.operation
-    elif case.bytes_moved:
-        per_second, unit = case.per_second(case.bytes_moved), "B"
-    else:
+    if not case.amount:
         return Unavailable("it is a latency")
-    return per_second if isinstance(per_second, Unavailable) else Rate(per_second, unit)
+    return cell(lambda amount: Rate(amount, case.unit), case.per_second(case.amount))
 
 
-def seconds(value: float | Unavailable) -> Value:
-    """Return a time as the value of a cell."""
-    return value if isinstance(value, Unavailable) else Seconds(value)
-
-
-def ratio(value: float | Unavailable) -> Value:
-    """Return a ratio as the value of a cell."""
-    return value if isinstance(value, Unavailable) else Ratio(value)
+def cell(make: Callable[[_T], Value], found: _T | Unavailable) -> Value:
+    """Return a known value as a cell made of it, an unavailable one as it is."""
+    return found if isinstance(found, Unavailable) else make(found)
 
 
 def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
+    several = len({case.name for case in cases}) > 1
     return [
-        _Shown("bench", lambda case: Text(case.name), "text", lambda _: _several(cases)),
+        _Shown("bench", lambda case: Text(case.name), "text", lambda _: several),
         _Shown("shape", _shape, "text", lambda case: "shape" in case.settings),
         _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
-        _Shown("time", lambda case: seconds(case.median_s)),
-        _Shown("±", _noise),
-        _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
+        _Shown("time", lambda case: cell(Seconds, case.median_s)),
+        _Shown("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
+        _Shown("rate", rate, needed=lambda case: bool(case.amount)),
         *(
             _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
             for baseline in compared(cases)
         ),
-        _Shown("of limit", lambda case: ratio(case.ratio_to_limit), needed=_has_limit),
-        _Shown("of datasheet", lambda case: ratio(case.ratio_to_datasheet), needed=_has_datasheet),
+        _Shown("of limit", lambda case: cell(Ratio, case.ratio_to_limit), needed=_has_limit),
+        _Shown(
+            "of datasheet", lambda case: cell(Ratio, case.ratio_to_datasheet), needed=_has_datasheet
+        ),
         _Shown("energy", _energy, needed=_has_energy),
-        _Shown("SM clock", lambda case: clock_words(case.sm_clock_hz), needed=_has_clock),
+        _Shown("SM clock", _clock, needed=lambda case: bool(case.sm_clock_hz)),
         # As a number: narrow tables drop it first.
-        _Shown("bound", _bound, "number", _has_limit),
+        _Shown(
+            "bound",
+            lambda case: cell(lambda found: Text(found.bound), case.limit),
+            "number",
+            _has_limit,
+        ),
     ]
 
 
@@ -130,15 +130,6 @@ def _limit_words(cases: Sequence[CaseResult]) -> str:
     return f"{least}, at the SM clock {clock}; of datasheet is the same at the datasheet's clock."
 
 
-def _several(cases: Sequence[CaseResult]) -> bool:
-    return len({case.name for case in cases}) > 1
-
-
-def _noise(case: CaseResult) -> Value:
-    found = case.statistics
-    return Ratio(found.noise) if isinstance(found, Summary) else found
-
-
 def _has_limit(case: CaseResult) -> bool:
     return not isinstance(case.limit, Unavailable)
 
@@ -155,12 +146,11 @@ def _shape(case: CaseResult) -> Value:
     return Text("-" if name is None else str(name))
 
 
-def _bound(case: CaseResult) -> Value:
-    return case.limit if isinstance(case.limit, Unavailable) else Text(case.limit.bound)
-
-
-def _has_clock(case: CaseResult) -> bool:
-    return bool(case.sm_clock_hz)
+def _clock(case: CaseResult) -> Value:
+    """Return the median SM clock of the samples."""
+    if not case.sm_clock_hz:
+        return Unavailable("the clock was not measured")
+    return Text(f"{median(case.sm_clock_hz) / 1e6:.0f} MHz")
 
 
 def _has_energy(case: CaseResult) -> bool:
@@ -221,7 +211,7 @@ def _step_order(
 def _step_time(case: CaseResult | None) -> Value:
     if case is None:
         return Unavailable("it was not measured")
-    return seconds(case.median_s)
+    return cell(Seconds, case.median_s)
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:

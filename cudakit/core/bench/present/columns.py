@@ -88,7 +88,7 @@ def _figures(case: CaseResult) -> dict[str, float]:
         },
         "operations_per_s": _rate(case, case.operations),
         "bytes_per_s": _rate(case, case.bytes_moved),
-        "limit_s": np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds,
+        "limit_s": limit_s(case),
         "ratio_to_limit": number(case.ratio_to_limit),
         "ratio_to_datasheet": number(case.ratio_to_datasheet),
         "sm_clock_hz": median(case.sm_clock_hz) if case.sm_clock_hz else np.nan,
@@ -137,6 +137,11 @@ def _rate(case: CaseResult, amount: float) -> float:
 
 def _scaled(value: float | Unavailable, factor: float) -> float | Unavailable:
     return value if isinstance(value, Unavailable) else value * factor
+
+
+def limit_s(case: CaseResult) -> float:
+    """Return the limit of a case for an array: NaN if it is unavailable."""
+    return np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds
 
 
 def number(value: float | Unavailable) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
-from cudakit.core.bench.present.cases import seconds
-from cudakit.document import Column, Document, Node, Note, Ratio, Table, Text, Value
+from cudakit.core.bench.present.cases import cell
+from cudakit.core.bench.present.labels import first_few
+from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _COLUMNS = (
@@ -19,15 +20,13 @@ _COLUMNS = (
     Column("in cycles", "number"),
     Column("verdict", "text"),
 )
-_NAMED = 3
 
 
 def present_comparison(comparison: Comparison) -> Document:
     """Show the verdict on each case; unchanged ones are faint."""
-    nodes: list[Node] = [_table(comparison)]
     return Document(
         "Simulated: bench compare" if comparison.simulated else "bench compare",
-        (_headline(comparison), *nodes, *_remarks(comparison)),
+        (_headline(comparison), _table(comparison), *_remarks(comparison)),
     )
 
 
@@ -53,22 +52,20 @@ def _table(comparison: Comparison) -> Table:
 
 def _row(case: CaseComparison) -> tuple[Value, ...]:
     interval = case.change_interval
-    least, most = (interval,) * 2 if isinstance(interval, Unavailable) else map(_change, interval)
+    least, most = (interval,) * 2 if isinstance(interval, Unavailable) else interval
     return (
         Text(label(case)),
-        seconds(case.before_s),
-        seconds(case.after_s),
-        _change(case.change),
-        least,
-        most,
-        _change(case.cycles_change),
+        cell(Seconds, case.before_s),
+        cell(Seconds, case.after_s),
+        cell(_change, case.change),
+        cell(_change, least),
+        cell(_change, most),
+        cell(_change, case.cycles_change),
         Text(case.verdict.value),
     )
 
 
-def _change(value: float | Unavailable) -> Value:
-    if isinstance(value, Unavailable):
-        return value
+def _change(value: float) -> Value:
     return Text(f"+{format_ratio(value)}") if value > 0 else Ratio(value)
 
 
@@ -80,11 +77,11 @@ def _remarks(comparison: Comparison) -> Iterator[Note]:
         if case.reason:
             reasons.setdefault((case.reason, _clock_word(case)), []).append(case)
     for (reason, clock), cases in reasons.items():
-        which = _some(tuple(label(case) for case in cases))
+        which = first_few([label(case) for case in cases])
         yield Note("warn", f"{which}: {reason}{_clock_words(clock, cases)}.")
     for run, names in (("earlier", comparison.only_before), ("later", comparison.only_after)):
         if names:
-            yield Note("info", f"Only in the {run} run: {_some(names)}.")
+            yield Note("info", f"Only in the {run} run: {first_few(names)}.")
 
 
 def _clock_word(case: CaseComparison) -> str:
@@ -102,8 +99,3 @@ def _clock_words(word: str, cases: Sequence[CaseComparison]) -> str:
     least, most = (f"{each * 100:.1f}" for each in (changes[0], changes[-1]))
     by = f"{most} %" if least == most else f"{least} to {most} %"
     return f": the clock was {by} {word}"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return "; ".join(names[:_NAMED]) + more

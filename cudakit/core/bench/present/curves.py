@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.bench.present.columns import number
+from cudakit.core.bench.present.columns import limit_s, number
 from cudakit.core.bench.present.labels import SIZES, axis_names, axis_title, is_cube, short_labels
 from cudakit.core.bench.present.sweep import sweep
 from cudakit.core.bench.result import CaseResult, GraphCosts
@@ -40,18 +40,14 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
     The fits of ``graphs`` are drawn with their steps.
     """
     known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    for name in _numbers(known):
+    # Square matrices have an additional axis.
+    cubes = [_CUBES] if any(map(is_cube, known)) else []
+    for name in [*cubes, *axis_names(known)]:
         if groups := _groups(known, name):
             pictures = (
                 node for group in _panels(groups) for node in _picture(name, *group, graphs)
             )
             yield Section(f"Along {axis_title(name).replace('=', ' = ')}", tuple(pictures))
-
-
-def _numbers(cases: Sequence[CaseResult]) -> list[str]:
-    """List the axes; square matrices have an additional one."""
-    cubes = [_CUBES] if any(map(is_cube, cases)) else []
-    return [*cubes, *axis_names(cases)]
 
 
 def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
@@ -140,21 +136,13 @@ def _columns(
             "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
             "ci95_high_s": _floats(high for _, high in intervals),
-            "limit_s": _floats(_limit_s(case) for case in cases),
+            "limit_s": _floats(map(limit_s, cases)),
             "fit_s": _floats(_fit_s(case, name, graphs) for case in cases),
-            "amount": _floats(_amount(case) for case in cases),
+            "amount": _floats(case.amount or np.nan for case in cases),
             "unit": np.zeros(len(cases), np.int64),
         },
         {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
     )
-
-
-def _amount(case: CaseResult) -> float:
-    return case.operations or case.bytes_moved or np.nan
-
-
-def _limit_s(case: CaseResult) -> float:
-    return np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds
 
 
 def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
@@ -169,7 +157,7 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
 
 def _unit(cases: Sequence[CaseResult]) -> str:
     """Return the unit of the rates; OP for mixed operations."""
-    units = {case.operation if case.operations else "B" for case in cases}
+    units = {case.unit for case in cases}
     return units.pop() if len(units) == 1 else "OP"
 
 
@@ -181,7 +169,6 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     wide = places[0] > 0 and places[-1] / places[0] >= _WIDE
     title = axis_title(name)
     return Chart(
-        kind="line",
         title="Share of the limit" if by_limit else "Time",
         x=np.log2(places) if wide else np.array(places, np.float64),
         series=tuple(

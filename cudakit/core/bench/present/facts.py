@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 from cudakit.core.bench.case import OURSELVES
 from cudakit.core.bench.environment import Environment
@@ -47,13 +46,6 @@ def machine_facts(cases: Sequence[CaseResult]) -> Facts:
     rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
     state = _state(first)
     return Facts((*rows, ("state", Text(state))) if state else tuple(rows))
-
-
-def clock_words(clock_hz: tuple[float, ...]) -> Value:
-    """Return the median SM clock of the samples."""
-    if not clock_hz:
-        return Unavailable("the clock was not measured")
-    return Text(f"{median(clock_hz) / 1e6:.0f} MHz")
 
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
@@ -129,12 +121,12 @@ def _of(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
     rest = [case for case in cases if not any(case is one for one in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
     best: tuple[int, list[str]] | None = None
-    telling: list[Callable[[CaseResult], str]] = [_name]
-    telling += [partial(_value, name) for name in axis_names(cases)]
-    for tells in telling:
-        elsewhere = {tells(case) for case in rest}
-        whole = dict.fromkeys(tells(case) for case in group if tells(case) not in elsewhere)
-        single = [labels[id(case)] for case in group if tells(case) in elsewhere]
+    values: list[Callable[[CaseResult], str]] = [lambda case: case.name]
+    values += [partial(_value, name) for name in axis_names(cases)]
+    for value in values:
+        elsewhere = {value(case) for case in rest}
+        whole = dict.fromkeys(value(case) for case in group if value(case) not in elsewhere)
+        single = [labels[id(case)] for case in group if value(case) in elsewhere]
         if best is None or len(single) < best[0]:
             best = len(single), [*whole, *single]
     names = best[1] if best else []
@@ -152,10 +144,6 @@ def _many(group: Sequence[CaseResult]) -> str:
             known = [size for size in sizes if isinstance(size, int)]
             return f"{counted} of {axis_words(name, min(known))} to {axis_words(name, max(known))}"
     return counted
-
-
-def _name(case: CaseResult) -> str:
-    return case.name
 
 
 def _value(name: str, case: CaseResult) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
 from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
@@ -55,38 +56,36 @@ def _table(
     columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
 ) -> Iterator[Table]:
     """Return a table of the rows that have a value, if any."""
-    known = tuple(row for row in rows if _has_value(row[len(_GRAPH) + 1 :]))
+    known = tuple(
+        row
+        for row in rows
+        if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH) + 1 :])
+    )
     if known:
         yield Table(columns, known, caption)
 
 
-def _has_value(values: tuple[Value, ...]) -> bool:
-    return any(not isinstance(value, Unavailable) for value in values)
-
-
 def _step(graph: GraphCosts, cost: StepCost) -> tuple[Value, ...]:
-    deviation = cost.deviation
     return (
         Text(graph.topology),
         Text(graph.kind),
         Text(cost.step),
-        _seconds(cost.fixed_s),
-        _seconds(cost.node_s),
-        deviation if isinstance(deviation, Unavailable) else Ratio(deviation),
+        cell(_seconds, cost.fixed_s),
+        cell(_seconds, cost.node_s),
+        cell(Ratio, cost.deviation),
     )
 
 
 def _payoff(graph: GraphCosts, payoff: Payoff) -> tuple[Value, ...]:
-    replays = payoff.replays
     return (
         Text(graph.topology),
         Text(graph.kind),
         Count(payoff.nodes),
-        _seconds(payoff.made_s),
-        _seconds(payoff.saved_s),
-        replays if isinstance(replays, Unavailable) else Count(ceil(replays)),
+        cell(_seconds, payoff.made_s),
+        cell(_seconds, payoff.saved_s),
+        cell(lambda replays: Count(ceil(replays)), payoff.replays),
     )
 
 
-def _seconds(value: float | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Seconds(round(value, _PLACES))
+def _seconds(value: float) -> Seconds:
+    return Seconds(round(value, _PLACES))

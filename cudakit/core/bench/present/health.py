@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cudakit.core.bench.health import Band, Figure, SuiteResult
-from cudakit.core.bench.present.cases import ratio
+from cudakit.core.bench.health import Figure, SuiteResult
+from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
+from cudakit.core.bench.present.labels import first_few
 from cudakit.core.bench.present.notes import notes
-from cudakit.core.bench.present.spread import sample_spread
+from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.document import (
@@ -21,7 +22,6 @@ from cudakit.document import (
     Rate,
     Ratio,
     Seconds,
-    Section,
     Table,
     Text,
     Value,
@@ -41,7 +41,6 @@ _CAPTION = (
     "What is expected was measured on another GPU of the model, or is derived as a share of what the "
     "datasheet allows, or is a bound that times stay below on any machine."
 )
-_NAMED = 4
 _NO_CAUSE = (
     "look for other load on the GPU and the host: cudakit devices",
     "look for what is wrong with the set-up: cudakit doctor",
@@ -56,7 +55,9 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     result = suite.bench
     nodes: list[Node] = [result_columns(result.results), _headline(suite)]
     rows = tuple(map(_row, suite.figures))
-    nodes += [Table(_COLUMNS, rows, _CAPTION, faint=_not_judged(suite))]
+    judged = [not isinstance(one.health, Unavailable) for one in suite.figures]
+    faint = frozenset(at for at, is_judged in enumerate(judged) if not is_judged)
+    nodes += [Table(_COLUMNS, rows, _CAPTION, faint=faint)]
     nodes += [*_left_out(suite), *notes(_without_warnings(result))]
     if result.results:
         nodes += [
@@ -65,7 +66,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
             device_columns(result.results[0].environment),
         ]
     if result.results and detail:
-        nodes.append(Section("Distribution of the samples", (sample_spread(result.results),)))
+        nodes.append(sample_section(result.results))
     return Document(title(result), tuple(nodes))
 
 
@@ -89,9 +90,7 @@ def _headline(suite: SuiteResult) -> Note:
 def _named(figures: list[Figure]) -> str:
     """List the worst first, with their share of the expected value."""
     worst_first = sorted(figures, key=lambda one: one.health != "fail")
-    more = len(worst_first) - _NAMED
-    names = ", ".join(_in_words(one) for one in worst_first[:_NAMED])
-    return f"{names} and {more} more" if more > 0 else names
+    return first_few([_in_words(one) for one in worst_first], most=4, separator=", ")
 
 
 def _in_words(figure: Figure) -> str:
@@ -103,26 +102,19 @@ def _in_words(figure: Figure) -> str:
 
 
 def _row(figure: Figure) -> tuple[Value, ...]:
-    reached = _amount(figure.reached, figure.unit)
     return (
         Text(figure.name),
-        reached,
-        _expected(figure.band),
+        cell(lambda amount: _amount(amount, figure.unit), figure.reached),
+        cell(lambda band: _amount(band.expected, band.unit), figure.band),
         _share(figure),
-        ratio(figure.ratio_to_limit),
-        figure.health if isinstance(figure.health, Unavailable) else Text(figure.health),
-        figure.band if isinstance(figure.band, Unavailable) else Text(figure.band.source),
+        cell(Ratio, figure.ratio_to_limit),
+        cell(Text, figure.health),
+        cell(lambda band: Text(band.source), figure.band),
     )
 
 
-def _amount(amount: float | Unavailable, unit: str) -> Value:
-    if isinstance(amount, Unavailable):
-        return amount
+def _amount(amount: float, unit: str) -> Value:
     return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
-
-
-def _expected(band: Band | Unavailable) -> Value:
-    return band if isinstance(band, Unavailable) else _amount(band.expected, band.unit)
 
 
 def _share(figure: Figure) -> Value:
@@ -131,12 +123,6 @@ def _share(figure: Figure) -> Value:
     if isinstance(figure.reached, Unavailable):
         return figure.reached
     return Ratio(figure.reached / figure.band.expected)
-
-
-def _not_judged(suite: SuiteResult) -> frozenset[int]:
-    return frozenset(
-        at for at, one in enumerate(suite.figures) if isinstance(one.health, Unavailable)
-    )
 
 
 def _left_out(suite: SuiteResult) -> Iterator[Note]:

@@ -62,6 +62,12 @@ def brief_label(case: CaseResult, cases: Sequence[CaseResult]) -> str:
     return " ".join((*words, *by)) or case.name
 
 
+def first_few(names: Sequence[str], most: int = 3, separator: str = "; ") -> str:
+    """Join the first names, and count the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 def is_cube(case: CaseResult) -> bool:
     """Return whether all sizes of a GEMM are known and equal."""
     sizes = [case.axes.get(name) for name in SIZES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from cudakit.core.bench.compare import label
-from cudakit.core.bench.present.labels import brief_label
+from cudakit.core.bench.present.labels import brief_label, first_few
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
@@ -13,7 +13,6 @@ from cudakit.units import Unavailable, format_ratio
 
 # Measurement and limit are not exact enough for a smaller excess to be meaningful.
 _ABOVE_LIMIT = 1.02
-_NAMED = 3
 
 
 def notes(result: BenchResult) -> list[Note]:
@@ -31,10 +30,8 @@ def notes(result: BenchResult) -> list[Note]:
 def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
         if isinstance(case.median_s, Unavailable) and not case.refused:
-            yield Note(
-                "error",
-                f"{label(case)}: {case.median_s.reason}. Its figures are withheld.",
-            )
+            sentence = f"{label(case)}: {case.median_s.reason}. Its figures are withheld."
+            yield Note("error", sentence)
 
 
 def _refused(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -43,9 +40,8 @@ def _refused(cases: Sequence[CaseResult]) -> Iterator[Note]:
         if case.refused and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
     for reason, refused in reasons.items():
-        names = ", ".join(brief_label(case, cases) for case in refused[:_NAMED])
-        more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        yield Note("info", f"Not measured: {names}{more}: {reason}.")
+        names = first_few([brief_label(case, cases) for case in refused], separator=", ")
+        yield Note("info", f"Not measured: {names}: {reason}.")
 
 
 def _doubts(result: BenchResult) -> Iterator[Note]:
@@ -58,12 +54,7 @@ def _doubts(result: BenchResult) -> Iterator[Note]:
     for doubtful, says, remedies in _DOUBTS:
         cases = [case for case in known if doubtful(case)]
         if cases:
-            yield Note("warn", f"{_named(cases)} {says}.", remedies)
-
-
-def _named(cases: Sequence[CaseResult]) -> str:
-    names = "; ".join(map(label, cases[:_NAMED]))
-    return f"{names} and {len(cases) - _NAMED} more:" if len(cases) > _NAMED else f"{names}:"
+            yield Note("warn", f"{first_few(list(map(label, cases)))}: {says}.", remedies)
 
 
 def _cases(count: int) -> str:

@@ -11,7 +11,18 @@ from cudakit.core.bench.present.labels import short_labels
 from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
-from cudakit.document import Array, Column, Columns, Count, Seconds, Table, Text, Value, View
+from cudakit.document import (
+    Array,
+    Column,
+    Columns,
+    Count,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+    View,
+)
 from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import (
     Caption,
@@ -26,6 +37,7 @@ from cudakit.document.picture import (
 from cudakit.units import format_seconds
 
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
+_TIMES = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
 
 # The height of a lane in pixels, and of its drawing in units.
 _LANE = 44
@@ -65,9 +77,10 @@ class _Case:
         return max(low, float(below) - fence), min(high, float(above) + fence)
 
 
-def sample_spread(cases: Sequence[CaseResult]) -> View:
+def sample_section(cases: Sequence[CaseResult]) -> Section:
     """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
-    return View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
+    view = View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
+    return Section("Distribution of the samples", (view,))
 
 
 def spread(columns: Sequence[Columns]) -> Figure | NoData:
@@ -163,15 +176,8 @@ def _spread_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def _spread_row(name: str, found: Summary) -> tuple[Value, ...]:
-    times = (
-        found.minimum_s,
-        found.q1_s,
-        found.median_s,
-        found.q3_s,
-        found.p99_s,
-        found.maximum_s,
-    )
-    return (Text(name), Count(found.n), *map(Seconds, times), Text(_shape_words(found)))
+    times = (Seconds(getattr(found, time)) for time in _TIMES)
+    return (Text(name), Count(found.n), *times, Text(_shape_words(found)))
 
 
 def _shape_words(found: Summary) -> str:

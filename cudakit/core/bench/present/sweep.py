@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from cudakit.core.bench.present.labels import axis_title
 from cudakit.document import Array, Columns
 from cudakit.document.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
 from cudakit.document.picture import (
@@ -66,6 +67,7 @@ def sweep(columns: Sequence[Columns]) -> Plot:
     paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
     fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed time + time per node"
     title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
+    along = axis_title(name).replace("=", " = ")
     return Plot(
         "line",
         title,
@@ -73,8 +75,8 @@ def sweep(columns: Sequence[Columns]) -> Plot:
         y,
         shapes=(stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
         legend=tuple(_legend(curves, names, limited=bool(limits))),
-        description=f"{title} along {_title(name)}: {', '.join(names[:8])}",
-        x_label=_title(name),
+        description=f"{title} along {along}: {', '.join(names[:8])}",
+        x_label=along,
         height=_PIXELS,
     )
 
@@ -181,8 +183,3 @@ def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[P
     if limited:
         return [*items, PlotKey("limit", classes="limit shared")]
     return items if len(items) > 1 else []
-
-
-def _title(name: str) -> str:
-    """Format the name of an axis: ``m = n = k``."""
-    return name.removesuffix("_bytes").replace("_", " ").replace("=", " = ")

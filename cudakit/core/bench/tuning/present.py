@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.bench.present.cases import ratio, seconds
+from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import method_words
 from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
@@ -16,6 +16,8 @@ from cudakit.document import (
     Facts,
     Node,
     Note,
+    Ratio,
+    Seconds,
     Table,
     Text,
     Value,
@@ -94,11 +96,11 @@ def _row(product: TunedProduct) -> tuple[Value, ...]:
     name = product_words(product.gemm)
     return (
         Text(f"{product.shape}: {name}" if product.shape else name),
-        seconds(product.default_s),
-        seconds(product.winner_s),
-        ratio(gain),
-        ratio(least),
-        ratio(most),
+        cell(Seconds, product.default_s),
+        cell(Seconds, product.winner_s),
+        cell(Ratio, gain),
+        cell(Ratio, least),
+        cell(Ratio, most),
         Text(_verdict(product)),
         Text(algorithm_words(product.winner)),
         Text(_tried(product)),

@@ -14,7 +14,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from cudakit.core.bench.prepare import Progress
@@ -132,29 +132,25 @@ def search(
     return found.conclude()
 
 
+@dataclass
 class _Search:
     """The state of a search."""
 
-    def __init__(
-        self,
-        trials: Trials,
-        limits: Limits,
-        chance: random.Random,
-        now: Callable[[], float],
-        begin_s: float,
-        progress: Progress,
-    ) -> None:
-        self.stopped: Stopped = "complete"
-        self._trials, self._limits, self._random, self._now = trials, limits, chance, now
-        self._begin_s, self._progress = begin_s, progress
-        self._stage = ("", 0.0)
-        self._ratios: dict[int, list[float]] = defaultdict(list)
-        self._samples: dict[int, int] = defaultdict(int)
-        self._pool: list[int] = []  # the best first
-        self._reserve: list[int] = []  # left the pool, but not significantly worse
-        self._final = Final()
-        self._tried = 1
-        self._wrong: list[int] = []
+    _trials: Trials
+    _limits: Limits
+    _random: random.Random
+    _now: Callable[[], float]
+    _begin_s: float
+    _progress: Progress
+    stopped: Stopped = "complete"
+    _stage: tuple[str, float] = ("", 0.0)
+    _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _pool: list[int] = field(default_factory=list)  # the best first
+    _reserve: list[int] = field(default_factory=list)  # left the pool, but not significantly worse
+    _final: Final = field(default_factory=Final)
+    _tried: int = 1
+    _wrong: list[int] = field(default_factory=list)
 
     def screen(self, numbers: Sequence[int]) -> None:
         """Measure all candidates a few times and keep the best."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from cudakit.core.bench.l2_cache import buffer_sets
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.prepare import MOST_TIMEOUTS
+from cudakit.core.bench.prepare import MOST_TIMEOUTS, rotate_buffers
 from cudakit.core.bench.sampler import BufferRotation, Sampler, make_sampler
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.tuning.search import DEFAULT
@@ -18,7 +17,7 @@ from cudakit.core.bench.warm_up import SteadyState
 from cudakit.core.bench.workload import Verification
 from cudakit.core.bench.workloads.gemm import GemmWorkload, PreparedGemm
 from cudakit.errors import CudakitError
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import Stream
 from cudakit.gpu.api.gemm import Algorithm, Multiplication
 
 # A candidate that takes this many times as long as the default is not measured: its sample would take as long
@@ -30,8 +29,11 @@ _PILOTS = 2
 class _Candidate:
     """An algorithm that is ready to be measured."""
 
-    def __init__(self, run: _ByAlgorithm, rotation: BufferRotation, estimate_s: float) -> None:
-        self.run, self.rotation, self.estimate_s = run, rotation, estimate_s
+    def __init__(
+        self, multiplication: Multiplication, rotation: BufferRotation, estimate_s: float
+    ) -> None:
+        self.multiplication = multiplication
+        self.rotation, self.estimate_s = rotation, estimate_s
         self.sampler: Sampler | None = None
 
     def forget_sampler(self) -> None:
@@ -42,7 +44,7 @@ class _Candidate:
 
     def close(self) -> None:
         self.forget_sampler()
-        self.run.close()
+        self.multiplication.close()
 
 
 class AlgorithmTrials:
@@ -69,9 +71,9 @@ class AlgorithmTrials:
         self._blocked, self._timeouts = method.blocker and not method.at_host, 0
         with ExitStack() as owned:
             self._blas = owned.enter_context(closing(timer.gpu.blas(workload.library)))
-            self._shared = owned.enter_context(closing(_SharedOperands(timer.gpu, workload, seed)))
-            self._sets = self._count_sets()
-            self._shared.rotate(self._sets)
+            self._product = self._make_product()
+            owned.callback(lambda: self._product.close())
+            self._sets = rotate_buffers(timer, self._product, method)
             owned.callback(self._close_candidates)
             self._candidates[DEFAULT] = self._make(DEFAULT)
             self._owned = owned.pop_all()
@@ -124,19 +126,21 @@ class AlgorithmTrials:
 
     def verify(self, number: int) -> bool:
         """Compute every buffer set by a candidate, and check the outputs."""
-        run, gpu = self._candidates[number].run, self._timer.gpu
+        multiplication, stream = self._candidates[number].multiplication, self._timer.stream
         for index in range(self._sets):
-            run.enqueue(self._timer.stream, index)
-        gpu.sync_stream(self._timer.stream)
-        self.verifications[number] = self._shared.verify()
+            self._product.enqueue_by(multiplication, stream, index)
+        self._timer.gpu.sync_stream(stream)
+        self.verifications[number] = self._product.verify()
         return self.verifications[number].passed
 
     def renew(self) -> None:
         """Continue with other buffers of the same values."""
         for candidate in self._candidates.values():
             candidate.forget_sampler()
-        self._shared.renew()
-        self._shared.rotate(self._sets)
+        self._product.close()
+        self._product = self._make_product()
+        if self._sets > 1:
+            self._product.rotate(self._sets)
 
     def times_s(self, number: int, rounds: int) -> tuple[float, ...]:
         """Return the times of a candidate in the last rounds, or in all of them for 0."""
@@ -147,21 +151,28 @@ class AlgorithmTrials:
         """Release everything."""
         self._owned.close()
 
+    def _make_product(self) -> PreparedGemm:
+        """Allocate the operands that all algorithms share."""
+        return PreparedGemm(self._timer.gpu, self._workload, self._seed)
+
     def _make(self, number: int) -> _Candidate:
         """Run a candidate once, so that its kernel is loaded, then estimate its time."""
         workload = self._workload
         multiplication = self._blas.multiplication(
             workload.gemm, workload.settings, self._algorithms[number]
         )
-        run = _ByAlgorithm(self._shared, multiplication)
+
+        def enqueue(stream: Stream, index: int) -> None:
+            self._product.enqueue_by(multiplication, stream, index)
+
         try:
-            rotation = BufferRotation(run, self._sets)
+            rotation = BufferRotation(enqueue, self._sets)
             self._timer.time(rotation.run, blocked=False)
             pilots = [self._timer.time(rotation.run, blocked=False).time_s for _ in range(_PILOTS)]
         except BaseException:
-            run.close()
+            multiplication.close()
             raise
-        return _Candidate(run, rotation, min(pilots))
+        return _Candidate(multiplication, rotation, min(pilots))
 
     def _read(self, number: int) -> Reading:
         candidate = self._candidates[number]
@@ -177,14 +188,6 @@ class AlgorithmTrials:
             self._blocked = self._timeouts < MOST_TIMEOUTS
         return reading
 
-    def _count_sets(self) -> int:
-        return buffer_sets(
-            self._method.cache,
-            l2_bytes=self._timer.l2_bytes,
-            footprint_bytes=self._shared.footprint_bytes,
-            free_bytes=self._timer.gpu.memory_info().free_bytes,
-        )
-
     def _close_candidates(self) -> None:
         for candidate in self._candidates.values():
             candidate.close()
@@ -195,81 +198,3 @@ def _value(reading: Reading, *, in_cycles: bool) -> float:
     if not reading.valid:
         return math.nan
     return reading.time_s * (reading.sm_clock_hz or 1.0) if in_cycles else reading.time_s
-
-
-class _SharedOperands:
-    """The operands of a GEMM, which all algorithms share and which can be reallocated."""
-
-    def __init__(self, gpu: Gpu, workload: GemmWorkload, seed: int) -> None:
-        self._gpu, self._workload, self._seed = gpu, workload, seed
-        self._product = self._make()
-
-    @property
-    def footprint_bytes(self) -> int:
-        return self._product.footprint_bytes
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._product.bytes_moved
-
-    @property
-    def operations(self) -> int:
-        return self._product.operations
-
-    def rotate(self, sets: int) -> None:
-        """Grow to ``sets`` buffer sets."""
-        if sets > 1:
-            self._product.rotate(sets)
-
-    def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
-        """Run a multiplication once, on a buffer set."""
-        self._product.enqueue_by(multiplication, stream, index)
-
-    def verify(self) -> Verification:
-        """Check every buffer set, and poison what was computed."""
-        return self._product.verify()
-
-    def renew(self) -> None:
-        """Reallocate one buffer set."""
-        self._product.close()
-        self._product = self._make()
-
-    def close(self) -> None:
-        """Free the memory. A second call does nothing."""
-        self._product.close()
-
-    def _make(self) -> PreparedGemm:
-        return PreparedGemm(self._gpu, self._workload, self._seed)
-
-
-class _ByAlgorithm:
-    """A Prepared: the GEMM by one algorithm, on shared operands."""
-
-    def __init__(self, shared: _SharedOperands, multiplication: Multiplication) -> None:
-        self._shared, self._multiplication = shared, multiplication
-
-    @property
-    def footprint_bytes(self) -> int:
-        return self._shared.footprint_bytes
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._shared.bytes_moved
-
-    @property
-    def operations(self) -> int:
-        return self._shared.operations
-
-    def rotate(self, sets: int) -> None:
-        """Grow to ``sets`` buffer sets, which all algorithms share."""
-        self._shared.rotate(sets)
-
-    def enqueue(self, stream: Stream, index: int) -> None:
-        self._shared.enqueue_by(self._multiplication, stream, index)
-
-    def verify(self) -> Verification:
-        return self._shared.verify()
-
-    def close(self) -> None:
-        """Release the algorithm; the operands are shared."""
-        self._multiplication.close()

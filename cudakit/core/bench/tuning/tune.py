@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,11 @@ from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.core.bench.tuning.search import DEFAULT, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned, machine_of
+from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import NOT_ASKED
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -33,6 +34,10 @@ _SAMPLE_S = 2e-3
 # Shares of the time of a GEMM after which listing algorithms, and warming up, end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
 
+_UNBLOCKED = (
+    "gaps between launches count: what is set in the environment keeps them from being hidden"
+)
+_NOT_SAID = Unavailable("the device does not say")
 _NO_FINAL = Unavailable("no other algorithm came into the final")
 _TOO_FEW = Unavailable("too few samples to be that sure")
 _NO_SAMPLE = Unavailable("there was nothing to compare it with")
@@ -40,8 +45,20 @@ _NO_SAMPLE = Unavailable("there was nothing to compare it with")
 
 def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
     """Return the machine that algorithms are tuned on or used on."""
+    fields, versions = gpu.facts().fields, run_context.versions
+    gpu_name, capability = (
+        value if isinstance(value, Unavailable) else str(value)
+        for value in (fields.get(name, _NOT_SAID) for name in ("name", "compute_capability"))
+    )
     with closing(gpu.blas("cublaslt")) as blas:
-        return machine_of(gpu.facts(), blas.library, blas.version, run_context.versions)
+        return TunedMachine(
+            gpu=gpu_name,
+            compute_capability=capability,
+            library=blas.library,
+            library_version=blas.version,
+            driver=versions.get("driver", NOT_ASKED),
+            cudakit=versions.get("cudakit", NOT_ASKED),
+        )
 
 
 def tune(
@@ -68,7 +85,8 @@ def tune(
     begin_ns = now_ns()
     run_context = run_context or RunContext()
     machine = tuning_machine(gpu, run_context)
-    session = _Session(spec, gpu, limits, unblocked=bool(disabling_variable(run_context.variables)))
+    unblocked = bool(disabling_variable(run_context.variables))
+    session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     kept = known.products_on(machine) if known else {}
@@ -79,7 +97,7 @@ def tune(
         time_ns=begin_ns,
         complete=complete,
         machine=machine,
-        warnings=tuple(session.warnings()),
+        warnings=(_UNBLOCKED,) if unblocked else (),
         products=(*others.values(), *session.products.values()),
         untuned=tuple(session.untuned),
     )
@@ -116,11 +134,6 @@ class _Session:
         if self._refusals and not self.products and not kept:
             raise self._refusals[0]
         return True
-
-    def warnings(self) -> Iterator[str]:
-        """Yield the reasons to doubt the results."""
-        if self._unblocked:
-            yield "gaps between launches count: what is set in the environment keeps them from being hidden"
 
     def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
         """Tune a GEMM; return whether the user interrupted it."""

@@ -12,13 +12,12 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, Stopped
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
-from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts
+from cudakit.gpu.api.facts import NOT_ASKED
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
 _HINT = "write one with cudakit bench gemm --tune -o tuned.json"
-_NOT_SAID = Unavailable("the device does not say")
 
 # Identity of a tuning: the settings restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
@@ -45,20 +44,6 @@ class TunedMachine:
         ):
             if mine != others:
                 yield f"{what} was {_shown(mine)}, and is {_shown(others)}"
-
-
-def machine_of(
-    facts: DeviceFacts, library: Library, library_version: str, versions: Mapping[str, str]
-) -> TunedMachine:
-    """Return the machine of CUDA's facts and the versions of driver and cudakit."""
-    return TunedMachine(
-        gpu=_text(facts, "name"),
-        compute_capability=_text(facts, "compute_capability"),
-        library=library,
-        library_version=library_version,
-        driver=versions.get("driver", NOT_ASKED),
-        cudakit=versions.get("cudakit", NOT_ASKED),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +123,6 @@ class Tuned:
             for product in self.products_on(machine).values()
             if product.significant and settings in (None, product.settings)
         }
-
-
-def _text(facts: DeviceFacts, name: str) -> str | Unavailable:
-    value = facts.fields.get(name, _NOT_SAID)
-    return value if isinstance(value, Unavailable) else str(value)
 
 
 def _shown(value: str | Unavailable) -> str:

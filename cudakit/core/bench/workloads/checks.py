@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workload import Verification
-from cudakit.gpu.api import Ptr, Stream
+from cudakit.core.bench.workload import Verification, verification
+from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SOUGHT
 from cudakit.kernels.compare import Compare
@@ -23,68 +24,36 @@ _SAMPLED = 4096
 _ROUNDING = 2.0**-24
 
 
-class Finding(NamedTuple):
-    """The verification of one buffer set."""
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """One buffer set: what is written, and what is read."""
 
-    error: float
-    tolerance: float
-    against: str
-    detail: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.detail and self.error <= self.tolerance
+    to: Ptr
+    sources: tuple[Ptr, ...]
 
 
-# Checks a target, given its sources, their size and the seed: reads on a stream, and synchronizes.
-Check: TypeAlias = Callable[[Compare, Ptr, Sequence[Ptr], int, int, Stream], Finding]
+# Checks the target of a buffer set, given the size of its buffers and the seed, and synchronizes.
+Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 
-def worst(findings: Iterable[Finding]) -> Verification:
-    """Return the finding that failed, or that has the largest error."""
-    finding = max(findings, key=lambda found: (not found.passed, found.error))
-    return Verification(finding.passed, *finding)
-
-
-def check_copy(
-    compare: Compare,
-    to: Ptr,
-    sources: Sequence[Ptr],
-    size_bytes: int,
-    seed: int,  # noqa: ARG001
-    stream: Stream,
-) -> Finding:
+def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Compare every word with its source."""
-    wrong = compare.count_different(to, sources[0], size_bytes, stream)
+    wrong = compare.count_different(at.to, at.sources[0], size_bytes, LEGACY)
     return _of_words(wrong, size_bytes // _WORD_BYTES, "the source, every word")
 
 
-def check_read(
-    compare: Compare,
-    to: Ptr,
-    sources: Sequence[Ptr],  # noqa: ARG001
-    size_bytes: int,  # noqa: ARG001
-    seed: int,  # noqa: ARG001
-    stream: Stream,
-) -> Finding:
+def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the reader found the value in the last place."""
-    missed = compare.count_unlike(to, SOUGHT, _WORD_BYTES, stream)
+    missed = compare.count_unlike(at.to, SOUGHT, _WORD_BYTES, LEGACY)
     detail = "what the last place holds was not read" if missed else ""
-    return Finding(float(missed), 0.0, "what the last place holds", detail)
+    return verification(float(missed), 0.0, "what the last place holds", detail)
 
 
 def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
-    def check(
-        compare: Compare,
-        to: Ptr,
-        sources: Sequence[Ptr],  # noqa: ARG001
-        size_bytes: int,
-        seed: int,  # noqa: ARG001
-        stream: Stream,
-    ) -> Finding:
-        wrong = compare.count_unlike(to, word, size_bytes, stream)
+    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+        wrong = compare.count_unlike(at.to, word, size_bytes, LEGACY)
         return _of_words(wrong, size_bytes // _WORD_BYTES, "the word written, every word")
 
     return check
@@ -93,30 +62,23 @@ def check_write(word: int) -> Check:
 def check_linear(factors: Sequence[float]) -> Check:
     """Return a check of a sample against a linear combination in fp64, and of all for unwritten values."""
 
-    def check(
-        compare: Compare,
-        to: Ptr,
-        sources: Sequence[Ptr],
-        size_bytes: int,
-        seed: int,
-        stream: Stream,
-    ) -> Finding:
+    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:
         words = size_bytes // _WORD_BYTES
         places = _places(words, seed)
-        values = compare.sample(to, FP32, places, stream)
-        read = (compare.sample(source, FP32, places, stream) for source in sources)
+        values = compare.sample(at.to, FP32, places, LEGACY)
+        read = (compare.sample(source, FP32, places, LEGACY) for source in at.sources)
         expected = sum(f * x for f, x in zip(factors, read, strict=True))
-        unwritten = words - compare.count_unlike(to, _POISONED_WORD, size_bytes, stream)
+        unwritten = words - compare.count_unlike(at.to, _POISONED_WORD, size_bytes, LEGACY)
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
-        return Finding(error, _ROUNDING, f"fp64, {len(places)} values", detail)
+        return verification(error, _ROUNDING, f"fp64, {len(places)} values", detail)
 
     return check
 
 
-def _of_words(wrong: int, words: int, against: str) -> Finding:
+def _of_words(wrong: int, words: int, against: str) -> Verification:
     detail = f"{wrong} of {words} words are wrong" if wrong else ""
-    return Finding(wrong / words, 0.0, against, detail)
+    return verification(wrong / words, 0.0, against, detail)
 
 
 def _places(count: int, seed: int) -> npt.NDArray[np.int64]:

@@ -11,8 +11,7 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Method, Rule
 from cudakit.core.bench.roofline import Work, matrix_kind
 from cudakit.core.bench.spec import GemmSpec
-from cudakit.core.bench.workload import Axis, Verification
-from cudakit.core.bench.workloads.checks import worst
+from cudakit.core.bench.workload import Axis, Verification, worst
 from cudakit.core.bench.workloads.gemm_check import Checker
 from cudakit.core.bench.workloads.gemm_operands import (
     OperandSet,
@@ -203,7 +202,7 @@ class PreparedGemm:
         made = make_operands(gpu, workload.gemm, missing, self._owned)
         with closing(Fill(gpu)) as fill:
             fill_operands(fill, made, workload.fill, seed=self._seed, number=len(self._made))
-            self._checker.poison(made, LEGACY)
+            self._checker.poison(made)
             gpu.sync()
         self._made.append(made)
         self._sets.extend(made[number] for number in range(len(made)))
@@ -216,9 +215,9 @@ class PreparedGemm:
         multiplication.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
-        verification = worst(self._checker.check(made, LEGACY) for made in self._made)
+        verification = worst(map(self._checker.check, self._made))
         for made in self._made:
-            self._checker.poison(made, LEGACY)
+            self._checker.poison(made)
         self._gpu.sync()
         return verification
 
@@ -229,7 +228,7 @@ class PreparedGemm:
         """Compute once: some libraries refuse a GEMM, or load its kernels, only then."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()
-        self._checker.poison(self._made[0], LEGACY)
+        self._checker.poison(self._made[0])
         self._gpu.sync()
 
 

@@ -24,9 +24,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workloads.checks import Finding
+from cudakit.core.bench.workload import Verification, verification, worst
 from cudakit.core.bench.workloads.gemm_operands import OperandSets, Slab
-from cudakit.gpu.api import ComputeDevice, Stream
+from cudakit.gpu.api import LEGACY, ComputeDevice
 from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
 from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
 from cudakit.kernels.compare import Compare
@@ -73,53 +73,41 @@ class Checker:
             self._poison = owned.enter_context(closing(Poison(gpu)))
             self._owned = owned.pop_all()
 
-    def poison(self, sets: OperandSets, stream: Stream) -> None:
+    def poison(self, sets: OperandSets) -> None:
         """Enqueue a write of poison over all of D."""
-        self._poison.spread(sets.d.ptr, sets.d.element, sets.d.elements, stream)
+        self._poison.spread(sets.d.ptr, sets.d.element, sets.d.elements, LEGACY)
 
-    def check(self, sets: OperandSets, stream: Stream) -> Finding:
+    def check(self, sets: OperandSets) -> Verification:
         """Check the outputs of all buffer sets, which must be finished; return the worst."""
-        sample = _Sample(self._gemm, self._compare, sets, stream, self._seed)
+        sample = _Sample(self._gemm, self._compare, sets, self._seed)
         found, sums = sample.computed(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
-        against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
-        traces = self._traces(sets, stream)
-        return max(
-            (
-                self._finding(sample, against, traces, *one)
-                for one in zip(found, expected, sums, strict=True)
-            ),
-            key=lambda finding: (not finding.passed, finding.error),
+        traces = self._traces(sets)
+        return worst(
+            self._check_set(sample, traces, *one) for one in zip(found, expected, sums, strict=True)
         )
 
     def close(self) -> None:
         """Release everything."""
         self._owned.close()
 
-    def _finding(
-        self,
-        sample: _Sample,
-        against: str,
-        traces: str,
-        found: Floats,
-        expected: Floats,
-        sums: Floats,
-    ) -> Finding:
-        """Return the finding of one buffer set."""
+    def _check_set(
+        self, sample: _Sample, traces: str, found: Floats, expected: Floats, sums: Floats
+    ) -> Verification:
+        against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
         norm, off = (float(np.linalg.norm(values)) for values in (expected, found - expected))
         # NaN counts as an infinite error.
         off = off if np.isfinite(off) else inf
         if not norm:
-            return Finding(off, 0.0, against, traces)
+            return verification(off, 0.0, against, traces)
         allowed = self._tolerance.of(float(np.linalg.norm(sums)), norm)
-        return Finding(
-            off / norm, allowed, against, traces or sample.outlier(found, expected, allowed)
-        )
+        detail = traces or sample.outlier(found, expected, allowed)
+        return verification(off / norm, allowed, against, detail)
 
-    def _traces(self, sets: OperandSets, stream: Stream) -> str:
+    def _traces(self, sets: OperandSets) -> str:
         """Report values that were never written, and values between columns that were overwritten."""
         matrix, slab = self._gemm.d, sets.d
-        traces = self._poison.find(slab.ptr, matrix, slab.pitch, slab.sets, stream)
+        traces = self._poison.find(slab.ptr, matrix, slab.pitch, slab.sets, LEGACY)
         if traces.unwritten:
             values = matrix.rows * matrix.columns * matrix.batch * slab.sets
             return f"{traces.unwritten} of {values} values were never written"
@@ -134,10 +122,8 @@ class _Sample:
     Arrays have the shape (buffer sets, matrices of a batch, rows, columns).
     """
 
-    def __init__(
-        self, gemm: Gemm, compare: Compare, sets: OperandSets, stream: Stream, seed: int
-    ) -> None:
-        self._gemm, self._compare, self._sets, self._stream = gemm, compare, sets, stream
+    def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
+        self._gemm, self._compare, self._sets = gemm, compare, sets
         random = np.random.default_rng(seed)
         self._matrices = spread(gemm.batch, _MOST_MATRICES, random)
         most = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
@@ -171,7 +157,7 @@ class _Sample:
         if slab is None:
             return np.zeros((1, 1, 1, 1))
         places = np.arange(slab.sets)[:, None] * slab.pitch + self.rows
-        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), self._stream)
+        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
     def outlier(self, found: Floats, expected: Floats, allowed: float) -> str:
@@ -192,7 +178,7 @@ class _Sample:
             + columns * matrix.leading
             + rows[:, None]
         )
-        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), self._stream)
+        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), LEGACY)
         return values.reshape(places.shape)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
 
+from cudakit.core.bench.workload import owned_memory
 from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
@@ -18,6 +19,13 @@ _ALIGNMENT_BYTES = 512
 _SMALL = 4
 # Random sequences: of A, B and the bias.
 _SEQUENCES = 3
+
+_RANDOM: Mapping[str, Callable[..., None]] = {
+    "uniform": Fill.uniform,
+    "normal": Fill.normal,
+    "int": partial(Fill.integers, least=-_SMALL, most=_SMALL),
+}
+_CONSTANTS = {"zeros": 0.0, "ones": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +85,7 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> Opera
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
         pitch = -(-elements // unit) * unit
-        ptr = gpu.malloc(pitch * sets * element.size_bytes)
-        owned.callback(gpu.free, ptr)
+        ptr = owned_memory(gpu, owned, pitch * sets * element.size_bytes)
         return Slab(ptr, element, pitch, sets)
 
     a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))
@@ -87,46 +94,16 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> Opera
 
 def fill_operands(fill: Fill, sets: OperandSets, how: str, *, seed: int, number: int) -> None:
     """Enqueue the fill of A, B and bias; ``number`` selects random sequences of the same seed."""
-    write = _WRITERS[how]
     for at, slab in enumerate((sets.a, sets.b, sets.bias)):
-        if slab is not None:
-            write(fill, slab, {"seed": seed, "sequence": _SEQUENCES * number + at})
+        if slab is None:
+            continue
+        where = (slab.ptr, slab.elements, slab.element, LEGACY)
+        if how in _CONSTANTS:
+            fill.constant(*where, value=_CONSTANTS[how])
+        else:
+            _RANDOM[how](fill, *where, seed=seed, sequence=_SEQUENCES * number + at)
 
 
 def _operands(gemm: Gemm) -> list[tuple[Element, int]]:
     matrices = [(matrix.element, matrix.elements) for matrix in (gemm.a, gemm.b, gemm.d)]
     return [*matrices, (gemm.bias, gemm.m)] if gemm.has_bias else matrices
-
-
-class _Place(TypedDict):
-    seed: int
-    sequence: int
-
-
-def _uniform(fill: Fill, to: Slab, place: _Place) -> None:
-    fill.uniform(to.ptr, to.elements, to.element, LEGACY, **place)
-
-
-def _normal(fill: Fill, to: Slab, place: _Place) -> None:
-    fill.normal(to.ptr, to.elements, to.element, LEGACY, **place)
-
-
-def _int(fill: Fill, to: Slab, place: _Place) -> None:
-    fill.integers(to.ptr, to.elements, to.element, LEGACY, least=-_SMALL, most=_SMALL, **place)
-
-
-def _zeros(fill: Fill, to: Slab, place: _Place) -> None:  # noqa: ARG001
-    fill.constant(to.ptr, to.elements, to.element, LEGACY, value=0.0)
-
-
-def _ones(fill: Fill, to: Slab, place: _Place) -> None:  # noqa: ARG001
-    fill.constant(to.ptr, to.elements, to.element, LEGACY, value=1.0)
-
-
-_WRITERS: dict[str, Callable[[Fill, Slab, _Place], None]] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "int": _int,
-    "zeros": _zeros,
-    "ones": _ones,
-}

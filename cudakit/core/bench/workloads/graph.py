@@ -206,63 +206,47 @@ class _Update(PreparedStep):
         self.run(self._executable)
 
 
-class _FreshExecutables:
-    """Executable graphs that were neither uploaded nor launched; some are made ahead."""
+class _FromFresh(PreparedStep):
+    """Uploads or launches executable graphs that were neither before; some are made ahead."""
 
-    def __init__(self, step: PreparedStep) -> None:
-        self._gpu, self._most = step.gpu, step.most_kept
-        self._graph = step.captured()
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
+        super().__init__(gpu, nodes)
+        self._uploads = uploads
+        self._call = gpu.graph_upload if uploads else gpu.graph_launch
+        self._graph = self.captured()
         self._fresh: list[GraphExec] = []
-        self.used: list[GraphExec] = []
-        step.owned.callback(self._gpu.destroy_graph, self._graph)
-        step.owned.callback(self._destroy)
+        self._used: list[GraphExec] = []
+        self.owned.callback(gpu.destroy_graph, self._graph)
+        self.owned.callback(self._destroy)
         self._make()
 
-    def take(self) -> GraphExec:
-        """Return the next one."""
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if not self._fresh:
             self._destroy()
             self._make()
-        self.used.append(self._fresh.pop())
-        return self.used[-1]
-
-    def _make(self) -> None:
-        for _ in range(self._most):
-            self._fresh.append(self._gpu.instantiate(self._graph))
-
-    def _destroy(self) -> None:
-        for kept in (self.used, self._fresh):
-            while kept:
-                self._gpu.destroy_graph_exec(kept.pop())
-
-
-class _Upload(PreparedStep):
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._executables = _FreshExecutables(self)
-
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        self.gpu.graph_upload(self._executables.take(), stream)
+        self._used.append(self._fresh.pop())
+        self._call(self._used[-1], stream)
 
     def finish(self) -> None:
-        self.run(self._executables.used[-1])
+        if self._uploads:
+            self.run(self._used[-1])
 
+    def _make(self) -> None:
+        for _ in range(self.most_kept):
+            self._fresh.append(self.gpu.instantiate(self._graph))
 
-class _FirstLaunch(PreparedStep):
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._executables = _FreshExecutables(self)
-
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        self.gpu.graph_launch(self._executables.take(), stream)
+    def _destroy(self) -> None:
+        for kept in (self._used, self._fresh):
+            while kept:
+                self.gpu.destroy_graph_exec(kept.pop())
 
 
 _STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
     "capture": _Capture,
     "instantiate": _Instantiate,
     "update": _Update,
-    "upload": _Upload,
-    "first-launch": _FirstLaunch,
+    "upload": partial(_FromFresh, uploads=True),
+    "first-launch": partial(_FromFresh, uploads=False),
     "launch": _Replay,
     "run": _Replay,
     "replay": _Replay,

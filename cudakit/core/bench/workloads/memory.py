@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -12,16 +12,15 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.workload import Verification
+from cudakit.core.bench.workload import Verification, owned_memory, worst
 from cudakit.core.bench.workloads.checks import (
     POISON,
+    Buffers,
     Check,
-    Finding,
     check_copy,
     check_linear,
     check_read,
     check_write,
-    worst,
 )
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import FP32
@@ -44,18 +43,10 @@ _SIMULATED_SIZES_BYTES = (4 << 10, 16 << 10, 64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
-    """One buffer set: what is written, and what is read."""
-
-    to: Ptr
-    sources: tuple[Ptr, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Operation:
     sources: int
     targets: int
-    run: Callable[[Bandwidth, _Buffers, int, Stream], None]
+    run: Callable[[Bandwidth, Buffers, int, Stream], None]
     check: Check
 
     @property
@@ -64,23 +55,23 @@ class _Operation:
         return self.sources + self.targets
 
 
-def _read(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+def _read(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
     kernels.read(at.to, at.sources[0], size_bytes, stream)
 
 
-def _write(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+def _write(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
     kernels.write(at.to, _WORD, size_bytes, stream)
 
 
-def _copy(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+def _copy(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
     kernels.copy(at.to, at.sources[0], size_bytes, stream)
 
 
-def _scale(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+def _scale(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
     kernels.scale(at.to, at.sources[0], _FACTOR, size_bytes, stream)
 
 
-def _triad(kernels: Bandwidth, at: _Buffers, size_bytes: int, stream: Stream) -> None:
+def _triad(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
     kernels.triad(at.to, at.sources[0], at.sources[1], _FACTOR, size_bytes, stream)
 
 
@@ -150,7 +141,7 @@ class PreparedMemory:
         self, gpu: ComputeDevice, operation: _Operation, size_bytes: int, seed: int
     ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
-        self._sets: list[_Buffers] = []
+        self._sets: list[Buffers] = []
         with ExitStack() as owned:
             self._kernels = owned.enter_context(closing(Bandwidth(gpu)))
             self._compare = owned.enter_context(closing(Compare(gpu)))
@@ -177,7 +168,10 @@ class PreparedMemory:
         self._operation.run(self._kernels, buffers, self._size_bytes, stream)
 
     def verify(self) -> Verification:
-        verification = worst(self._findings())
+        check = self._operation.check
+        verification = worst(
+            check(self._compare, buffers, self._size_bytes, self._seed) for buffers in self._sets
+        )
         for buffers in self._sets:
             self._poison(buffers.to)
         self._gpu.sync()
@@ -186,16 +180,12 @@ class PreparedMemory:
     def close(self) -> None:
         self._owned.close()
 
-    def _findings(self) -> Iterator[Finding]:
-        for buffers in self._sets:
-            check = self._operation.check
-            yield check(
-                self._compare, buffers.to, buffers.sources, self._size_bytes, self._seed, LEGACY
-            )
-
-    def _buffers(self, fill: Fill, number: int) -> _Buffers:
-        to = self._malloc(self._target_bytes)
-        sources = tuple(self._malloc(self._size_bytes) for _ in range(self._operation.sources))
+    def _buffers(self, fill: Fill, number: int) -> Buffers:
+        gpu, owned = self._gpu, self._owned
+        to = owned_memory(gpu, owned, self._target_bytes)
+        sources = tuple(
+            owned_memory(gpu, owned, self._size_bytes) for _ in range(self._operation.sources)
+        )
         for at, source in enumerate(sources):
             sequence = number * max(self._operation.sources, 1) + at
             floats = self._size_bytes // FP32.size_bytes
@@ -203,7 +193,7 @@ class PreparedMemory:
         if not self._operation.targets:
             self._plant(sources[0])
         self._poison(to)
-        return _Buffers(to, sources)
+        return Buffers(to, sources)
 
     @property
     def _target_bytes(self) -> int:
@@ -224,8 +214,3 @@ class PreparedMemory:
 
     def _poison(self, to: Ptr) -> None:
         self._gpu.fill(to, POISON, self._target_bytes, LEGACY)
-
-    def _malloc(self, size_bytes: int) -> Ptr:
-        ptr = self._gpu.malloc(size_bytes)
-        self._owned.callback(self._gpu.free, ptr)
-        return ptr

@@ -17,7 +17,12 @@ from cudakit.core.devices.diagnose.check import (
     Status,
 )
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id
-from cudakit.core.devices.diagnose.driver import cuda_text, libcuda_path, nvml_library_version
+from cudakit.core.devices.diagnose.driver import (
+    cuda_text,
+    driver_cuda,
+    libcuda_path,
+    nvml_library_version,
+)
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import RunContext
@@ -66,7 +71,10 @@ def diagnose(
         status=max((check.status for check in checks), default=Status.OK),
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
-        devices=device_lines(context),
+        # Those that NVML knows, else those that CUDA knows.
+        devices=tuple(
+            _line(one) for one in context.nvml_devices or context.cuda_devices if one.parent is None
+        ),
         checks=checks,
     )
 
@@ -74,13 +82,7 @@ def diagnose(
 def _run(theme: str, check: Check, context: RunContext) -> Judged:
     found = check.run(context)
     return Judged(
-        id=check.id,
-        theme=theme,
-        title=check.title,
-        status=found.status,
-        summary=found.summary,
-        evidence=found.evidence,
-        fix=found.fix,
+        check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
     )
 
 
@@ -117,13 +119,14 @@ def explain(name: str) -> Explanation:
 
 def versions(c: RunContext) -> dict[str, str]:
     """Return the known versions of system, driver and packages."""
+    offered = driver_cuda(c)
     found = {
         "system": c.host.distribution,
         "kernel": c.host.kernel,
         "container": c.host.container or ("WSL" if c.host.is_wsl else ""),
         "driver": _driver(c),
         "NVML": nvml_library_version(c),
-        "CUDA of the driver": _cuda(c),
+        "CUDA of the driver": None if offered is None else cuda_text(offered),
         "libcuda": libcuda_path(c),
         "Python": platform.python_version(),
         **_packages(c),
@@ -139,24 +142,11 @@ def _driver(c: RunContext) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _cuda(c: RunContext) -> str | None:
-    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
-    return cuda_text(version) if isinstance(version, tuple) else None
-
-
 def _packages(c: RunContext) -> dict[str, str]:
     if isinstance(c.software.distributions, Unavailable):
         return {}
     installed = {one.name: one.version for one in reversed(c.software.distributions)}
     return {name: installed[name] for name in _PACKAGES if name in installed}
-
-
-def device_lines(c: RunContext) -> tuple[DeviceLine, ...]:
-    """List the GPUs that NVML knows, else those that CUDA knows."""
-    for view in (c.nvml, c.cuda):
-        if not isinstance(view, Unavailable) and view.devices:
-            return tuple(_line(one) for one in view.devices if one.parent is None)
-    return ()
 
 
 def _line(device: DeviceFacts) -> DeviceLine:

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
+
+_T = TypeVar("_T")
 
 SCHEMA = "cudakit.doctor/1"
 EXPLANATION_SCHEMA = "cudakit.doctor.explanation/1"
@@ -61,6 +63,13 @@ class Check:
 
 class NotCheckable(Exception):
     """A check lacks a fact that it needs; the message is the reason."""
+
+
+def require(fact: _T | Unavailable, reason: str = "") -> _T:
+    """Return a fact. Raises NotCheckable with its reason, or another, if it is Unavailable."""
+    if isinstance(fact, Unavailable):
+        raise NotCheckable(reason or fact.reason)
+    return fact
 
 
 def ok(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:

@@ -3,64 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, warn
-from cudakit.core.devices.diagnose.driver import require_driver
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, require, warn
+from cudakit.core.devices.diagnose.driver import (
+    cuda_text,
+    driver_cuda,
+    require_driver,
+    require_nvml,
+)
 from cudakit.core.devices.match import match
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
-from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.api.run_context import RunContext, SelfTestStep
+from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # The known causes of each error of cuInit (CUDA Driver API, CUresult).
-CAUSES: Mapping[int, tuple[str, ...]] = MappingProxyType(
-    {
-        2: (
-            "a limit of address space (ulimit -v) or vm.overcommit_memory=2 keeps CUDA from reserving "
-            "addresses: see CK035",
-        ),
-        3: ("the process was forked after CUDA had been used: start workers with spawn",),
-        34: ("a stub libcuda was loaded: take .../lib64/stubs off LD_LIBRARY_PATH (CK008)",),
-        46: (
-            "another process holds the GPU exclusively, or its compute mode forbids use: see CK018",
-        ),
-        100: (
-            "no GPU is within reach: see CK002 (device nodes), CK014 (CUDA_VISIBLE_DEVICES), "
-            "CK016 (container), CK017 (MIG)",
-        ),
-        101: ("the driver and its device nodes do not agree: restart the container (CK002)",),
-        102: (
-            "a vGPU without a licence: start nvidia-gridd and look at nvidia-smi -q | grep -i lic",
-        ),
-        304: (
-            "a call to the operating system failed: look at device nodes (CK002), at limits (CK035), and "
-            "at the number of open files (ulimit -n)",
-        ),
-        802: (
-            "the NVSwitch fabric is not ready: see CK006",
-            "systemctl status nvidia-fabricmanager; its version must be the driver's",
-        ),
-        803: (
-            "libcuda and the kernel's module are of different drivers: see CK004",
-            "take cuda-compat off LD_LIBRARY_PATH: see CK008",
-        ),
-        804: (
-            "libcuda of cuda-compat runs on data-centre GPUs only: take it off LD_LIBRARY_PATH (CK008)",
-            "and update the driver instead",
-        ),
-        805: ("the MPS daemon does not answer: see CK019",),
-        806: ("the MPS server broke off: echo quit | nvidia-cuda-mps-control, and start it again",),
-        807: ("the MPS server is starting: try again",),
-        808: ("the MPS server has its most clients: end one",),
-        809: ("the MPS server has its most connections: end a client",),
-        999: (
-            "/dev/nvidia-uvm is missing or broken, often after suspend: "
-            "sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (CK002)",
-            "sudo dmesg | grep -iE 'nvrm|xid' | tail",
-        ),
-    }
-)
+CAUSES: Mapping[int, tuple[str, ...]] = {
+    2: (
+        "a limit of address space (ulimit -v) or vm.overcommit_memory=2 keeps CUDA from reserving "
+        "addresses: see CK035",
+    ),
+    3: ("the process was forked after CUDA had been used: start workers with spawn",),
+    34: ("a stub libcuda was loaded: take .../lib64/stubs off LD_LIBRARY_PATH (CK008)",),
+    46: ("another process holds the GPU exclusively, or its compute mode forbids use: see CK018",),
+    100: (
+        "no GPU is within reach: see CK002 (device nodes), CK014 (CUDA_VISIBLE_DEVICES), "
+        "CK016 (container), CK017 (MIG)",
+    ),
+    101: ("the driver and its device nodes do not agree: restart the container (CK002)",),
+    102: ("a vGPU without a licence: start nvidia-gridd and look at nvidia-smi -q | grep -i lic",),
+    304: (
+        "a call to the operating system failed: look at device nodes (CK002), at limits (CK035), and "
+        "at the number of open files (ulimit -n)",
+    ),
+    802: (
+        "the NVSwitch fabric is not ready: see CK006",
+        "systemctl status nvidia-fabricmanager; its version must be the driver's",
+    ),
+    803: (
+        "libcuda and the kernel's module are of different drivers: see CK004",
+        "take cuda-compat off LD_LIBRARY_PATH: see CK008",
+    ),
+    804: (
+        "libcuda of cuda-compat runs on data-centre GPUs only: take it off LD_LIBRARY_PATH (CK008)",
+        "and update the driver instead",
+    ),
+    805: ("the MPS daemon does not answer: see CK019",),
+    806: ("the MPS server broke off: echo quit | nvidia-cuda-mps-control, and start it again",),
+    807: ("the MPS server is starting: try again",),
+    808: ("the MPS server has its most clients: end one",),
+    809: ("the MPS server has its most connections: end a client",),
+    999: (
+        "/dev/nvidia-uvm is missing or broken, often after suspend: "
+        "sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (CK002)",
+        "sudo dmesg | grep -iE 'nvrm|xid' | tail",
+    ),
+}
 
 _ORDER = "CUDA_DEVICE_ORDER"
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
@@ -78,7 +75,10 @@ def cuda_starts(c: RunContext) -> Finding:
     if isinstance(cuda, Unavailable):
         require_driver(c)
         return _without_libcuda(c, cuda.reason)
-    evidence = _evidence(cuda)
+    offered = driver_cuda(c)
+    version = "?" if offered is None else cuda_text(offered)
+    path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
+    evidence = {"driver's CUDA": version, "libcuda": path}
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
@@ -88,19 +88,7 @@ def cuda_starts(c: RunContext) -> Finding:
     if not cuda.devices:
         return fail("CUDA starts but sees no device", evidence, *CAUSES[100])
     count = len(cuda.devices)
-    return ok(
-        f"CUDA {_version(cuda)} starts and sees {count} device{'' if count == 1 else 's'}", evidence
-    )
-
-
-def _evidence(cuda: CudaView) -> dict[str, str]:
-    path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
-    return {"driver's CUDA": _version(cuda), "libcuda": path}
-
-
-def _version(cuda: CudaView) -> str:
-    version = cuda.driver_version
-    return "?" if isinstance(version, Unavailable) else f"{version[0]}.{version[1]}"
+    return ok(f"CUDA {version} starts and sees {count} device{'' if count == 1 else 's'}", evidence)
 
 
 def _without_libcuda(c: RunContext, reason: str) -> Finding:
@@ -164,9 +152,8 @@ def device_order(c: RunContext) -> Finding:
     cuda = c.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    if isinstance(c.nvml, Unavailable):
-        raise NotCheckable("NVML does not answer (CK003)")
-    pairs = [(one.cuda, one.nvml) for one in match(c.nvml, cuda) if one.cuda and not one.hidden]
+    found = match(require_nvml(c), cuda)
+    pairs = [(one.cuda, one.nvml) for one in found if one.cuda and not one.hidden]
     numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
     shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
     in_order = [numbers[ours] for ours in sorted(numbers)]
@@ -220,16 +207,10 @@ def copy_step(c: RunContext) -> Finding:
 
 def _check_step(c: RunContext, name: str, well: str) -> Finding:
     require_driver(c)
-    if isinstance(c.self_test, Unavailable):
-        raise NotCheckable(c.self_test.reason)
-    step = next((one for one in c.self_test if one.name == name), None)
+    step = next((one for one in require(c.self_test) if one.name == name), None)
     if step is None:
         raise NotCheckable("a step before this one failed")
     if step.error:
         return fail(step.error, step.seen, *filter(None, [step.hint]))
-    return ok(well + _seen(step), step.seen)
-
-
-def _seen(step: SelfTestStep) -> str:
     seen = ", ".join(dict.fromkeys(step.seen.values()))
-    return f" ({seen})" if seen else ""
+    return ok(f"{well} ({seen})" if seen else well, step.seen)

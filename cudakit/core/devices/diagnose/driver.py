@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import re
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, fail, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    Status,
+    fail,
+    ok,
+    require,
+    warn,
+)
+from cudakit.gpu.api.facts import NvmlView
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -45,6 +54,11 @@ def answering_driver(c: RunContext) -> str | None:
     if not isinstance(c.cuda, Unavailable) and c.cuda.error is None:
         return "of unknown version"
     return None
+
+
+def require_nvml(c: RunContext) -> NvmlView:
+    """Return NVML's view. Raises NotCheckable without it: CK003 has reported that."""
+    return require(c.nvml, "NVML does not answer (CK003)")
 
 
 def require_driver(c: RunContext) -> None:
@@ -110,20 +124,16 @@ def _module_missing(c: RunContext, evidence: dict[str, str]) -> Finding:
 
 
 def _without_wsl_driver(c: RunContext) -> Finding:
-    evidence = {
-        "/dev/dxg": _presence(any(node.path == "/dev/dxg" for node in c.driver.device_nodes)),
-        "/usr/lib/wsl/lib/libcuda.so.1": _presence(c.driver.wsl_libcuda),
+    found = {
+        "/dev/dxg": any(node.path == "/dev/dxg" for node in c.driver.device_nodes),
+        "/usr/lib/wsl/lib/libcuda.so.1": c.driver.wsl_libcuda,
     }
     return fail(
         "the driver of Windows does not answer in WSL",
-        evidence,
+        {path: "present" if there else "absent" for path, there in found.items()},
         "install the NVIDIA driver in Windows (never one in WSL), then in PowerShell: "
         "wsl --update; wsl --shutdown",
     )
-
-
-def _presence(is_there: bool) -> str:
-    return "present" if is_there else "absent"
 
 
 def _install(distribution_id: str) -> tuple[str, ...]:
@@ -294,6 +304,12 @@ def _first_copy(c: RunContext, soname: str) -> str | None:
     """Return the copy of a library that the loader would load."""
     found = () if isinstance(c.software.libraries, Unavailable) else c.software.libraries
     return next((one.real for one in found if one.soname == soname), None)
+
+
+def driver_cuda(c: RunContext) -> tuple[int, int] | None:
+    """Return the version of CUDA that the driver supports, None if it is unknown."""
+    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
+    return version if isinstance(version, tuple) else None
 
 
 def as_numbers(version: str) -> tuple[int, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status
-from cudakit.gpu.api.facts import DeviceFacts, Field
+from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, combine, ok
+from cudakit.core.devices.diagnose.driver import require_nvml
+from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -46,18 +48,16 @@ class GpuState:
 
 def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
     """Return the GPUs, without their MIG instances. Raises NotCheckable if NVML reports none."""
-    if isinstance(c.nvml, Unavailable):
-        raise NotCheckable("NVML does not answer (CK003)")
-    gpus = tuple(_states(c, c.nvml.devices))
+    require_nvml(c)
+    gpus = tuple(_states(c))
     if not gpus:
         raise NotCheckable("NVML sees no GPU (CK007)")
     return gpus
 
 
-def _states(c: RunContext, devices: Sequence[DeviceFacts]) -> Iterator[GpuState]:
-    for at, device in enumerate(devices):
-        telemetry = c.telemetry[at] if at < len(c.telemetry) else None
-        moving = {} if telemetry is None or isinstance(telemetry, Unavailable) else telemetry.fields
+def _states(c: RunContext) -> Iterator[GpuState]:
+    for device, telemetry in zip_longest(c.nvml_devices, c.telemetry):
+        moving = telemetry.fields if isinstance(telemetry, Telemetry) else {}
         if device.parent is None:
             yield GpuState(device, {**device.fields, **moving})
 
@@ -111,7 +111,15 @@ class GpuRule:
             )
 
 
-def affected_by(rules: Iterable[GpuRule], gpus: Sequence[GpuState]) -> Iterator[Finding]:
-    """Yield the findings of several rules."""
-    for rule in rules:
-        yield from rule.findings(gpus)
+def check_gpus(
+    gpus: Sequence[GpuState],
+    rules: Iterable[GpuRule],
+    well: str,
+    describe: Callable[[GpuState], str | None],
+    *,
+    without: str = "",
+) -> Finding:
+    """Return what rules find; else ``well`` with the evidence, or ``without`` if there are no GPUs."""
+    findings = (finding for rule in rules for finding in rule.findings(gpus))
+    passed = ok(well if gpus else without or well, evidence_of(gpus, describe))
+    return combine(findings, otherwise=passed)

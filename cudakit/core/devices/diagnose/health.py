@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.diagnose.check import Finding, Status, combine, ok
-from cudakit.core.devices.diagnose.gpus import (
-    GpuRule,
-    GpuState,
-    affected_by,
-    evidence_of,
-    gpu_states,
-)
+from cudakit.core.devices.diagnose.check import Finding, Status
+from cudakit.core.devices.diagnose.gpus import GpuRule, GpuState, check_gpus, gpu_states
 from cudakit.gpu.api.run_context import RunContext
 
 # --- memory ----------------------------------------------------------------------------------------
@@ -68,11 +62,12 @@ def memory_errors(c: RunContext) -> Finding:
     answered by remapping the row (CK028). GeForce cards have no ECC of their memory, or have it off.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has(*_ECC_VOLATILE, *_ECC_AGGREGATE)]
-    return combine(
-        affected_by(ECC_RULES, gpus),
-        otherwise=ok("no uncorrected memory error", evidence_of(gpus, _ecc_counts))
-        if gpus
-        else ok("no GPU counts memory errors (it has no ECC, or has it off)"),
+    return check_gpus(
+        gpus,
+        ECC_RULES,
+        "no uncorrected memory error",
+        _ecc_counts,
+        without="no GPU counts memory errors (it has no ECC, or has it off)",
     )
 
 
@@ -123,11 +118,7 @@ def memory_repairs(c: RunContext) -> Finding:
     use. One that failed means that the spares are used up: the GPU must be replaced. The driver may also
     say outright what it needs (recovery action). NVIDIA GPU Memory Error Management.
     """
-    gpus = gpu_states(c)
-    return combine(
-        affected_by(REPAIR_RULES, gpus),
-        otherwise=ok("no memory waits for repair", evidence_of(gpus, _repairs)),
-    )
+    return check_gpus(gpu_states(c), REPAIR_RULES, "no memory waits for repair", _repairs)
 
 
 # --- speed -----------------------------------------------------------------------------------------
@@ -188,11 +179,9 @@ def pcie_links(c: RunContext) -> Finding:
     seated card, a riser or a setting of the BIOS.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has("pcie_width", "pcie_generation")]
-    if not gpus:
-        return ok("no GPU tells of a PCIe link")
     idle = any(_is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus)
     well = f"PCIe links have all their lanes{'; slower while idle, as is normal' if idle else ''}"
-    return combine(affected_by(PCIE_RULES, gpus), otherwise=ok(well, evidence_of(gpus, _link)))
+    return check_gpus(gpus, PCIE_RULES, well, _link, without="no GPU tells of a PCIe link")
 
 
 def _clock_reasons(gpu: GpuState) -> str:
@@ -224,9 +213,7 @@ def throttling(c: RunContext) -> Finding:
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.words("clock_event_reasons") is not None]
     well = "no GPU is slowed down by heat or lack of power now"
-    return combine(
-        THROTTLING_RULE.findings(gpus), otherwise=ok(well, evidence_of(gpus, _clock_reasons))
-    )
+    return check_gpus(gpus, [THROTTLING_RULE], well, _clock_reasons)
 
 
 def _power_limit(gpu: GpuState) -> float:
@@ -256,11 +243,12 @@ def power_limits(c: RunContext) -> Finding:
     unless a service sets it again.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has("power_limit_enforced_w", "power_limit_w")]
-    if not gpus:
-        return ok("no GPU tells its power limit")
-    return combine(
-        POWER_RULE.findings(gpus),
-        otherwise=ok("no power limit is below its default", evidence_of(gpus, _power)),
+    return check_gpus(
+        gpus,
+        [POWER_RULE],
+        "no power limit is below its default",
+        _power,
+        without="no GPU tells its power limit",
     )
 
 
@@ -284,5 +272,10 @@ def persistence(c: RunContext) -> Finding:
     is the way to have it on.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.flag("persistence_mode") is not None]
-    well = "the driver stays on every GPU" if gpus else "no GPU tells of persistence mode"
-    return combine(PERSISTENCE_RULE.findings(gpus), otherwise=ok(well))
+    return check_gpus(
+        gpus,
+        [PERSISTENCE_RULE],
+        "the driver stays on every GPU",
+        lambda gpu: None,  # noqa: ARG005
+        without="no GPU tells of persistence mode",
+    )

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
-from cudakit.core.devices.diagnose.driver import require_driver
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    combine,
+    fail,
+    ok,
+    require,
+    warn,
+)
+from cudakit.core.devices.diagnose.driver import require_driver, require_nvml
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import PciGpu, RunContext
 from cudakit.units import Unavailable
@@ -35,18 +42,12 @@ def device_nodes(c: RunContext) -> Finding:
     require_driver(c)
     if c.host.is_wsl or c.host.is_jetson:
         return _other_platform(c)
-    problems = [
-        *_missing_nodes(c),
-        *_refused_nodes(c),
-    ]
+    problems = [*_missing_nodes(c), *_refused_nodes(c)]
     if c.cuda_devices and problems:
         return ok("CUDA works, so the device nodes do", _node_evidence(c))
-    return combine(
-        problems,
-        otherwise=ok(
-            f"the device nodes can be opened ({len(c.driver.device_nodes)})", _node_evidence(c)
-        ),
-    )
+    count = len(c.driver.device_nodes)
+    well = ok(f"the device nodes can be opened ({count})", _node_evidence(c))
+    return combine(problems, otherwise=well)
 
 
 def _other_platform(c: RunContext) -> Finding:
@@ -134,21 +135,23 @@ def gpus_on_bus(c: RunContext) -> Finding:
             {"revision": "0xff"},
             "reboot; if it comes again, look at power, cooling and seating (CK033 shows Xids)",
         )
-    if isinstance(c.nvml, Unavailable):
-        raise NotCheckable("NVML does not answer (CK003)")
-    gpus = [device for device in c.nvml.devices if device.parent is None]
+    gpus = [device for device in require_nvml(c).devices if device.parent is None]
     lost = {
         f"GPU {one.index}": one.uuid.reason for one in gpus if isinstance(one.uuid, Unavailable)
     }
     if lost:
         return fail(f"NVML cannot reach {', '.join(lost)}", lost, _LOG)
-    if not on_bus:
-        return _without_bus(len(gpus))
-    return _compare_with_bus(c, on_bus, gpus)
+    if on_bus:
+        return _compare_with_bus(c, on_bus, gpus)
+    if not gpus:
+        return fail("NVML answers and sees no GPU", {}, _LOG)
+    count = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+    return ok(f"NVML sees {count}; the PCI bus is not shown here")
 
 
 def _compare_with_bus(c: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]) -> Finding:
-    unknown = _unknown_to_nvml(on_bus, [device.pci_bus_id for device in known])
+    answering = {_normalized(one.pci_bus_id) for one in known if isinstance(one.pci_bus_id, str)}
+    unknown = [one for one in on_bus if _normalized(one.address) not in answering]
     if not unknown:
         return ok(f"NVML knows every GPU of the PCI bus ({len(on_bus)})")
     seen = {one.address: one.driver or "no driver" for one in unknown}
@@ -157,26 +160,11 @@ def _compare_with_bus(c: RunContext, on_bus: list[PciGpu], known: list[DeviceFac
             f"{len(known)} of the host's {len(on_bus)} GPUs are given to this container", seen
         )
     report = warn if known else fail
-    return report(
-        f"the driver does not start {len(unknown)} of {len(on_bus)} GPUs",
-        seen,
-        _LOG,
-    )
-
-
-def _without_bus(known: int) -> Finding:
-    if not known:
-        return fail("NVML answers and sees no GPU", {}, _LOG)
-    return ok(f"NVML sees {known} GPU{'' if known == 1 else 's'}; the PCI bus is not shown here")
-
-
-def _unknown_to_nvml(on_bus: list[PciGpu], known: list[str | Unavailable]) -> list[PciGpu]:
-    # The PCI domain has 4 digits or 8.
-    answering = {_normalized(one) for one in known if isinstance(one, str)}
-    return [one for one in on_bus if _normalized(one.address) not in answering]
+    return report(f"the driver does not start {len(unknown)} of {len(on_bus)} GPUs", seen, _LOG)
 
 
 def _normalized(address: str) -> str:
+    # The PCI domain has 4 digits or 8.
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}"
 
@@ -187,52 +175,46 @@ def _normalized(address: str) -> str:
 _XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 # Errors that are mostly caused by programs (Xid Errors, the catalogue).
-_PROGRAMS: Mapping[int, str] = MappingProxyType(
-    {
-        13: "a kernel's exception, such as an index out of range",
-        31: "a kernel used an address that is not mapped",
-        43: "a program was ended after an error of its own",
-        45: "channels of a program were cleaned up when it ended",
-        68: "an exception of the video processor",
-        69: "an exception of the graphics engine",
-    }
-)
+_PROGRAMS = {
+    13: "a kernel's exception, such as an index out of range",
+    31: "a kernel used an address that is not mapped",
+    43: "a program was ended after an error of its own",
+    45: "channels of a program were cleaned up when it ended",
+    68: "an exception of the video processor",
+    69: "an exception of the graphics engine",
+}
 # Errors of the hardware or the driver.
-_HARDWARE: Mapping[int, str] = MappingProxyType(
-    {
-        32: "corrupted commands, often of the PCIe link",
-        38: "the driver's firmware failed",
-        46: "the GPU stopped processing",
-        48: "memory error that could not be corrected",
-        54: "auxiliary power is not connected",
-        61: "internal breakpoint of the micro-controller",
-        62: "internal halt of the micro-controller",
-        64: "a memory row could not be remapped",
-        74: "NVLink error",
-        79: "the GPU fell off the bus",
-        94: "contained memory error: the program was ended",
-        95: "uncontained memory error: reset the GPU",
-        109: "context switch timed out",
-        110: "security fault",
-        119: "the GPU's system processor did not answer",
-        120: "the GPU's system processor failed",
-        121: "chip-to-chip link error",
-        136: "NVLink error",
-        140: "memory error that could not be corrected",
-        143: "the GPU could not be initialised",
-        144: "NVLink error",
-        145: "NVLink error",
-        149: "NVLink error",
-    }
-)
+_HARDWARE = {
+    32: "corrupted commands, often of the PCIe link",
+    38: "the driver's firmware failed",
+    46: "the GPU stopped processing",
+    48: "memory error that could not be corrected",
+    54: "auxiliary power is not connected",
+    61: "internal breakpoint of the micro-controller",
+    62: "internal halt of the micro-controller",
+    64: "a memory row could not be remapped",
+    74: "NVLink error",
+    79: "the GPU fell off the bus",
+    94: "contained memory error: the program was ended",
+    95: "uncontained memory error: reset the GPU",
+    109: "context switch timed out",
+    110: "security fault",
+    119: "the GPU's system processor did not answer",
+    120: "the GPU's system processor failed",
+    121: "chip-to-chip link error",
+    136: "NVLink error",
+    140: "memory error that could not be corrected",
+    143: "the GPU could not be initialised",
+    144: "NVLink error",
+    145: "NVLink error",
+    149: "NVLink error",
+}
 # Notices, which are no failures by themselves.
-_NOTICES: Mapping[int, str] = MappingProxyType(
-    {
-        63: "a memory row was remapped or a page retired: see CK028",
-        92: "many corrected memory errors",
-        154: "the recovery that the driver asks for has changed: see CK028",
-    }
-)
+_NOTICES = {
+    63: "a memory row was remapped or a page retired: see CK028",
+    92: "many corrected memory errors",
+    154: "the recovery that the driver asks for has changed: see CK028",
+}
 _CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 
@@ -244,13 +226,14 @@ def xids(c: RunContext) -> Finding:
     back to the start of the machine or as far as its buffer lasts, and reading it needs privilege on most
     systems. The catalogue: https://docs.nvidia.com/deploy/xid-errors/
     """
-    if isinstance(c.driver.kernel_log, Unavailable):
-        raise NotCheckable(c.driver.kernel_log.reason)
-    found = Counter(_xids(c.driver.kernel_log))
+    log = require(c.driver.kernel_log)
+    matches = (_XID.search(line) for line in log if "Xid" in line)
+    found = Counter((match[1], int(match[2])) for match in matches if match)
     if not found:
         return ok("the kernel's log tells of no Xid")
+    meanings = {**_PROGRAMS, **_NOTICES, **_HARDWARE}
     evidence = {
-        f"Xid {number} on {where}": f"{count}×, {_meaning(number)}"
+        f"Xid {number} on {where}": f"{count}×, {meanings.get(number, 'see the catalogue')}"
         for (where, number), count in sorted(found.items())
     }
     numbers = sorted({number for _, number in found})
@@ -268,13 +251,3 @@ def xids(c: RunContext) -> Finding:
         f"look the numbers up: {_CATALOGUE}",
         "if they come again after a reset or reboot, have the GPU tested (dcgmi diag -r 3)",
     )
-
-
-def _xids(log: tuple[str, ...]) -> list[tuple[str, int]]:
-    found = (_XID.search(line) for line in log if "Xid" in line)
-    return [(match[1], int(match[2])) for match in found if match]
-
-
-def _meaning(number: int) -> str:
-    words = {**_PROGRAMS, **_NOTICES, **_HARDWARE}
-    return words.get(number, "see the catalogue")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from cudakit.core.devices.diagnose.check import Finding, Status, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.core.devices.diagnose.gpus import (
     GpuRule,
     GpuState,
@@ -82,7 +84,8 @@ def mig_instances(c: RunContext) -> Finding:
     """
     gpus = gpu_states(c)
     in_mig = [gpu for gpu in gpus if gpu.flag("mig_mode")]
-    counts = {gpu.label: _instance_count(c, gpu) for gpu in in_mig}
+    parents = Counter(device.parent for device in require_nvml(c).devices)
+    counts = {gpu.label: parents[gpu.facts.index] for gpu in in_mig}
     evidence = {label: f"{count} instances" for label, count in counts.items()}
     empty = [gpu for gpu in in_mig if not counts[gpu.label]]
     findings = list(_MODE_CHANGE.findings(gpus))
@@ -94,11 +97,6 @@ def mig_instances(c: RunContext) -> Finding:
         if in_mig
         else ok("no GPU is in MIG mode"),
     )
-
-
-def _instance_count(c: RunContext, gpu: GpuState) -> int:
-    devices = () if isinstance(c.nvml, Unavailable) else c.nvml.devices
-    return sum(device.parent == gpu.facts.index for device in devices)
 
 
 def _without_instances(

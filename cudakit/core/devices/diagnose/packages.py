@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
-from cudakit.core.devices.diagnose.driver import cuda_text, require_driver
-from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    combine,
+    fail,
+    ok,
+    require,
+    warn,
+)
+from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
-from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
@@ -57,16 +63,7 @@ _SUPPORTED: _Capability = (7, 5)
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
     """Return the installed packages by name; of several copies the first on the path, which is imported."""
-    if isinstance(c.software.distributions, Unavailable):
-        raise NotCheckable(c.software.distributions.reason)
-    return {one.name: one for one in reversed(c.software.distributions)}
-
-
-def frameworks(c: RunContext) -> tuple[Build, ...]:
-    """Return the CUDA versions that frameworks were built for. Raises NotCheckable if unknown."""
-    if isinstance(c.software.builds, Unavailable):
-        raise NotCheckable(c.software.builds.reason)
-    return c.software.builds
+    return {one.name: one for one in reversed(require(c.software.distributions))}
 
 
 def driver_version(c: RunContext) -> Finding:
@@ -77,7 +74,10 @@ def driver_version(c: RunContext) -> Finding:
     nvJitLink is refused with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450, CUDA 12
     needs 525, CUDA 13 needs 580, or newer.
     """
-    offered = _driver_cuda(c)
+    offered = driver_cuda(c)
+    if offered is None:
+        require_driver(c)
+        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
     needs = list(_needs(c))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
     evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
@@ -89,17 +89,9 @@ def driver_version(c: RunContext) -> Finding:
     )
 
 
-def _driver_cuda(c: RunContext) -> tuple[int, int]:
-    cuda = c.cuda
-    if isinstance(cuda, Unavailable) or isinstance(cuda.driver_version, Unavailable):
-        require_driver(c)
-        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
-    return cuda.driver_version
-
-
 def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
     """Yield what was built for a version of CUDA: its name, that version, and whether it generates PTX."""
-    for build in frameworks(c):
+    for build in require(c.software.builds):
         if build.cuda:
             yield f"{build.framework} {build.version}", build.cuda, False
     for name, one in distributions(c).items():
@@ -156,23 +148,16 @@ def architectures(c: RunContext) -> Finding:
     devices = _capabilities(c)
     names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
     evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
-    problems = [
-        *_too_old(devices, evidence),
-        *_without_code(c, devices, evidence),
-    ]
     return combine(
-        problems, otherwise=ok(f"the installed builds can have code for {names}", evidence)
+        (*_too_old(devices, evidence), *_without_code(c, devices, evidence)),
+        otherwise=ok(f"the installed builds can have code for {names}", evidence),
     )
 
 
 def _capabilities(c: RunContext) -> dict[str, _Capability]:
     """Return the compute capability of each kind of GPU."""
-    devices: tuple[DeviceFacts, ...] = ()
-    for view in (c.cuda, c.nvml):
-        if not isinstance(view, Unavailable):
-            devices = devices or view.devices
     found = {}
-    for device in devices:
+    for device in c.cuda_devices or c.nvml_devices:
         name, capability = device.fields.get("name"), device.fields.get("compute_capability")
         if isinstance(name, str) and isinstance(capability, str):
             major, _, minor = capability.partition(".")
@@ -195,7 +180,7 @@ def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Itera
 def _without_code(
     c: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
-    for build in frameworks(c):
+    for build in require(c.software.builds):
         for name, capability in devices.items():
             reason = _missing_code(build.cuda, capability) if build.cuda else ""
             if reason:
@@ -242,7 +227,7 @@ def framework_builds(c: RunContext) -> Finding:
     says in torch/version.py for which CUDA it was built; JAX needs a package jax-cuda12-plugin or
     jax-cuda13-plugin beside it. Nothing is imported to find out.
     """
-    found = {build.framework: build for build in frameworks(c)}
+    found = {build.framework: build for build in require(c.software.builds)}
     installed = distributions(c)
     evidence = {f"{one.framework} {one.version}": _built(one) for one in found.values()}
     problems = []
@@ -265,9 +250,9 @@ def _built(build: Build) -> str:
 
 
 def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
-    known = not isinstance(c.cuda, Unavailable) and isinstance(c.cuda.driver_version, tuple)
-    offered = _driver_cuda(c)[0] if known else max(_INDEXES)
-    index = _INDEXES.get(offered, _INDEXES[max(_INDEXES)])
+    newest = max(_INDEXES)
+    major, _ = driver_cuda(c) or (newest, 0)
+    index = _INDEXES.get(major, _INDEXES[newest])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
@@ -317,10 +302,8 @@ def _cuda_major(name: str) -> int:
 
 
 def _duplicates(c: RunContext) -> Iterator[Finding]:
-    if isinstance(c.software.distributions, Unavailable):
-        return
     copies: dict[str, list[Distribution]] = {}
-    for one in c.software.distributions:
+    for one in require(c.software.distributions):
         if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:
             copies.setdefault(one.name, []).append(one)
     for name, found in copies.items():
@@ -347,22 +330,19 @@ def shadowed_libraries(c: RunContext) -> Finding:
     fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
     system toolkit that is not on LD_LIBRARY_PATH harms nobody.
     """
-    if isinstance(c.software.libraries, Unavailable):
-        raise NotCheckable(c.software.libraries.reason)
-    found = [one for one in c.software.libraries if not one.soname.startswith(_DRIVER)]
-    places = sorted({one.source for one in found})
+    libraries = require(c.software.libraries)
+    found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(found),
         otherwise=ok("no copy of a CUDA library hides another", _census(found))
-        if places
+        if found
         else ok("no CUDA library lies where the loader looks"),
     )
 
 
-def _shadowed(found: Iterable[Library]) -> Iterator[Finding]:
-    known = list(found)
-    packaged = {one.soname: one for one in known if one.source == "package"}
-    for one in known:
+def _shadowed(found: Sequence[Library]) -> Iterator[Finding]:
+    packaged = {one.soname: one for one in found if one.source == "package"}
+    for one in found:
         other = packaged.get(one.soname)
         if one.source == "LD_LIBRARY_PATH" and other is not None and other.real != one.real:
             yield warn(
@@ -373,7 +353,7 @@ def _shadowed(found: Iterable[Library]) -> Iterator[Finding]:
 
 
 def _census(found: Iterable[Library]) -> dict[str, str]:
-    by_source: dict[str, list[str]] = {}
+    by_source: dict[str, set[str]] = {}
     for one in found:
-        by_source.setdefault(one.source, []).append(one.soname)
-    return {source: ", ".join(sorted(set(names))) for source, names in by_source.items()}
+        by_source.setdefault(one.source, set()).add(one.soname)
+    return {source: ", ".join(sorted(names)) for source, names in by_source.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
@@ -28,12 +29,20 @@ from cudakit.document import (
 )
 from cudakit.units import Unavailable
 
+_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
+    Status.OK: "ok",
+    Status.UNKNOWN: "info",
+    Status.WARN: "warn",
+    Status.FAIL: "error",
+}
+
 
 def report(result: DoctorResult) -> Document:
     """Return all checks by theme, and a summary at the end."""
+    themes = groupby(result.checks, key=lambda check: check.theme)
     sections = [
         Section(_heading(theme, checks), tuple(_blocks(checks)))
-        for theme, checks in _by_theme(result.checks)
+        for theme, checks in ((theme, tuple(members)) for theme, members in themes)
     ]
     return Document(_title(result), (*sections, _summary(result)))
 
@@ -60,11 +69,6 @@ def explanation(explained: Explanation) -> Document:
     return Document(f"{explained.id}: {explained.title}", notes)
 
 
-def _by_theme(checks: Sequence[Judged]) -> Iterator[tuple[str, tuple[Judged, ...]]]:
-    for theme, members in groupby(checks, key=lambda check: check.theme):
-        yield theme, tuple(members)
-
-
 # --- words -----------------------------------------------------------------------------------------
 
 
@@ -78,10 +82,9 @@ def _title(result: DoctorResult) -> str:
 
 
 def _heading(theme: str, checks: Sequence[Judged]) -> str:
-    failed = sum(check.status is Status.FAIL for check in checks)
-    warned = sum(check.status is Status.WARN for check in checks)
+    counts = Counter(check.status for check in checks)
+    failed, warned, unknown = counts[Status.FAIL], counts[Status.WARN], counts[Status.UNKNOWN]
     if not failed and not warned:
-        unknown = sum(check.status is Status.UNKNOWN for check in checks)
         if unknown == len(checks):
             return f"{theme}: not judged"
         return f"{theme}: ok{f', {unknown} not judged' if unknown else ''}"
@@ -104,18 +107,7 @@ def _summary(result: DoctorResult) -> Note:
     if worst is None or result.status < Status.WARN:
         return Note("ok", text)
     more = (f"cudakit doctor --explain {worst.id} says more of a check",)
-    return Note(_level(result.status), text, more)
-
-
-def _level(status: Status) -> Literal["ok", "info", "warn", "error"]:
-    match status:
-        case Status.OK:
-            return "ok"
-        case Status.UNKNOWN:
-            return "info"
-        case Status.WARN:
-            return "warn"
-    return "error"
+    return Note(_LEVELS[result.status], text, more)
 
 
 # --- nodes -----------------------------------------------------------------------------------------
@@ -146,7 +138,7 @@ def _new_evidence(check: Judged) -> dict[str, str]:
 
 
 def _with_evidence(check: Judged, evidence: Mapping[str, str]) -> Iterator[Node]:
-    yield Note(_level(check.status), f"{check.id} {check.summary}", check.fix)
+    yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
         yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
 

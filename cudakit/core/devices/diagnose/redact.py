@@ -36,14 +36,12 @@ class Identity:
 
 
 def redacted(value: _T, identity: Identity) -> _T:
-    """Return a value of dataclasses, tuples and mappings with all of its texts redacted."""
+    """Replace UUIDs, serial numbers, host, user and home directories in all texts of a value.
+
+    The value is a text, or consists of dataclasses, tuples and mappings.
+    """
     result: _T = _redacted(value, tuple(_secrets(identity)))
     return result
-
-
-def redacted_text(text: str, identity: Identity) -> str:
-    """Replace UUIDs, serial numbers, host, user and home directories in a text."""
-    return _cleaned(text, tuple(_secrets(identity)))
 
 
 def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
@@ -65,18 +63,14 @@ def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def _cleaned(text: str, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> str:
-    for pattern, mark in secrets:
-        text = pattern.sub(mark, text)
-    return text
-
-
 def _redacted(value: Any, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> Any:
     match value:
         case Enum():
             return value
         case str():
-            return _cleaned(value, secrets)
+            for pattern, mark in secrets:
+                value = pattern.sub(mark, value)
+            return value
         case tuple():
             return tuple(_redacted(item, secrets) for item in value)
         case Mapping():

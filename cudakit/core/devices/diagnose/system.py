@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    combine,
+    fail,
+    ok,
+    require,
+    warn,
+)
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.variables import VariableRule, matches
 from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
@@ -64,9 +72,7 @@ def wsl_libraries(c: RunContext) -> Finding:
     """
     if not c.host.is_wsl:
         return ok("this is not WSL")
-    if isinstance(c.software.libraries, Unavailable):
-        raise NotCheckable(c.software.libraries.reason)
-    copies = [one for one in c.software.libraries if one.soname == "libcuda.so.1"]
+    copies = [one for one in require(c.software.libraries) if one.soname == "libcuda.so.1"]
     foreign = [
         one.path
         for one in copies
@@ -213,9 +219,7 @@ def shared_memory(c: RunContext) -> Finding:
     Docker gives a container 64 MiB of it, and PyTorch's workers then die with "Bus error" or
     "insufficient shared memory (shm)"; NCCL fails with "unhandled system error" or goes through sockets.
     """
-    size = c.host.shared_memory_bytes
-    if isinstance(size, Unavailable):
-        raise NotCheckable(size.reason)
+    size = require(c.host.shared_memory_bytes)
     evidence = {SHARED_MEMORY: format_bytes(size)}
     if size >= _LEAST_SHARED:
         return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
@@ -234,9 +238,8 @@ def memory_limits(c: RunContext) -> Finding:
     that. With InfiniBand, memory is locked for the card, and a low ulimit -l makes NCCL fall back or
     fail; without InfiniBand the limit does not matter to CUDA.
     """
-    if isinstance(c.limits, Unavailable):
-        raise NotCheckable(c.limits.reason)
-    addresses, locked = c.limits.address_space_bytes, c.limits.locked_memory_bytes
+    limits = require(c.limits)
+    addresses, locked = limits.address_space_bytes, limits.locked_memory_bytes
     overcommit, cards = c.host.overcommit_memory, c.host.infiniband
     evidence = {
         "address space (ulimit -v)": _size(addresses),

@@ -26,23 +26,9 @@ class VariableRule:
     message: str
     fix: str = "unset {name}"
 
-    def findings(self, variables: Mapping[str, str]) -> Iterator[Finding]:
-        """Yield the warning if the variable is set to such a value."""
-        if self.name in variables and self.applies(variables[self.name]):
-            value = variables[self.name]
-            yield warn(
-                self.message.format(name=self.name, value=value),
-                {self.name: value},
-                self.fix.format(name=self.name, value=value),
-            )
-
 
 def _is_on(value: str) -> bool:
     return value.strip().lower() not in _OFF
-
-
-def _is_set(value: str) -> bool:  # noqa: ARG001 any value
-    return True
 
 
 def _switches(effects: Mapping[str, str], fix: str = "unset {name}") -> tuple[VariableRule, ...]:
@@ -54,9 +40,14 @@ def _switches(effects: Mapping[str, str], fix: str = "unset {name}") -> tuple[Va
 
 
 def matches(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the warnings of several rules."""
+    """Yield the warning of each rule whose variable has such a value."""
     for rule in rules:
-        yield from rule.findings(variables)
+        value = variables.get(rule.name)
+        if value is not None and rule.applies(value):
+            message, fix = (
+                text.format(name=rule.name, value=value) for text in (rule.message, rule.fix)
+            )
+            yield warn(message, {rule.name: value}, fix)
 
 
 # --- the table -------------------------------------------------------------------------------------
@@ -96,7 +87,7 @@ NCCL_RULES = _switches(
 NCCL_RENAMED_RULES = tuple(
     VariableRule(
         name,
-        _is_set,
+        lambda value: True,  # noqa: ARG005
         "PyTorch calls {name} TORCH_{name} since 2.2",
         "export TORCH_{name}={value}; unset {name}",
     )

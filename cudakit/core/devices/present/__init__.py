@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from cudakit.core.devices.present.fields import (
-    index,
     machine,
     measured,
     nvml_number,
     properties,
+    text_value,
     title,
 )
 from cudakit.core.devices.present.topology import topology
@@ -72,12 +72,10 @@ def _pci(device: Device) -> Value:
 
 
 def _name(device: Device) -> Value:
+    if isinstance(device.name, Unavailable):
+        return device.name
     # All are NVIDIA's, and the table must fit 80 columns.
-    return (
-        device.name
-        if isinstance(device.name, Unavailable)
-        else Text(device.name.removeprefix("NVIDIA "))
-    )
+    return Text(device.name.removeprefix("NVIDIA "))
 
 
 def _memory(device: Device) -> Value:
@@ -110,14 +108,6 @@ def _watts(value: Field) -> str:
     return f"{value:.0f}" if isinstance(value, int | float) else "n/a"
 
 
-def _text(name: str) -> _Cell:
-    def cell(device: Device) -> Value:
-        value = device.field(name)
-        return value if isinstance(value, Unavailable) else Text(str(value))
-
-    return cell
-
-
 def _number(name: str, unit: str) -> _Cell:
     return lambda device: measured(device.field(name), unit)
 
@@ -140,7 +130,7 @@ _COARSE = (
 )
 
 _WHICH: list[tuple[Column, _Cell]] = [
-    (Column("CUDA", "number"), lambda device: index(device.cuda_index)),
+    (Column("CUDA", "number"), lambda device: text_value(device.cuda_index)),
     (Column("NVML", "number"), nvml_number),
 ]
 _IDLE: list[tuple[Column, _Cell]] = [
@@ -163,7 +153,10 @@ _HEAT: list[tuple[Column, _Cell]] = [
 ]
 # On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
-_CAPABILITY: tuple[Column, _Cell] = (Column("cc", "number"), _text("compute_capability"))
+_CAPABILITY: tuple[Column, _Cell] = (
+    Column("cc", "number"),
+    lambda device: text_value(device.field("compute_capability")),
+)
 
 # The fields that the table and its notes need.
 FIELDS = (
@@ -214,24 +207,17 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
+        used = process.used_bytes
         yield (
-            index(device.cuda_index),
+            text_value(device.cuda_index),
             nvml_number(device),
             Text(str(process.pid)),
             Text(process.kind),
-            _text_value(process.user),
-            _bytes_value(process.used_bytes),
-            _text_value(process.name),
+            text_value(process.user),
+            used if isinstance(used, Unavailable) else Bytes(used),
+            text_value(process.name),
         )
 
 
 def _processes(device: Device) -> tuple[Process, ...]:
     return device.processes if isinstance(device.processes, tuple) else ()
-
-
-def _text_value(value: str | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Text(value)
-
-
-def _bytes_value(value: int | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Bytes(value)

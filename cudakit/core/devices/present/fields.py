@@ -15,7 +15,6 @@ from cudakit.document import (
     Count,
     Document,
     Facts,
-    Node,
     Rate,
     Seconds,
     Section,
@@ -72,12 +71,12 @@ def measured(value: Field, unit: str) -> Value:
 def nvml_number(device: Device) -> Value:
     """Format NVML's index; that of a MIG instance follows that of its GPU."""
     if device.parent is None:
-        return index(device.nvml_index)
+        return text_value(device.nvml_index)
     return Text(f"{device.parent}/{device.nvml_index}")
 
 
-def index(value: int | Unavailable) -> Value:
-    """Format an index."""
+def text_value(value: object) -> Value:
+    """Return a name or a number as it is."""
     return value if isinstance(value, Unavailable) else Text(str(value))
 
 
@@ -157,22 +156,19 @@ def _word(value: Field) -> str:
 # --- all fields of a device ------------------------------------------------------------------------
 
 
-_UNSET = "not set"
-
-
 def machine(result: DevicesResult) -> Section:
     """Return the versions of the driver and its libraries."""
     rows: list[tuple[str, Value]] = [
-        ("driver version", _text_value(result.driver_version)),
-        ("NVML version", _text_value(result.nvml_version)),
+        ("driver version", text_value(result.driver_version)),
+        ("NVML version", text_value(result.nvml_version)),
     ]
     cuda = result.cuda
     if isinstance(cuda, Unavailable):
         rows.append(("CUDA", cuda))
     else:
         rows += [
-            ("CUDA version", _text_value(cuda.version)),
-            ("libcuda", _text_value(cuda.library)),
+            ("CUDA version", text_value(cuda.version)),
+            ("libcuda", text_value(cuda.library)),
             ("CUDA_VISIBLE_DEVICES", Text(_variable(cuda.visible_devices))),
             ("CUDA_DEVICE_ORDER", Text(_variable(cuda.device_order))),
         ]
@@ -181,26 +177,15 @@ def machine(result: DevicesResult) -> Section:
 
 def properties(device: Device) -> Section:
     """Return every field of a device; an unavailable one with its reason."""
-    fields = [field for field in registry().values() if _has(device, field)]
-    groups = dict.fromkeys(field.group for field in fields)
-    nodes: list[Node] = []
-    for group in groups:
-        rows = [_row(device, field) for field in fields if field.group == group]
-        nodes.append(Section(group.capitalize(), (Facts(tuple(rows)),)))
-    return Section(label(device), tuple(nodes))
-
-
-def _has(device: Device, field: FieldInfo) -> bool:
-    return field.kind == "identity" or field.name in device.fields
-
-
-def _row(device: Device, field: FieldInfo) -> tuple[str, Value]:
-    return field.name, shown(device.field(field.name), field)
-
-
-def _text_value(value: str | Unavailable) -> Value:
-    return value if isinstance(value, Unavailable) else Text(value)
+    groups: dict[str, list[tuple[str, Value]]] = {}
+    for name, field in registry().items():
+        if field.kind == "identity" or name in device.fields:
+            groups.setdefault(field.group, []).append((name, shown(device.field(name), field)))
+    return Section(
+        label(device),
+        tuple(Section(group.capitalize(), (Facts(tuple(rows)),)) for group, rows in groups.items()),
+    )
 
 
 def _variable(value: str | None) -> str:
-    return _UNSET if value is None else value or "empty"
+    return "not set" if value is None else value or "empty"

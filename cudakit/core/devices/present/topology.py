@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from cudakit.core.devices.present.fields import text_value
 from cudakit.core.devices.result import Device, DevicesResult, Pair
 from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
@@ -15,6 +16,7 @@ _WORDS = {
     "NODE": "host bridges of one NUMA node",
     "SYS": "between NUMA nodes",
 }
+_NEAR = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
 _HINT = (
     "an IOMMU or PCIe access control (ACS) in the way, or a container or virtual machine that "
     "hides the topology; try it before you rely on it"
@@ -28,7 +30,7 @@ def topology(result: DevicesResult) -> Iterator[Node]:
         yield Note("info", "there is only one GPU: it has nobody to reach")
         return
     pairs = {(pair.first, pair.second): pair for pair in result.pairs}
-    yield _matrix("link", gpus, pairs, _link)
+    yield _matrix("link", gpus, pairs, lambda pair: text_value(pair.path))
     yield _matrix("peer access", gpus, pairs, _access)
     for pair in result.pairs:
         if pair.disagreement:
@@ -41,20 +43,17 @@ def _matrix(
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Table:
+    near = _NEAR if what == "link" else {}
     rows = tuple(
-        (Text(_name(one)), *(_cell(one, other, pairs, cell) for other in gpus), *_near(one, what))
+        (
+            Text(_name(one)),
+            *(_cell(one, other, pairs, cell) for other in gpus),
+            *(text_value(one.field(name)) for name in near),
+        )
         for one in gpus
     )
-    near = (Column("CPUs", "text"), Column("NUMA", "number")) if what == "link" else ()
-    columns = (Column(what, "text"), *(Column(_name(gpu), "text") for gpu in gpus), *near)
+    columns = (Column(what), *(Column(_name(gpu)) for gpu in gpus), *near.values())
     return Table(columns, rows, caption=_legend(pairs) if what == "link" else "")
-
-
-def _near(gpu: Device, what: str) -> tuple[Value, ...]:
-    if what != "link":
-        return ()
-    fields = (gpu.field("cpu_affinity"), gpu.field("host_numa_id"))
-    return tuple(field if isinstance(field, Unavailable) else Text(str(field)) for field in fields)
 
 
 def _cell(
@@ -77,10 +76,6 @@ def _number(device: Device) -> int:
 def _name(device: Device) -> str:
     cuda = f"cuda:{device.cuda_index}" if isinstance(device.cuda_index, int) else ""
     return " ".join(filter(None, (cuda, f"nvml:{device.nvml_index}")))
-
-
-def _link(pair: Pair) -> Value:
-    return pair.path if isinstance(pair.path, Unavailable) else Text(pair.path)
 
 
 def _access(pair: Pair) -> Value:

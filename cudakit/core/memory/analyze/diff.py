@@ -105,10 +105,7 @@ def _pairs(before: list[_Side], after: list[_Side]) -> Iterator[tuple[_Side, _Si
 
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
-    rows = sorted(
-        _rows(_by_place(before.holders), _by_place(after.holders)),
-        key=lambda row: -abs(row.change_bytes),
-    )
+    rows = sorted(_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
     held, holds = (side.moment.state.requested_bytes for side in (before, after))
     return MomentDiff(
         before=before.moment,
@@ -121,46 +118,28 @@ def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
     )
 
 
-@dataclass(slots=True)
-class _Held:
-    """The sum of the holders of one normalised stack; the largest represents them."""
-
-    holder: Holder
-    bytes: int = 0
-    count: int = 0
-
-
-def _by_place(holders: tuple[Holder, ...]) -> dict[tuple[_Place, ...], _Held]:
-    found: dict[tuple[_Place, ...], _Held] = {}
-    for holder in holders:
-        held = found.setdefault(tuple(map(_place, holder.stack)), _Held(holder))
-        held.bytes += holder.bytes
-        held.count += holder.count
-    return found
-
-
 def _place(frame: Frame) -> _Place:
     name, installed = _INSTALLED.subn("", frame.filename)
     # The program's own files may lie elsewhere in another checkout: the last two parts name them.
     return (name if installed else "/".join(name.split("/")[-2:])), frame.name
 
 
-def _rows(
-    before: dict[tuple[_Place, ...], _Held], after: dict[tuple[_Place, ...], _Held]
-) -> Iterator[DiffRow]:
-    sides: defaultdict[tuple[_Place, ...], list[_Held | None]] = defaultdict(lambda: [None, None])
-    for index, held in enumerate((before, after)):
-        for key, amount in held.items():
-            sides[key][index] = amount
-    for key, (old, new) in sides.items():
-        shown = (after if new else before)[key].holder
-        before_bytes, after_bytes = (old.bytes if old else 0), (new.bytes if new else 0)
+def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
+    sides: defaultdict[tuple[_Place, ...], tuple[list[Holder], list[Holder]]] = defaultdict(
+        lambda: ([], [])
+    )
+    for index, holders in enumerate((before, after)):
+        for holder in holders:
+            sides[tuple(map(_place, holder.stack))][index].append(holder)
+    for old, new in sides.values():
+        shown = (new or old)[0]  # the largest
+        before_bytes, after_bytes = (sum(holder.bytes for holder in side) for side in (old, new))
         yield DiffRow(
             change_bytes=after_bytes - before_bytes,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
-            before_count=old.count if old else 0,
-            after_count=new.count if new else 0,
+            before_count=sum(holder.count for holder in old),
+            after_count=sum(holder.count for holder in new),
             stack=shown.stack,
             site=shown.site,
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 import numpy as np
 
 from cudakit.core.memory.replay import Replay
-from cudakit.core.memory.replay.lifetimes import BEFORE, Inconsistencies
-from cudakit.core.memory.result import Contradictions, Health
+from cudakit.core.memory.replay.lifetimes import BEFORE, Contradictions
+from cudakit.core.memory.result import Health
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
 
@@ -27,9 +26,7 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
     return Health(
-        contradictions=Contradictions(
-            **{field.name: getattr(found, field.name) for field in fields(Contradictions)}
-        ),
+        contradictions=found,
         begins_complete=replayed.begins_complete,
         overflowed=overflowed,
         without_stack=without_stack,
@@ -50,7 +47,7 @@ def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
 def _advice(
     snapshot: Snapshot,
     trace: DeviceTrace,
-    found: Inconsistencies,
+    found: Contradictions,
     without_stack: float,
     overflowed: bool | None,
 ) -> Iterator[str]:
@@ -73,7 +70,7 @@ def _advice(
         yield "the file has no times (torch before 2.2): events are shown in order only"
 
 
-def _skipped(trace: DeviceTrace, found: Inconsistencies) -> Iterator[str]:
+def _skipped(trace: DeviceTrace, found: Contradictions) -> Iterator[str]:
     """Yield the kinds of events that a trace lacks entirely and should have."""
     kinds = set(np.unique(trace.events.action).tolist())
     for action, missed in (

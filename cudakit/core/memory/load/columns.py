@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +20,8 @@ _MOST_ADDRESS = 1 << 57
 # No trace allocates this much, and twice as much is still far from the end of int64.
 _MOST_TRACE_BYTES = 1 << 60
 
+Warnings: TypeAlias = tuple[str, ...]
+
 _ACTIONS = {
     "alloc": Action.ALLOC,
     "free_requested": Action.FREE_REQUESTED,
@@ -38,7 +39,7 @@ _ACTIONS = {
 
 def read_events(
     tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
-) -> tuple[Events, tuple[str, ...]]:
+) -> tuple[Events, Warnings]:
     """Return the events of trace entries, and a sentence for each kind of defect.
 
     An entry without a usable address or size, or with an action that is not known, stays in the trace
@@ -84,9 +85,7 @@ def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
         )
 
 
-def _event_warnings(
-    broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]
-) -> tuple[str, ...]:
+def _event_warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> Warnings:
     found = []
     if n := int(np.count_nonzero(broken)):
         found.append(f"{n:,} trace entries have no usable address or size and are passed over")
@@ -110,15 +109,6 @@ _STATES = {
 _UNKNOWN_STATE = 255
 
 
-@dataclass(frozen=True, slots=True)
-class FinalState:
-    """The segments of one device in address order, their blocks, and a sentence for each kind of defect."""
-
-    segments: Segments
-    blocks: Blocks
-    warnings: tuple[str, ...] = ()
-
-
 def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
     """Return the device of each segment; 0 if the file has none."""
     return tree.integers(tree.column(segments, "device"))[0]
@@ -126,8 +116,8 @@ def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
 
 def read_final_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
-) -> FinalState:
-    """Read the segments of one device and their blocks.
+) -> tuple[Segments, Blocks, Warnings]:
+    """Read the segments of one device by address, their blocks, and a sentence for each kind of defect.
 
     Raises SnapshotError for a segment without address or size, and for impossible sizes.
     """
@@ -147,14 +137,12 @@ def read_final_state(
         expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
         stack=tables.stack_ids(tree.column(handles, "frames")),
     )
-    return FinalState(
-        segments, *_read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
-    )
+    return segments, *_read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
 
 
 def _read_blocks(
     tree: Tree, tables: Tables, segments: Segments, lists: Handles
-) -> tuple[Blocks, tuple[str, ...]]:
+) -> tuple[Blocks, Warnings]:
     counts, handles = tree.children(lists)
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     size = _sizes(tree, handles, "size", what="block")
@@ -188,7 +176,7 @@ def _requested(
     return np.where(state == BlockState.INACTIVE, 0, np.clip(found, 0, size))
 
 
-def _block_warnings(state: npt.NDArray[np.uint8]) -> tuple[str, ...]:
+def _block_warnings(state: npt.NDArray[np.uint8]) -> Warnings:
     if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
         return (f"{n:,} blocks are in a state that is not known and count as free",)
     return ()

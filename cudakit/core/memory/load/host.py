@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.load.columns import FinalState, is_range
+from cudakit.core.memory.load.columns import Warnings, is_range
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import Blocks, BlockState, SegmentKind, Segments
@@ -34,7 +34,7 @@ def host_entries(tree: Tree, traces: Handles) -> Handles:
 
 def read_host_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
-) -> FinalState:
+) -> tuple[Segments, Blocks, Warnings]:
     """Read host segments: each is one block, in use or not."""
     handles, address, size, warnings = _usable(tree, handles)
     state, guessed = _states(tree, handles)
@@ -56,10 +56,10 @@ def read_host_state(
         state=state,
         stack=stack,
     )
-    return FinalState(segments, blocks, (*warnings, *guessed))
+    return segments, blocks, warnings + guessed
 
 
-def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, tuple[str, ...]]:
+def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnings]:
     """Return the segments with a valid address and size, by address."""
     address, has_address = _integers(tree, handles, _ADDRESS)
     size, has_size = _integers(tree, handles, _SIZE)
@@ -70,7 +70,7 @@ def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, tuple[
     return handles[kept], address[kept], size[kept], (warning,) if left else ()
 
 
-def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], tuple[str, ...]]:
+def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnings]:
     in_use, has_use = _integers(tree, handles, _IN_USE)
     active, has_active = _integers(tree, handles, _ACTIVE)
     said = has_use | has_active

@@ -34,11 +34,9 @@ class NativeTree:
 
     @property
     def root(self) -> int:
-        """The handle of the outermost object."""
         return self._nodes.root
 
     def plain(self, handle: int) -> Any:
-        """Build Python objects of a whole subtree."""
         if self._nodes.kind(handle) in (_LIST, _DICTIONARY):
             check_size(handle, self._items, self._size_bytes)
         return self._object(handle)
@@ -59,16 +57,13 @@ class NativeTree:
         return self._nodes.scalar(handle)
 
     def members(self, handle: int) -> dict[str, int]:
-        """Map a dictionary's text keys to the handles of their values."""
         with _wanting(_DICTIONARY):
             return self._nodes.members(handle)
 
     def is_list(self, handle: int) -> bool:
-        """Return whether the node is a list or a tuple."""
         return self._nodes.kind(handle) == _LIST
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
-        """Concatenate the items of lists."""
         lists = _aligned(lists)
         counts = np.empty(len(lists), np.int64)
         with _wanting(_LIST):
@@ -80,20 +75,17 @@ class NativeTree:
         return counts, items
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        """Look one key up in many dictionaries."""
         found = np.empty(len(dicts), np.uint64)
         with _wanting(_DICTIONARY):
             self._nodes.column(_aligned(dicts), found, key)
         return found
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Read integers, and which nodes are such."""
         numbers, known = np.empty(len(handles), np.int64), np.empty(len(handles), np.bool_)
         self._nodes.integers(_aligned(handles), numbers, known)
         return numbers, known
 
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
-        """Number nodes by content."""
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
         self._nodes.intern(_aligned(handles), ids, nodes)
         # A copy, so that the array of the length of the handles is freed.

@@ -12,13 +12,26 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudakit.core.memory.load.columns import read_events, read_final_state, segment_devices
+from cudakit.core.memory.load.columns import (
+    Warnings,
+    read_events,
+    read_final_state,
+    segment_devices,
+)
 from cudakit.core.memory.load.host import host_entries, read_host_state
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
-from cudakit.core.memory.snapshot import HOST, Annotation, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import (
+    HOST,
+    Annotation,
+    Blocks,
+    DeviceTrace,
+    Events,
+    Segments,
+    Snapshot,
+)
 from cudakit.errors import SnapshotError
-from cudakit.torch_rules.recorded_values import flag_of_device
+from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MOST_DEVICES = 128
@@ -41,10 +54,10 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
         format=form,
         size_bytes=size_bytes,
         devices=(*devices, *host),
-        frames=tables.frames,
-        stacks=tables.stacks,
-        texts=tables.texts,
-        pools=tables.pools,
+        frames=tuple(tables.frames),
+        stacks=tuple(tables.stacks),
+        texts=tuple(tables.texts),
+        pools=tuple(tables.pools),
         annotations=annotations,
         settings=settings,
         has_times=any(bool(device.events.time_us.any()) for device in (*devices, *host)),
@@ -89,20 +102,22 @@ def _devices(
     for ordinal in _ordinals(counts, owner):
         streams = StreamNumbers()
         own = _slice(entries, bounds, counts, ordinal)
-        events, warnings = read_events(tree, tables, streams, own)
+        events = read_events(tree, tables, streams, own)
         state = read_final_state(tree, tables, streams, segments[owner == ordinal])
-        devices.append(
-            DeviceTrace(
-                device=ordinal,
-                events=events,
-                segments=state.segments,
-                blocks=state.blocks,
-                streams=streams.raw,
-                overflowed=flag_of_device(overflow, ordinal),
-                warnings=warnings + state.warnings,
-            )
-        )
+        devices.append(_trace(ordinal, streams, events, state, flag_of_device(overflow, ordinal)))
     return devices
+
+
+def _trace(
+    device: int,
+    streams: StreamNumbers,
+    events: tuple[Events, Warnings],
+    state: tuple[Segments, Blocks, Warnings],
+    overflowed: bool | None = None,
+) -> DeviceTrace:
+    (found, event_warnings), (segments, blocks, state_warnings) = events, state
+    warnings = event_warnings + state_warnings
+    return DeviceTrace(device, found, segments, blocks, streams.raw, overflowed, warnings)
 
 
 def _ordinals(counts: Any, owner: Any) -> list[int]:
@@ -126,18 +141,9 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
     if not len(entries) and not len(segments):
         return []
     streams = StreamNumbers()
-    events, warnings = read_events(tree, tables, streams, entries)
+    events = read_events(tree, tables, streams, entries)
     state = read_host_state(tree, tables, streams, segments)
-    return [
-        DeviceTrace(
-            device=HOST,
-            events=events,
-            segments=state.segments,
-            blocks=state.blocks,
-            streams=streams.raw,
-            warnings=warnings + state.warnings,
-        )
-    ]
+    return [_trace(HOST, streams, events, state)]
 
 
 def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
@@ -149,7 +155,7 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = _numbers(tree, tables, tree.column(handles, "device"))
-    texts = tables.texts
+    texts = tuple(tables.texts)
     return tuple(
         Annotation(texts[name], start == 1, device, time)
         for name, start, device, time in zip(

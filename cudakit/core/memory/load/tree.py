@@ -34,7 +34,6 @@ class Tree(Protocol):
     @property
     def root(self) -> int:
         """The handle of the outermost object."""
-        ...
 
     def plain(self, handle: int) -> Any:
         """Build Python objects of a whole subtree: for small parts only.
@@ -42,26 +41,21 @@ class Tree(Protocol):
         Raises SnapshotError when it has more items than the file has bytes (shared containers that
         multiply) or is nested deeper than 100.
         """
-        ...
 
     def members(self, handle: int) -> dict[str, int]:
         """Map a dictionary's text keys to the handles of their values; other keys are ignored."""
-        ...
 
     def is_list(self, handle: int) -> bool:
         """Return whether the node is a list or a tuple."""
-        ...
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
         """Concatenate the items of lists: the number of items of each, and all items. 0 has none.
 
         Raises SnapshotError when there are more items than the file has bytes.
         """
-        ...
 
     def column(self, dicts: Handles, key: str) -> Handles:
         """Look one key up in many dictionaries: 0 where it is absent."""
-        ...
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Read integers of -2**63 to 2**64-1, and which nodes are such.
@@ -69,14 +63,12 @@ class Tree(Protocol):
         The upper half wraps: view it as uint64. Booleans are 0 and 1. Whatever else, 0 included,
         is 0 and marked False.
         """
-        ...
 
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
         """Number nodes by content: an id for each, and for each id one node that has that content.
 
         Ids count from 0 in order of first appearance; handle 0 is a content of its own.
         """
-        ...
 
 
 class ObjectTree:
@@ -88,17 +80,14 @@ class ObjectTree:
 
     @property
     def root(self) -> int:
-        """The handle of the outermost object."""
         return 1
 
     def plain(self, handle: int) -> Any:
-        """Return the subtree itself, after counting it."""
         root = self._objects[handle]
         check_size(root, _items, self._size_bytes)
         return root
 
     def members(self, handle: int) -> dict[str, int]:
-        """Map a dictionary's text keys to the handles of their values."""
         found = self._objects[handle]
         if not isinstance(found, dict):
             raise wrong_kind("a dictionary", _kind(found))
@@ -106,11 +95,9 @@ class ObjectTree:
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
     def is_list(self, handle: int) -> bool:
-        """Return whether the node is a list or a tuple."""
         return isinstance(self._objects[handle], (list, tuple))
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
-        """Concatenate the items of lists."""
         found = [self._objects[i] if i else () for i in lists.tolist()]
         for item in found:
             if not isinstance(item, (list, tuple)):
@@ -121,7 +108,6 @@ class ObjectTree:
         return counts, self._add(list(chain.from_iterable(found)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        """Look one key up in many dictionaries."""
         found = [self._objects[i] for i in dicts.tolist()]
         for item in found:
             if not isinstance(item, dict):
@@ -130,7 +116,6 @@ class ObjectTree:
         return np.where(present, self._add([item.get(key) for item in found]), np.uint64(0))
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Read integers, and which nodes are such."""
         found: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
         known = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in found]
         values = (
@@ -141,7 +126,6 @@ class ObjectTree:
         return wrapped, np.array(known, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
-        """Number nodes by content."""
         contents = _Contents()
         first: dict[object, int] = {}
         representatives: list[int] = []

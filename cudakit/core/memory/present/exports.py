@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cudakit.core.memory.analyze.call_sites import Stacks
 from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
-from cudakit.document import Bytes, Chart, Columns, Document, Frame, Marker, Series, Tree
+from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
 
 _Ints = npt.NDArray[np.int64]
 
@@ -143,7 +143,7 @@ class _Call:
             order.extend(node.children.values())
         for node in reversed(order):
             children = tuple(frozen[id(child)] for child in node.children.values())
-            frozen[id(node)] = Tree(node.label, Bytes(node.bytes), children)
+            frozen[id(node)] = Tree(node.label, node.bytes, children)
         return frozen[id(self)]
 
 
@@ -155,7 +155,6 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
     clock = _clock(device)
     name = device_name(device)
     yield Chart(
-        kind="line",
         title=f"{name} memory",
         x=clock / 1e6,
         series=tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from cudakit.core.memory.present.layout_rows import (
     largest_segments,
     rows,
 )
+from cudakit.core.memory.snapshot import take
 from cudakit.document import Columns
 from cudakit.document.picture import (
     Caption,
@@ -43,6 +44,8 @@ from cudakit.document.picture import (
     shape,
 )
 from cudakit.units import format_bytes, format_ratio
+
+_Parts = TypeVar("_Parts", Pieces, Spans)
 
 _SEGMENTS = 200
 _BAR = 18
@@ -92,24 +95,16 @@ def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int
     for group in groups:
         for segment in group.segments:
             units[segment.index] = max(round(segment.width * _UNITS), 1)
-    visible = pieces.take(units[pieces.segment] > 0)
+    visible = take(pieces, units[pieces.segment] > 0)
     spans = spans_of(visible, units / np.maximum(sizes, 1))
     largest = np.sort(np.argsort(-visible.size, kind="stable")[:_TITLED])
     used = bytes_by_segment(pieces, IN_USE, segments=len(sizes))
-    titled = _pieces_by_segment(visible.take(largest))
-    return _Contents(_spans_by_segment(spans), titled, used, units)
+    titled = _by_segment(take(visible, largest))
+    return _Contents(_by_segment(spans), titled, used, units)
 
 
-def _spans_by_segment(spans: Spans) -> dict[int, Spans]:
-    return {
-        int(i): Spans(spans.segment[at], spans.low[at], spans.high[at], spans.use[at])
-        for i in np.unique(spans.segment)
-        for at in (np.flatnonzero(spans.segment == i),)
-    }
-
-
-def _pieces_by_segment(pieces: Pieces) -> dict[int, Pieces]:
-    return {int(i): pieces.take(pieces.segment == i) for i in np.unique(pieces.segment)}
+def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
+    return {int(i): take(arrays, arrays.segment == i) for i in np.unique(arrays.segment)}
 
 
 def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Legend:

@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.document import Array, Columns
+from cudakit.core.memory.snapshot import concatenated, take
+from cudakit.document import Columns
 
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,10 +36,6 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.segment)
-
-    def take(self, which: Array) -> Pieces:
-        """Return the pieces that an array of indices or of truth values selects."""
-        return Pieces(self.segment[which], self.start[which], self.size[which], self.use[which])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +97,21 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
         high[thick].astype(np.int64),
         pieces.use[thick],
     )
-    return _joined(wide, _merged(pieces.take(~thick), low[~thick].astype(np.int64)))
+    return concatenated(wide, _merged(take(pieces, ~thick), low[~thick].astype(np.int64)))
 
 
 def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
-    pieces = pieces.take((pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
+    pieces = take(pieces, (pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
     limit = segment_sizes[pieces.segment]
     start = np.clip(pieces.start, 0, limit)
     size = np.clip(pieces.start + pieces.size, 0, limit) - start
-    return Pieces(pieces.segment, start, size, pieces.use).take(size > 0)
+    return take(Pieces(pieces.segment, start, size, pieces.use), size > 0)
 
 
 def _merged(thin: Pieces, unit: _Indices) -> Spans:
     """Assign each unit to one use, then join adjacent units."""
     order = np.lexsort((thin.use, unit, thin.segment))
-    thin, unit = thin.take(order), unit[order]
+    thin, unit = take(thin, order), unit[order]
     firsts = _changes(thin.segment, unit, thin.use)
     sums = np.add.reduceat(thin.size, firsts) if len(firsts) else thin.size
     segment, unit, use = thin.segment[firsts], unit[firsts], thin.use[firsts]
@@ -137,12 +134,3 @@ def _changes(*keys: _Indices) -> _Indices:
         return np.zeros(0, np.int64)
     changed = np.any([np.diff(key) != 0 for key in keys], axis=0)
     return np.concatenate(([0], np.flatnonzero(changed) + 1))
-
-
-def _joined(one: Spans, other: Spans) -> Spans:
-    return Spans(
-        np.concatenate((one.segment, other.segment)),
-        np.concatenate((one.low, other.low)),
-        np.concatenate((one.high, other.high)),
-        np.concatenate((one.use, other.use)),
-    )

@@ -181,7 +181,6 @@ def curves(device: DeviceMemory) -> Chart | None:
     if len(line.event) < 2:
         return None
     return Chart(
-        kind="line",
         title="Memory along the trace",
         x=np.maximum(np.array(line.event, np.float64), 0),
         series=(

@@ -17,7 +17,7 @@ from cudakit.core.memory.replay.allocations import Allocations, Curves, allocati
 from cudakit.core.memory.replay.layout import Layout, layout_at
 from cudakit.core.memory.replay.lifetimes import (
     BEFORE,
-    Inconsistencies,
+    Contradictions,
     allocation_rows,
     cut,
     match,
@@ -33,7 +33,7 @@ class Replay:
     segments: SegmentHistory
     allocations: Allocations
     curves: Curves
-    inconsistencies: Inconsistencies
+    inconsistencies: Contradictions
     begins_complete: bool  # the first event starts from nothing: no history is missing
 
     @property

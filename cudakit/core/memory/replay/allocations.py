@@ -12,7 +12,7 @@ from cudakit.core.memory.replay.lifetimes import Matched
 from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
-from cudakit.torch_rules.recorded_values import recorded_divisions, recorded_max_split
+from cudakit.torch_rules.settings import recorded_divisions, recorded_max_split
 from cudakit.torch_rules.sizes import MOST_SMALL, rounded_array
 
 _Ints = npt.NDArray[np.int64]

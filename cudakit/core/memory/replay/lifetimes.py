@@ -95,16 +95,23 @@ def _stable_by_address(address: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     return np.argsort(address, kind="stable")
 
 
+# Of the kinds:
+# lost_allocations: freed, or live at the end, without having been allocated
+# lost_frees: allocated where something was live, or gone without a free
+# lost_requests: a free completed that nobody had requested
+# sizes: events of one allocation that disagree about its size
+# segments: allocated or freed twice, or not at the end what their last event says
+# over_reserved: moments with more in use than reserved
 @dataclass(frozen=True, slots=True)
-class Inconsistencies:
-    """How often a trace and the state at its end contradict each other, by kind."""
+class Contradictions:
+    """How often the trace and the final state contradict each other, by kind."""
 
-    lost_allocations: int = 0  # freed, or live at the end, without having been allocated
-    lost_frees: int = 0  # allocated where something was live, or gone without a free
-    lost_requests: int = 0  # a free completed that nobody had requested
-    sizes: int = 0  # events of one allocation that disagree about its size
-    segments: int = 0  # allocated or freed twice, or not at the end what their last event says
-    over_reserved: int = 0  # moments with more in use than reserved
+    lost_allocations: int = 0
+    lost_frees: int = 0
+    lost_requests: int = 0
+    sizes: int = 0
+    segments: int = 0
+    over_reserved: int = 0
 
     @property
     def total(self) -> int:
@@ -139,7 +146,7 @@ class Matched:
     end: _Ints
     source: _Ints
     block: _Ints
-    counts: Inconsistencies
+    counts: Contradictions
 
 
 def match(rows: Rows, runs: Lifetimes, blocks: Blocks, n: int) -> Matched:
@@ -173,7 +180,7 @@ def match(rows: Rows, runs: Lifetimes, blocks: Blocks, n: int) -> Matched:
         end=np.concatenate((end, np.full(len(fresh), n))),
         source=np.concatenate((rows.event[runs.first], np.full(len(fresh), -1))),
         block=np.concatenate((block, fresh)),
-        counts=Inconsistencies(
+        counts=Contradictions(
             lost_allocations=unborn + relived,
             lost_frees=int(np.count_nonzero(vanished | overrun)),
             lost_requests=unrequested,

@@ -18,7 +18,7 @@ from cudakit.core.memory.replay.lifetimes import (
     order,
 )
 from cudakit.core.memory.replay.mapped_ranges import UNKNOWN_POOL, MappedRange, mapped_ranges
-from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Segments
+from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Segments, concatenated, take
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.sizes import SMALL_SEGMENT
 
@@ -45,13 +45,9 @@ class SegmentLives:
     def __len__(self) -> int:
         return len(self.address)
 
-    def take(self, index: npt.NDArray[np.intp] | _Mask) -> SegmentLives:
-        """Select pieces."""
-        return SegmentLives(*(getattr(self, name)[index] for name in SegmentLives.__slots__))
-
     def at(self, moment: int) -> SegmentLives:
         """Select the pieces that were reserved at a moment."""
-        return self.take((self.begin < moment) & (moment <= self.end))
+        return take(self, (self.begin < moment) & (moment <= self.end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ def _whole_segments(trace: DeviceTrace, rows: Rows, lives: Lifetimes, final: _In
         end=np.where(lives.complete >= 0, lives.complete, n),
     )
     without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final)
-    return _joined(from_events, _final_lives(segments, n).take(without_events))
+    return _joined(from_events, take(_final_lives(segments, n), without_events))
 
 
 def _final_lives(segments: Segments, n: int) -> SegmentLives:
@@ -208,13 +204,13 @@ def _lives_of(ranges: list[MappedRange]) -> SegmentLives:
 
 def _runs(ranges: SegmentLives) -> SegmentLives:
     """Join adjacent ranges into runs."""
-    ranges = ranges.take(np.argsort(ranges.address, kind="stable"))
+    ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
         return ranges
     stop = ranges.address + ranges.size.astype(np.uint64)
     starts = np.flatnonzero(np.append(True, ~_continues(ranges, stop)))
     last = np.append(starts[1:], len(ranges)) - 1
-    runs = ranges.take(starts)
+    runs = take(ranges, starts)
     return replace(
         runs,
         size=(stop[last] - runs.address).astype(np.int64),
@@ -237,8 +233,5 @@ def _continues(ranges: SegmentLives, stop: npt.NDArray[np.uint64]) -> _Mask:
 
 
 def _joined(first: SegmentLives, second: SegmentLives) -> SegmentLives:
-    names = SegmentLives.__slots__
-    both = SegmentLives(
-        *(np.concatenate((getattr(first, name), getattr(second, name))) for name in names)
-    )
-    return both.take(np.argsort(both.address, kind="stable"))
+    both = concatenated(first, second)
+    return take(both, np.argsort(both.address, kind="stable"))

@@ -7,18 +7,21 @@ shows whether the others can be believed: it should equal the record.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cudakit.core.memory.analyze import file_facts
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.core.memory.whatif.program import NOTHING, program_of
 from cudakit.core.memory.whatif.recorded import limit_of, outcome_of, settings_of
 from cudakit.core.memory.whatif.recording import Recording, recording_of
-from cudakit.core.memory.whatif.replay import NewAllocator, Replayed, replay
+from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
     SCHEMA,
     DeviceWhatIf,
+    Held,
     Limit,
     Outcome,
     WhatIfResult,
@@ -39,12 +42,8 @@ class WhatIfSpec:
     device: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """Settings to replay under, and what they are called."""
-
-    name: str
-    settings: Settings
+# What settings are called, and the settings to replay under.
+_Trial: TypeAlias = tuple[str, Settings]
 
 
 def what_if(
@@ -61,12 +60,17 @@ def what_if(
     """
     trials = tuple(_trials(spec, new_allocator))
     chosen = _traces_to_replay(snapshots, spec.device)
-    steps = _Progress(len(chosen) * (len(trials) + 1), progress)
+    count, numbers = len(chosen) * (len(trials) + 1), itertools.count()
+
+    def begin(name: str) -> None:
+        if progress is not None:
+            progress(f"replaying: {name}", min(next(numbers) / count, 1.0))
+
     return WhatIfResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _Experiment(recording_of(*pair), new_allocator, steps).answer(trials, spec.limit_bytes)
+            _Experiment(recording_of(*pair), new_allocator, begin).answer(trials, spec.limit_bytes)
             for pair in chosen
         ),
     )
@@ -119,31 +123,16 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
             )
         # An empty replay refuses settings that the allocator does not have before anything is read.
         replay(NOTHING, settings, new_allocator, limit_bytes=spec.limit_bytes)
-        yield _Trial(text.strip() or "defaults", settings)
-
-
-class _Progress:
-    """Reports how many of the replays have begun."""
-
-    def __init__(self, count: int, progress: Callable[[str, float], None] | None) -> None:
-        self._count = count
-        self._progress = progress
-        self._done = 0
-
-    def begin(self, name: str) -> None:
-        if self._progress is not None:
-            self._progress(f"replaying: {name}", min(self._done / self._count, 1.0))
-        self._done += 1
+        yield text.strip() or "defaults", settings
 
 
 class _Experiment:
     """The recording of one device, and its replays."""
 
     def __init__(
-        self, recording: Recording, new_allocator: NewAllocator, progress: _Progress
+        self, recording: Recording, new_allocator: NewAllocator, begin: Callable[[str], None]
     ) -> None:
-        self._recording, self._new_allocator = recording, new_allocator
-        self._progress = progress
+        self._recording, self._new_allocator, self._begin = recording, new_allocator, begin
         self._settings = settings_of(recording)
         collects = self._settings.garbage_collection_threshold > 0
         self._program = program_of(recording, collects=collects)
@@ -152,12 +141,12 @@ class _Experiment:
         recording, settings = self._recording, self._settings
         met = limit_of(recording, self._program, settings)
         recorded = outcome_of(recording, self._program, settings)
-        replayed, outcome = self._replay(_Trial("replayed, as recorded", settings), met)
+        outcome, start = self._replay("replayed, as recorded", settings, met)
         limit, baseline = met, outcome
         if given_bytes is not None:
             limit = Limit(given_bytes, "given")
-            _, baseline = self._replay(_Trial("recorded settings", settings), limit)
-        tried = tuple(self._replay(trial, limit)[1] for trial in trials)
+            baseline, _ = self._replay("recorded settings", settings, limit)
+        tried = tuple(self._replay(*trial, limit)[0] for trial in trials)
         best = best_of(baseline, tried)
         return DeviceWhatIf(
             file=recording.snapshot.source,
@@ -167,43 +156,21 @@ class _Experiment:
             recorded=recorded,
             replayed=outcome,
             differences=tuple(differences(recorded, outcome)),
-            reasons=tuple(reasons(recording, replayed)),
+            reasons=tuple(reasons(recording, start)),
             baseline=baseline,
             tried=tried,
             best=best,
             headline=headline(baseline, tried, best),
         )
 
-    def _replay(self, trial: _Trial, limit: Limit | None) -> tuple[Replayed, Outcome]:
-        self._progress.begin(trial.name)
-        limit_bytes = None if limit is None else limit.bytes
-        replayed = replay(
+    def _replay(self, name: str, settings: Settings, limit: Limit | None) -> tuple[Outcome, Held]:
+        self._begin(name)
+        return replay(
             self._program,
-            trial.settings,
+            settings,
             self._new_allocator,
-            limit_bytes=limit_bytes,
+            name=name,
+            limit_bytes=None if limit is None else limit.bytes,
             addresses=self._recording.segment_addresses(),
             search_again=self._recording.snapshot.settings.get("cudakit_search_again") is True,
         )
-        return replayed, _outcome(trial, limit_bytes, replayed)
-
-
-def _outcome(trial: _Trial, limit_bytes: int | None, replayed: Replayed) -> Outcome:
-    at_peak = replayed.at_peak
-    free = at_peak.reserved_bytes - at_peak.active_bytes
-    if limit_bytes is not None and trial.settings.memory_fraction < 1:
-        limit_bytes = int(limit_bytes * trial.settings.memory_fraction)
-    return Outcome(
-        name=trial.name,
-        settings=trial.settings.as_text(),
-        limit_bytes=limit_bytes,
-        peak=replayed.peak,
-        end=replayed.end,
-        fragmentation_bytes=free,
-        fragmentation=free / max(at_peak.reserved_bytes, 1),
-        device_allocations=replayed.device_allocations,
-        device_frees=replayed.device_frees,
-        retries=replayed.retries,
-        ooms=replayed.ooms,
-        shortage=replayed.shortage,
-    )

@@ -6,8 +6,7 @@ from cudakit.core.memory.whatif.program import Program
 from cudakit.core.memory.whatif.recording import Recording
 from cudakit.core.memory.whatif.result import Held, Limit, Outcome
 from cudakit.torch_rules.actions import Action
-from cudakit.torch_rules.recorded_values import flag_of_device
-from cudakit.torch_rules.settings import Settings, recorded_settings, with_changes
+from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
 from cudakit.torch_rules.sizes import rounded, segment_size
 
 

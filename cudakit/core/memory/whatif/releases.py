@@ -52,19 +52,12 @@ def releases_of(
         request = _request_behind(events, after)
         own = after
         if request is not None:
-            own = _of_request(events, curves, giving, _Stretch(first, after, request), known_to_fit)
+            own = _of_request(events, curves, giving, (first, after, request), known_to_fit)
             if own < after:
                 found.append(_release(events, giving, own, after, request))
         if giving[first:own].any():
             found.append(_release(events, giving, first, own, None))
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    first: int
-    after: int
-    request: int
 
 
 def _stretches(chosen: _Mask) -> Iterator[tuple[int, int]]:
@@ -83,21 +76,28 @@ def _request_behind(events: Events, after: int) -> int | None:
 
 
 def _of_request(
-    events: Events, curves: Curves, giving: _Mask, stretch: _Stretch, known_to_fit: int
+    events: Events,
+    curves: Curves,
+    giving: _Mask,
+    stretch: tuple[int, int, int],
+    known_to_fit: int,
 ) -> int:
-    """Return where in a stretch the part released by a request begins; the stretch's end if none."""
-    first, after = stretch.first, stretch.after
-    failed = events.action[stretch.request] == Action.OOM
+    """Return where the part released by a request begins; ``after`` if none.
+
+    ``stretch`` is the first event, the event after the last one, and the event that ends the request.
+    """
+    first, after, request = stretch
+    failed = events.action[request] == Action.OOM
     given = np.flatnonzero(giving[first:after]) + first
     if not len(given):
         return first if failed else after
-    stack = events.stack[stretch.request]
+    stack = events.stack[request]
     private = events.pool[given] > 0
     strange = given[(events.stack[given] != stack) | _before_default(private)]
     begin = int(strange[-1]) + 1 if len(strange) else first
     if failed or begin == after:
         return begin
-    taken = int(curves.reserved[stretch.request] - curves.reserved[after])
+    taken = int(curves.reserved[request] - curves.reserved[after])
     fitted = taken > 0 and int(curves.reserved[begin]) + taken <= known_to_fit
     # The end of a MemPool is no call of its own: its segments have the stacks of their allocations.
     of_pool = bool(private[given >= begin].all())

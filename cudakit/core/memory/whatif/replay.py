@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
 from cudakit.core.memory.replay.lifetimes import BEFORE
 from cudakit.core.memory.whatif.program import AT_ONCE, Program, Step
 from cudakit.core.memory.whatif.replica import Replica
-from cudakit.core.memory.whatif.result import Held, Shortage
+from cudakit.core.memory.whatif.result import Held, Outcome, Shortage
 from cudakit.torch_rules.settings import Settings
 
 # Stream handles for the allocator, which treats those below 3 as default streams.
@@ -43,37 +42,28 @@ class ReplayAllocator(Protocol):
 NewAllocator: TypeAlias = Callable[[Replica, Settings, bool], ReplayAllocator]
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What a program needed."""
-
-    start: Held  # when the trace began
-    peak: Held
-    end: Held
-    at_peak: Held  # when most was requested in the record
-    device_allocations: int
-    device_frees: int
-    retries: int
-    ooms: int
-    shortage: Shortage | None
-
-
 def replay(
     program: Program,
     settings: Settings,
     new_allocator: NewAllocator,
     *,
+    name: str = "",
     limit_bytes: int | None,
     addresses: Iterable[tuple[int, int]] = (),
     search_again: bool = False,
-) -> Replayed:
+) -> tuple[Outcome, Held]:
     """Replay a program to its end, or to the first request that was served in the record and fails here.
 
-    ``addresses`` are the addresses and sizes of recorded segments, as Replica takes them.
+    ``addresses`` are the addresses and sizes of recorded segments, as Replica takes them. Returns the outcome
+    under the given name, and the memory held when the trace began.
     Raises Unsupported for settings that the allocator does not have.
     """
     device = Replica(limit_bytes, addresses)
-    return _Replay(program, device, new_allocator(device, settings, search_again)).run()
+    replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    start, shortage = replay.run()
+    if limit_bytes is not None and settings.memory_fraction < 1:
+        limit_bytes = int(limit_bytes * settings.memory_fraction)
+    return replay.outcome(name, settings, limit_bytes, shortage), start
 
 
 class _OutOfMemory(Exception):
@@ -96,9 +86,10 @@ class _Replay:
         self._live: dict[int, int] = {}
         self._waiting: dict[int, int] = {}  # by pending free: the position in its lane
         self._ooms = 0
-        self._at_peak: Held | None = None
+        self._at_peak: Held | None = None  # when most was requested in the record
 
-    def run(self) -> Replayed:
+    def run(self) -> tuple[Held, Shortage | None]:
+        """Perform all steps; return what was held when the trace began, and the request that ended it."""
         shortage = None
         try:
             start = self._allocate_initial()
@@ -108,12 +99,22 @@ class _Replay:
             if shortage.event < 0:
                 start = self._held("current")
         self._allocator.process_events()
+        return start, shortage
+
+    def outcome(
+        self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
+    ) -> Outcome:
         statistics = self._allocator.statistics()
-        return Replayed(
-            start=start,
+        at_peak = self._at_peak or self._held("current")
+        free = at_peak.reserved_bytes - at_peak.active_bytes
+        return Outcome(
+            name=name,
+            settings=settings.as_text(),
+            limit_bytes=limit_bytes,
             peak=self._held("peak"),
             end=self._held("current"),
-            at_peak=self._at_peak or self._held("current"),
+            fragmentation_bytes=free,
+            fragmentation=free / max(at_peak.reserved_bytes, 1),
             device_allocations=statistics["num_device_alloc"],
             device_frees=statistics["num_device_free"],
             retries=statistics["num_alloc_retries"],

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.whatif.recorded import has_both_kinds
 from cudakit.core.memory.whatif.recording import Recording
-from cudakit.core.memory.whatif.replay import Replayed
-from cudakit.core.memory.whatif.result import Difference, Outcome
+from cudakit.core.memory.whatif.result import Difference, Held, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
@@ -29,14 +28,14 @@ def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
             yield Difference(figure.replace("_", " "), before, after)
 
 
-def reasons(recording: Recording, replayed: Replayed) -> Iterator[str]:
-    """Return what a replay would need and the trace does not hold."""
+def reasons(recording: Recording, start: Held) -> Iterator[str]:
+    """Return what a replay would need and the trace does not hold; ``start`` was held at its beginning."""
     settings, history = recording.snapshot.settings, recording.history
     if not history.begins_complete:
         yield (
             "the trace begins with memory in use, which is put in anew: of what was reserved then,"
             f" {format_bytes(int(history.curves.reserved[0]))}, the replay has"
-            f" {format_bytes(replayed.start.reserved_bytes)}"
+            f" {format_bytes(start.reserved_bytes)}"
         )
     if history.inconsistencies.total or recording.trace.warnings:
         yield "the trace and the state at its end contradict each other"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted, redacted_text
+from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -25,33 +25,33 @@ between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 def test_uuids_are_redacted_except_their_kind() -> None:
     text = "GPU-6f4890cf-4157-408d-4577-559bc7fea90e, MIG-GPU-6f4890cf/3/0 and GPU-6f48"
 
-    assert redacted_text(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
+    assert redacted(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
 
 
 def test_host_user_home_and_serial_numbers_are_redacted() -> None:
     text = "gpu-box: /data/ada/venv and /home/bob/x, serial 1652826064062, GPU-BOX.LAB.EXAMPLE, ada"
 
-    assert redacted_text(text, WHO) == (
+    assert redacted(text, WHO) == (
         "<host>: ~/venv and /home/<user>/x, serial <serial>, <host>, <user>"
     )
 
 
 def test_name_inside_word_is_not_redacted() -> None:
-    assert redacted_text("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
+    assert redacted("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
 
 
 def test_anonymous_names_are_not_redacted() -> None:
     nobody = Identity(hostname="localhost", user="root", home="/", serials=("0",))
 
-    assert redacted_text("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
+    assert redacted("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
 
 
 @given(identifier=st.uuids(), prefix=st.sampled_from(["GPU-", "MIG-", ""]), around=between)
 def test_any_uuid_is_redacted(identifier: uuid.UUID, prefix: str, around: str) -> None:
     text = f"{around} {prefix}{identifier} {around}"
 
-    assert str(identifier) not in redacted_text(text, WHO)
-    assert str(identifier)[:8] not in redacted_text(text, WHO)
+    assert str(identifier) not in redacted(text, WHO)
+    assert str(identifier)[:8] not in redacted(text, WHO)
 
 
 @given(host=names, user=names, around=between)
@@ -59,7 +59,7 @@ def test_any_name_in_path_or_sentence_is_redacted(host: str, user: str, around: 
     who = Identity(hostname=f"{host}.cluster", user=user, home=f"/home/{user}")
     text = f"{around} /home/{user}/env on {host}.cluster, {host.upper()} as {user}; {around}"
 
-    words = redacted_text(text, who).lower().replace("/", " ").replace(".", " ").split()
+    words = redacted(text, who).lower().replace("/", " ").replace(".", " ").split()
 
     assert not {host, f"{host},", user, f"{user};"} & set(words)
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.replay.lifetimes import BEFORE, Inconsistencies
+from cudakit.core.memory.replay.lifetimes import BEFORE, Contradictions
 from cudakit.core.memory.snapshot import HOST, BlockState, DeviceTrace
 from cudakit.torch_rules.actions import Action
 
@@ -86,7 +86,7 @@ def test_every_allocation_is_found_with_its_size_and_its_interval(history: Histo
 @LAW
 @given(recordings(pools=3))
 def test_nothing_contradicts_itself_in_what_an_allocator_wrote(history: History) -> None:
-    assert history.replay().inconsistencies == Inconsistencies()
+    assert history.replay().inconsistencies == Contradictions()
 
 
 @LAW
@@ -311,41 +311,41 @@ def test_the_pool_is_what_the_event_says_else_that_of_the_segment_at_that_time()
 def test_an_allocation_where_something_lives_means_that_a_free_was_lost() -> None:
     entries = [alloc(BASE, 512), alloc(BASE, 1024)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 1024)])]))
-    assert found.inconsistencies == Inconsistencies(lost_frees=1)
+    assert found.inconsistencies == Contradictions(lost_frees=1)
     assert found.curves.active.tolist() == [0, 512, 1024]
 
 
 def test_an_allocation_that_is_gone_without_a_free_means_that_a_free_was_lost() -> None:
     found = replayed(builders.trace([alloc(BASE, 512)], [Segment(BASE, 2 * MIB)]))
-    assert found.inconsistencies == Inconsistencies(lost_frees=1)
+    assert found.inconsistencies == Contradictions(lost_frees=1)
     assert found.curves.active[-1] == 0
 
 
 def test_a_block_that_lives_again_means_that_an_allocation_was_lost() -> None:
     entries = [alloc(BASE, 512), *freed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
-    assert found.inconsistencies == Inconsistencies(lost_allocations=1)
+    assert found.inconsistencies == Contradictions(lost_allocations=1)
     assert found.curves.active[-1] == 512
 
 
 def test_a_lost_allocation_begins_at_the_free_before_it() -> None:
     entries = [*freed(BASE, 512), *freed(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
-    assert found.inconsistencies == Inconsistencies(lost_allocations=2, lost_requests=1)
+    assert found.inconsistencies == Contradictions(lost_allocations=2, lost_requests=1)
     assert intervals(found.allocations) == [(BEFORE, 0, 1), (1, 2, 3), (3, 4, 4)]
 
 
 def test_a_free_that_completes_unasked_means_that_a_request_was_lost() -> None:
     entries = [alloc(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
-    assert found.inconsistencies == Inconsistencies(lost_requests=1)
+    assert found.inconsistencies == Contradictions(lost_requests=1)
     assert intervals(found.allocations) == [(0, 1, 1)]
 
 
 def test_a_block_in_use_although_its_free_was_requested_is_a_contradiction() -> None:
     entries = [alloc(BASE, 512), free_requested(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
-    assert found.inconsistencies == Inconsistencies(lost_requests=1)
+    assert found.inconsistencies == Contradictions(lost_requests=1)
     assert found.curves.allocated[-1] == 512
 
 
@@ -354,7 +354,7 @@ def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> No
     pending = Block(BASE + KIB, 512, 301, BlockState.PENDING_FREE)
     final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, 200), pending])]
     found = replayed(builders.trace(entries, final))
-    assert found.inconsistencies == Inconsistencies(sizes=3)
+    assert found.inconsistencies == Contradictions(sizes=3)
     assert found.curves.requested[-1] == 501
 
 
@@ -366,10 +366,10 @@ def test_contradictions_of_segments_and_mappings_are_added() -> None:
         Entry(Action.SEGMENT_UNMAP, BASE + page, page),
         Entry(Action.SEGMENT_UNMAP, BASE + page, page),
     ]
-    assert replayed(builders.trace(entries)).inconsistencies == Inconsistencies(segments=2)
+    assert replayed(builders.trace(entries)).inconsistencies == Contradictions(segments=2)
 
 
 def test_more_in_use_than_reserved_is_counted_by_the_moment() -> None:
     entries = [alloc(BASE, 512), *freed(BASE, 512), alloc(BASE, 512), *freed(BASE, 512)]
     found = replayed(builders.trace(entries))
-    assert found.inconsistencies == Inconsistencies(over_reserved=4)
+    assert found.inconsistencies == Contradictions(over_reserved=4)

@@ -23,7 +23,8 @@ from cudakit.api.memory import new_allocator, replay_snapshots
 from cudakit.core.memory.whatif import WhatIfSpec
 from cudakit.core.memory.whatif.program import program_of
 from cudakit.core.memory.whatif.recording import recording_of
-from cudakit.core.memory.whatif.replay import Replayed, replay
+from cudakit.core.memory.whatif.replay import replay
+from cudakit.core.memory.whatif.result import Outcome
 from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)
@@ -41,7 +42,7 @@ def again(program: Program) -> dict[str, int]:
     (trace,) = snapshot.devices
     collects = program.settings.garbage_collection_threshold > 0
     recording = recording_of(snapshot, trace)
-    played = replay(
+    played, _ = replay(
         program_of(recording, collects=collects),
         program.settings,
         new_allocator,
@@ -52,7 +53,7 @@ def again(program: Program) -> dict[str, int]:
     return figures(played)
 
 
-def figures(played: Replayed) -> dict[str, int]:
+def figures(played: Outcome) -> dict[str, int]:
     return {
         **{
             f"{part} {name}": getattr(held, f"{name}_bytes")
