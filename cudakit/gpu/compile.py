@@ -9,8 +9,6 @@ from typing import Any
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.compile_cache import CompileCache, cache_key
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-
 
 def compile_cuda(
     source: str,
@@ -76,7 +74,7 @@ class Nvrtc:
         options: Sequence[str],
         *,
         name: str = "kernels.cu",
-        headers: Mapping[str, str] = _NO_HEADERS,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Compile a source to a "CUBIN" or to "PTX"; ``headers`` are the texts of includable files by name.
 

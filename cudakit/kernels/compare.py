@@ -17,7 +17,6 @@ from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORD_BYTES = 4
-_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 SOURCE = r"""
 typedef unsigned char u8;
@@ -140,7 +139,7 @@ def _differ_from_word(
 def _gather(
     launch: Launch, to: Ptr, from_: Ptr, places: Ptr, count: np.uint64, size: np.int32
 ) -> None:
-    raw = _RAW[int(size)]
+    raw = np.dtype(f"u{size}")
     wanted = launch.read(places, np.uint64, int(count))
     source = launch.read(from_, raw, int(wanted.max()) + 1)
     launch.write(to, raw, int(count))[:] = source[wanted]

@@ -18,7 +18,6 @@ from cudakit.gpu.sim import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 _NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
-_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ANSWER_BYTES = 16
 
 SOURCE = r"""
@@ -117,8 +116,8 @@ def _count(
     count: np.uint64,
     size: np.int32,
 ) -> None:
-    raw = _RAW[int(size)]
-    poison = launch.read(matrices, raw, int(count)).reshape(-1, int(pitch)) == raw(pattern)
+    raw = np.dtype(f"u{size}")
+    poison = launch.read(matrices, raw, int(count)).reshape(-1, int(pitch)) == raw.type(pattern)
     inner = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
     left = np.count_nonzero(inner)
     gone = (poison.size - np.count_nonzero(poison)) - (inner.size - left)

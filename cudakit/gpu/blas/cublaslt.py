@@ -45,7 +45,7 @@ class CublasLt:
         self._capability = capability
         lt = vendor.lt
         self.version = ".".join(str(lt.get_property(part)) for part in range(3))
-        self.configurations = Configurations.of(lt)
+        self.configurations = Configurations(lt)
         self._handle: int = self.call(lt.create, what="cublasLtCreate")
         self._one: Ptr | None = None
 

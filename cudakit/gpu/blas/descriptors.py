@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -93,7 +92,11 @@ class Problem:
         self._bias_at = one
         with ExitStack() as owned:
             self._owned = owned
-            self._describe(one)
+            self.operation = self._operation(one)
+            self.a = self._layout(gemm.a, self.types.a)
+            self.b = self._layout(gemm.b, self.types.b)
+            self.c = self._layout(gemm.d, self.types.c)
+            self.d = self._layout(gemm.d, self.types.d)
             self._owned = owned.pop_all()
 
     @property
@@ -134,12 +137,6 @@ class Problem:
     def close(self) -> None:
         """Destroy the descriptors. A second time has no effect."""
         self._owned.close()
-
-    def _describe(self, one: Ptr) -> None:
-        gemm, types = self.gemm, self.types
-        self.operation = self._operation(one)
-        self.a, self.b = self._layout(gemm.a, types.a), self._layout(gemm.b, types.b)
-        self.c, self.d = self._layout(gemm.d, types.c), self._layout(gemm.d, types.d)
 
     def _operation(self, one: Ptr) -> int:
         lt, gemm = self._lt, self.gemm
@@ -193,28 +190,23 @@ class Problem:
         return put
 
 
-@dataclass(frozen=True, slots=True)
 class Configurations:
     """Reads and writes a cublasLtMatmulAlgo_t, given its address."""
 
-    lt: Any
-    cells: Mapping[str, Cell]
-    written: Cell
-
-    @classmethod
-    def of(cls, lt: Any) -> Configurations:
+    def __init__(self, lt: Any) -> None:
+        self._lt = lt
+        self._written = Cell(0, np.uint64)
         attributes = lt.MatmulAlgoConfigAttribute
-        cells = {
+        self._cells = {
             field: Cell(
                 attributes[name], lt.get_matmul_algo_config_attribute_dtype(attributes[name])
             )
             for field, name in {"id": "ID", **FIELDS}.items()
         }
-        return cls(lt, cells, Cell(0, np.uint64))
 
     def read(self, address: int) -> Algorithm:
         """Return the numbers; the structure does not have the workspace size."""
-        numbers = {field: self._read(address, cell) for field, cell in self.cells.items()}
+        numbers = {field: self._read(address, cell) for field, cell in self._cells.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
         # The heuristics use -1 for no split, with a reduction scheme that is refused together with 1.
@@ -226,20 +218,20 @@ class Configurations:
         Raises Unsupported for a number that is too large to be one.
         """
         for field in FIELDS:
-            cell = self.cells[field]
+            cell = self._cells[field]
             try:
                 cell.number = getattr(algorithm, field)
             except OverflowError:
                 raise Unsupported(
                     f"{getattr(algorithm, field)} is no {field} of an algorithm of cuBLASLt"
                 ) from None
-            self.lt.matmul_algo_config_set_attribute(
+            self._lt.matmul_algo_config_set_attribute(
                 address, cell.attribute, cell.address, cell.size_bytes
             )
 
     def _read(self, address: int, cell: Cell) -> int:
-        self.lt.matmul_algo_config_get_attribute(
-            address, cell.attribute, cell.address, cell.size_bytes, self.written.address
+        self._lt.matmul_algo_config_get_attribute(
+            address, cell.attribute, cell.address, cell.size_bytes, self._written.address
         )
         return cell.number
 

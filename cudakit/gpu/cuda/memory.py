@@ -36,14 +36,12 @@ class CudaMemory:
 
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
-        how = (
-            (cu.cuMemAlloc,)
-            if stream is None
-            else (cu.cuMemAllocAsync, self._streams.handle(stream))
-        )
-        function, *order = how
+        order = () if stream is None else (self._streams.handle(stream),)
         address = self._context.call(
-            function, size_bytes, *order, seen=lambda: self.shortage(size_bytes)
+            cu.cuMemAllocAsync if order else cu.cuMemAlloc,
+            size_bytes,
+            *order,
+            seen=lambda: self.shortage(size_bytes),
         )
         ptr = Ptr(int(address))
         self.allocated[ptr] = size_bytes

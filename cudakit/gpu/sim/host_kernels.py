@@ -134,7 +134,10 @@ class Launch:
             seen = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
             raise cuda_error(Status.MISALIGNED_ADDRESS, seen=seen)
         size_bytes = step * (count - 1) + dtype.itemsize
-        content = self._content(ptr, size_bytes, mode)
+        found = self.span(ptr, size_bytes, self.name)
+        content = found.gather()
+        if len(found.pieces) > 1 and mode != Mode.READ:
+            self._copies.append((found, content))
         strided = step != dtype.itemsize
         self.accesses.append(
             Access(
@@ -146,10 +149,3 @@ class Launch:
             )
         )
         return np.ndarray((count,), dtype, content, strides=(step,))
-
-    def _content(self, ptr: int, size_bytes: int, mode: Mode) -> Bytes:
-        found = self.span(ptr, size_bytes, self.name)
-        content = found.gather()
-        if len(found.pieces) > 1 and mode != Mode.READ:
-            self._copies.append((found, content))
-        return content

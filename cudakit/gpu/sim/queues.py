@@ -103,7 +103,8 @@ class Queues:
     def before(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks that a new task of a stream waits for."""
         if queue is self.legacy:
-            return _without_past([*queue.tail, *self._blocking_tails()])
+            blocking = (task for other in self.others if other.blocks for task in other.tail)
+            return _without_past([*queue.tail, *self._left, *blocking])
         if queue.blocks:
             return _without_past([*queue.tail, *self.legacy.tail])
         return _without_past(queue.tail)
@@ -121,12 +122,6 @@ class Queues:
     def captures(self) -> list[Capture]:
         """List the captures that blocking streams take part in."""
         return [queue.capture for queue in self.others if queue.blocks and queue.capture]
-
-    def _blocking_tails(self) -> Iterable[Task]:
-        yield from self._left
-        for queue in self.others:
-            if queue.blocks:
-                yield from queue.tail
 
 
 @dataclass(slots=True, eq=False)
