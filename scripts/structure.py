@@ -46,6 +46,31 @@ def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
+def import_graph(known: dict[str, Path]) -> dict[str, set[str]]:
+    """Return for each module the other modules of the package that it imports."""
+    return {
+        name: imports(ast.parse(path.read_text(encoding="utf-8")), known) - {name}
+        for name, path in known.items()
+    }
+
+
+def import_cycles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Return the groups of modules that import one another."""
+    return [component for component in strongly_connected(graph) if len(component) > 1]
+
+
+def small_files(known: dict[str, Path], graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules under ``SMALL_LINES`` lines that one other module imports."""
+    importers = Counter(other for others in graph.values() for other in others)
+    return [
+        name
+        for name, path in known.items()
+        if path.stem not in {"__init__", "__main__"}
+        and path.read_text(encoding="utf-8").count("\n") < SMALL_LINES
+        and importers[name] == 1
+    ]
+
+
 def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     """Return the strongly connected components, imported ones first (Tarjan 1972)."""
     order: dict[str, int] = {}
@@ -127,19 +152,10 @@ def main() -> int:
     known = modules()
     texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
-    graph = {name: imports(tree, known) - {name} for name, tree in trees.items()}
-    components = strongly_connected(graph)
-    cycles = [component for component in components if len(component) > 1]
-    depth = levels(graph, components)
+    graph = import_graph(known)
+    cycles, small = import_cycles(graph), small_files(known, graph)
+    depth = levels(graph, strongly_connected(graph))
     deepest = max(depth, key=lambda name: depth[name])
-    importers = Counter(other for others in graph.values() for other in others)
-    small = [
-        name
-        for name, path in known.items()
-        if path.stem not in {"__init__", "__main__"}
-        and texts[name].count("\n") < SMALL_LINES
-        and importers[name] == 1
-    ]
     print_sizes()
     print(f"\ndeepest import level: {depth[deepest]} ({deepest})")
     print(f"import cycles: {len(cycles)}", *(f"\n  {' '.join(cycle)}" for cycle in cycles))

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import structure
 
 import cudakit
 
@@ -351,3 +352,46 @@ def test_exceptions_to_the_rule_on_paths_are_needed() -> None:
     }
 
     assert used == PATH_EXCEPTIONS.keys()
+
+
+# --- cycles and tiny files ------------------------------------------------------------------------
+
+
+def test_import_graph_of_the_package_has_no_cycle() -> None:
+    graph = structure.import_graph(structure.modules())
+
+    assert structure.import_cycles(graph) == []
+
+
+def test_no_file_under_40_lines_has_a_single_importer() -> None:
+    known = structure.modules()
+
+    assert structure.small_files(known, structure.import_graph(known)) == []
+
+
+def test_import_cycle_is_found_through_a_third_module() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+
+    assert structure.import_cycles(graph) == [("a", "b", "c")]
+
+
+def test_imports_within_functions_count_as_edges_of_the_import_graph(tmp_path: Path) -> None:
+    known = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
+    known["a"].write_text("def f():\n    import b\n")
+    known["b"].write_text("x = 1\n" * structure.SMALL_LINES)
+
+    assert structure.import_graph(known) == {"a": {"b"}, "b": set()}
+
+
+def test_small_file_is_reported_only_if_it_has_one_importer(tmp_path: Path) -> None:
+    known = {name: tmp_path / f"{name}.py" for name in ("small", "shared", "large", "user")}
+    for name, path in known.items():
+        path.write_text("x = 1\n" * (structure.SMALL_LINES - (name != "large")))
+    graph = {
+        "small": set(),
+        "shared": set(),
+        "large": {"shared"},
+        "user": {"small", "shared", "large"},
+    }
+
+    assert structure.small_files(known, graph) == ["small"]

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
 from cudakit.errors import InputError
-from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.elements import (
     BF16,
     FP8_E4M3,
@@ -24,6 +23,7 @@ from cudakit.gpu.api.elements import (
     INT32,
     Element,
 )
+from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
 # n: stored as used; t: stored transposed. The first letter is for A, the second for B.
