@@ -1,0 +1,344 @@
+"""The native types by themselves: wrong use raises, and what is not used any more is collected."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from core.allocator.device import MIB, Device
+
+from cudakit.core.allocator.allocator import CachingAllocator
+from cudakit.core.allocator.blocks import BlockPool
+from cudakit.core.allocator.pool_stats import DeviceStats
+from cudakit.core.allocator.state import native_module
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL
+
+pytestmark = pytest.mark.skipif(
+    native_module() is None, reason="the native types were not compiled"
+)
+EVENT = ("alloc", 1, 2, 0, 3, None, (0, 0), "")
+
+
+def make_pool() -> BlockPool:
+    native: Any = native_module()
+    stats = DeviceStats(1 << 62, native.TYPES.counters).small
+    return BlockPool(DEFAULT_POOL, stats, small=True, free_blocks=native.FreeBlocks)
+
+
+@pytest.fixture
+def free() -> Any:
+    """The free blocks of a pool, of which there are none."""
+    return make_pool().free_blocks(0)
+
+
+@pytest.fixture
+def allocator() -> CachingAllocator:
+    return CachingAllocator(Device(), native=True)
+
+
+@pytest.mark.parametrize("name", ["Block", "FreeBlocks", "Events", "FastPath"])
+@pytest.mark.parametrize("args", [(), (None,), (object(),) * 2, ("",) * 9])
+def test_no_object_is_made_without_its_fields(name: str, args: tuple[Any, ...]) -> None:
+    native: Any = native_module()
+    for made in (getattr(native, name), getattr(native._fast, name)):
+        with pytest.raises((TypeError, AttributeError)):
+            made.__new__(made, *args)
+
+
+def test_a_fast_path_makes_blocks_of_no_other_type(free: Any) -> None:
+    native: Any = native_module()
+    counters = free.counters
+    rest: Any = ({}, {}, {}, counters, counters, counters, None)
+    with pytest.raises(TypeError, match="Block"):
+        native._fast.FastPath(None, *rest, int)
+
+
+@pytest.mark.parametrize("name", ["ptr", "size", "requested", "gc_count_base", "event_count"])
+@pytest.mark.parametrize("value", ["1", None, 1.5, 1 << 70], ids=repr)
+def test_numbers_of_a_block_are_checked(free: Any, name: str, value: Any) -> None:
+    block = free.new_block(0, 512)
+    with pytest.raises((TypeError, OverflowError)):
+        setattr(block, name, value)
+    with pytest.raises(TypeError):
+        delattr(block, name)
+
+
+@pytest.mark.parametrize("name", ["prev", "next"])
+@pytest.mark.parametrize("value", [1, "", object()], ids=["1", "text", "object"])
+def test_neighbors_of_a_block_are_blocks(free: Any, name: str, value: Any) -> None:
+    block, other = free.new_block(0, 512), free.new_block(512, 512)
+    setattr(block, name, other)
+    with pytest.raises(TypeError, match="block"):
+        setattr(block, name, value)
+    assert getattr(block, name) is other
+    setattr(block, name, None)
+    assert getattr(block, name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["prev", "next", "stack", "segment_stack", "stream_uses", "expandable_segment"],
+)
+def test_a_deleted_attribute_of_a_block_is_none(free: Any, name: str) -> None:
+    block = free.new_block(0, 512)
+    setattr(block, name, free.new_block(512, 512))
+    delattr(block, name)
+    assert getattr(block, name) is None
+
+
+@pytest.mark.parametrize("name", ["free", "free_blocks"])
+def test_what_the_tree_relies_on_is_not_set(free: Any, name: str) -> None:
+    block = free.new_block(0, 512)
+    with pytest.raises(AttributeError):
+        setattr(block, name, False)
+    with pytest.raises((AttributeError, TypeError)):
+        delattr(block, name)
+
+
+def test_a_block_that_does_not_belong_to_the_free_blocks_is_refused(free: Any) -> None:
+    block, foreign = free.new_block(0, 512), make_pool().free_blocks(0).new_block(0, 512)
+    for call in (free.add, free.remove):
+        for wrong in (foreign, None, 1, free):
+            with pytest.raises(ValueError, match="not a block of this"):
+                call(wrong)
+    with pytest.raises(ValueError, match="not free"):
+        free.remove(block)
+    free.add(block)
+    with pytest.raises(ValueError, match="free already"):
+        free.add(block)
+    assert list(free) == [block]
+
+
+def test_a_block_whose_size_was_changed_while_free_does_no_harm(free: Any) -> None:
+    blocks = [free.new_block(512 * number, 512) for number in range(50)]
+    for block in blocks:
+        free.add(block)
+    for block in blocks:
+        block.size = 512 * 100
+        with suppress(ValueError):  # if it is not found there
+            free.remove(block)
+        block.size = 512
+        assert (block in list(free)) == block.free
+        if block.free:
+            free.remove(block)
+    assert not free
+
+
+def test_equal_blocks_are_in_a_tree_of_small_depth(free: Any) -> None:
+    for _ in range(50_000):
+        free.add(free.new_block(0, 512))
+    assert len(list(free)) == 50_000
+    assert gc.collect() >= 0
+    taken = [free.take(512, 1024) for _ in range(50_000)]
+    assert None not in taken
+    assert free.take(512, 1024) is None
+
+
+@pytest.mark.parametrize("size", [1 << 70, -(1 << 70), "1", None], ids=repr)
+def test_sizes_of_searches_are_checked(free: Any, size: Any) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        free.from_size(size)
+    with pytest.raises((TypeError, OverflowError)):
+        free.take(size, 1)
+
+
+def test_a_merge_with_a_neighbor_of_other_free_blocks_does_nothing_to_it(
+    allocator: CachingAllocator,
+) -> None:
+    foreign: Any = make_pool().free_blocks(0)
+    other = foreign.new_block(0, 512)
+    foreign.add(other)
+    ptrs = [allocator.alloc(700) for _ in range(3)]
+    block: Any = allocator._state.live[ptrs[1]]
+    kept = block.prev, block.next
+    block.prev = block.next = other
+    allocator.free(ptrs[1])
+    assert list(foreign) == [other]
+    block.prev, block.next = kept
+
+
+@pytest.mark.parametrize("value", [None, 1, object()], ids=["None", "1", "object"])
+def test_what_is_live_and_not_a_block_is_not_freed_natively(
+    allocator: CachingAllocator, value: Any
+) -> None:
+    allocator._state.live[7] = value
+    with pytest.raises(Exception, match="nothing is allocated"):
+        allocator.free(7)
+    del allocator._state.live[7]
+
+
+@pytest.mark.parametrize("maxlen", [-1, 0, 1, 100, sys.maxsize])
+def test_events_of_any_length(maxlen: int) -> None:
+    events = make_events(maxlen)
+    for number in range(300):
+        events.append((*EVENT[:1], number, *EVENT[2:]))
+    expected = min(max(maxlen, 1), 300)
+    assert events.count == 300
+    assert [event[1] for event in events] == list(range(300 - expected, 300))
+    assert len(events) == expected
+
+
+@pytest.mark.parametrize("event", [None, [*EVENT], (), EVENT[:7], (*EVENT[:1], "", *EVENT[2:])])
+def test_what_is_no_event_is_refused(event: Any) -> None:
+    events = make_events(10)
+    with pytest.raises(TypeError):
+        events.append(event)
+    assert len(events) == 0
+
+
+def make_events(maxlen: int) -> Any:
+    native: Any = native_module()
+    return native.Events(maxlen)
+
+
+class Finalized:
+    """Calls a function when it is not used any more."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __del__(self) -> None:
+        self.call()
+
+
+def test_a_finalizer_of_a_dropped_event_may_append_and_read() -> None:
+    events = make_events(3)
+    seen = []
+
+    def again() -> None:
+        events.append(EVENT)
+        seen.append(list(events))
+
+    for _ in range(20):
+        events.append((*EVENT[:5], Finalized(again), *EVENT[6:]))
+    assert events.count == 20 + len(seen)
+    assert {len(each) for each in seen} == {3}
+
+
+def test_a_finalizer_that_runs_while_events_are_read_may_append() -> None:
+    events = make_events(100)
+    for number in range(100):
+        events.append((*EVENT[:5], (object(), number), *EVENT[6:]))
+
+    def append(*_: object) -> None:
+        for number in range(40):
+            events.append((*EVENT[:5], (object(), number), *EVENT[6:]))
+
+    before = gc.get_threshold()
+    gc.callbacks.append(append)
+    try:
+        gc.set_threshold(1)
+        found = list(events)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(append)
+    assert len(found) == 100
+    assert all(len(event) == 8 and isinstance(event[5], tuple) for event in found)
+
+
+def test_a_finalizer_of_a_dropped_event_may_end_the_history(allocator: CachingAllocator) -> None:
+    allocator.alloc(MIB)  # which leaves free memory
+    allocator.record_history(context=None, max_entries=1)
+    ptr = allocator.alloc(700)
+    ends = Finalized(lambda: allocator.record_history(None))
+    events = allocator._state.history.events
+    events.append((*EVENT[:5], ends, *EVENT[6:]))  # type: ignore[arg-type]
+    del ends, events
+    allocator.free(ptr)  # whose first event drops that one
+    assert allocator.alloc(700) == ptr
+
+
+def test_a_collection_while_a_block_is_made_may_allocate(allocator: CachingAllocator) -> None:
+    kept = [allocator.alloc(700)]
+
+    def alloc(*_: object) -> None:
+        kept.append(allocator.alloc(700))
+
+    before = gc.get_threshold()
+    gc.callbacks.append(alloc)
+    try:
+        gc.set_threshold(1)
+        kept += [allocator.alloc(700) for _ in range(50)]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(alloc)
+    assert len(kept) == len(set(kept))
+    for ptr in kept:
+        allocator.free(ptr)
+    assert allocator.statistics()["allocation.all.current"] == 0
+
+
+class Key:
+    """Equals an address, and does something when it is compared."""
+
+    def __init__(self, ptr: int, call: Callable[[], object]) -> None:
+        self.ptr = ptr
+        self.call = call
+
+    def __hash__(self) -> int:
+        return hash(self.ptr)
+
+    def __eq__(self, other: object) -> bool:
+        self.call()
+        return other == self.ptr
+
+
+def test_an_address_that_frees_when_it_is_compared_frees_once(allocator: CachingAllocator) -> None:
+    ptr = allocator.alloc(700)
+    freed: list[int] = []
+
+    def free_and_replace() -> None:
+        if not freed:
+            freed.append(ptr)
+            allocator.free(ptr)
+            assert allocator.alloc(500) == ptr
+
+    allocator.free(Key(ptr, free_and_replace))  # type: ignore[arg-type]
+    assert allocator.statistics()["allocation.all.current"] == 0
+    assert allocator._state.live == {}
+
+
+def test_a_part_of_a_merged_segment_does_not_get_a_stack_of_before(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history(context="all")
+    allocator.alloc(700)
+    for _ in range(3):
+        ptr = allocator.alloc(700)
+        assert allocator._state.live[ptr].segment_stack is None
+        allocator.free(ptr)
+
+
+@pytest.mark.parametrize("recorded", [None, "all"])
+def test_an_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
+    allocator: Any = CachingAllocator(Device(), native=True)
+    allocator.record_history(recorded, context="all")
+    ptrs = [allocator.alloc(size) for size in (700, MIB, 30 * MIB) for _ in range(5)]
+    for ptr in ptrs[::2]:
+        allocator.free(ptr)
+    state = allocator._state
+    state.live[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
+    if recorded:
+        state.history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
+    died = weakref.ref(state.guard.perform), weakref.ref(state)
+    del allocator, state
+    gc.collect()
+    assert [each() for each in died] == [None, None]
+
+
+def test_free_blocks_that_are_dropped_release_their_blocks() -> None:
+    free: Any = make_pool().free_blocks(0)
+    parts = [Finalized(lambda: dead.append(1)) for _ in range(100)]
+    dead: list[int] = []
+    for number, part in enumerate(parts):
+        block = free.new_block(512 * number, 512)
+        block.expandable_segment = part
+        free.add(block)
+    del free, block, parts, part
+    gc.collect()
+    assert len(dead) == 100
