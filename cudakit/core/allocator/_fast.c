@@ -110,7 +110,6 @@ struct free_blocks {
     PyObject *pool, *stream;
     struct counters *counters;
     struct block *root;
-    uint64_t random;
 };
 
 #define BLOCK_FIELDS(DO) \
@@ -214,37 +213,46 @@ static PyType_Slot block_slots[] = {
 
 /* ---- free blocks ----------------------------------------------------------------------------------------- */
 
-/* Return 1 if a block comes before a size and address. A branch here would be mispredicted half the time. */
-static int is_before(const struct block *block, long long size, long long ptr)
+static bool is_before(const struct block *block, long long size, long long ptr)
 {
-    return (block->size < size) | ((block->size == size) & (block->ptr < ptr));
+    return block->size < size || (block->size == size && block->ptr < ptr);
+}
+
+/* Return the place after a block on the way down to a size and address. The branch is predicted when a way is
+ * taken again, and the next block is fetched early then; an index would wait for the comparison. */
+static struct block **next_place(struct block *block, long long size, long long ptr)
+{
+    return is_before(block, size, ptr) ? &block->child[1] : &block->child[0];
 }
 
 /* Return the place of the smallest block of at least a size, of equal ones that at the lowest address; or NULL. */
 static struct block **best_fit(struct free_blocks *self, long long size)
 {
     struct block **found = NULL;
-    for (struct block **place = &self->root; *place;) {
-        bool is_small = (*place)->size < size;
-        found = is_small ? found : place;
-        place = &(*place)->child[is_small];
-    }
+    for (struct block **place = &self->root; *place;)
+        if ((*place)->size < size) {
+            place = &(*place)->child[1];
+        } else {
+            found = place;
+            place = &(*place)->child[0];
+        }
     return found;
 }
 
 /* Insert a block, whose reference the tree takes. */
 static void insert(struct free_blocks *self, struct block *block)
 {
+    static const uint64_t MULTIPLIER = 0x9E3779B97F4A7C15u; /* Fibonacci hashing (Knuth, TAOCP 6.4) */
+    uint64_t hash = ((uint64_t)block->ptr >> 9) * MULTIPLIER;
     struct block **place = &self->root;
-    /* The generator of MMIX (Knuth, TAOCP 3.3.4). */
-    block->priority = self->random = self->random * 6364136223846793005u + 1442695040888963407u;
+    block->priority = (hash ^ hash >> 32) * MULTIPLIER;
     while (*place && (*place)->priority > block->priority)
-        place = &(*place)->child[is_before(*place, block->size, block->ptr)];
+        place = next_place(*place, block->size, block->ptr);
     /* Split the subtree there: what is before the block becomes its first child, the rest its second. */
     struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
     *place = block;
     while (rest) {
-        int before = is_before(rest, block->size, block->ptr);
+        bool before = is_before(rest, block->size, block->ptr);
         *end[!before] = rest;
         end[!before] = &rest->child[before];
         rest = rest->child[before];
@@ -274,7 +282,7 @@ static bool remove_block(struct free_blocks *self, struct block *block)
 {
     struct block **place = &self->root;
     while (*place && *place != block)
-        place = &(*place)->child[is_before(*place, block->size, block->ptr)];
+        place = next_place(*place, block->size, block->ptr);
     return *place && take_from(place);
 }
 

@@ -129,7 +129,7 @@ def test_a_block_whose_size_was_changed_while_free_does_no_harm(free: Any) -> No
     assert not free
 
 
-def test_equal_blocks_are_in_a_tree_of_small_depth(free: Any) -> None:
+def test_many_equal_blocks_do_not_exhaust_the_stack(free: Any) -> None:
     for _ in range(50_000):
         free.add(free.new_block(0, 512))
     assert len(list(free)) == 50_000
