@@ -60,13 +60,9 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
 
 def rate(case: CaseResult) -> Value:
     """Return the rate of a case: operations per second if it has any, else bytes."""
-    if case.operations:
-        per_second, unit = case.per_second(case.operations), case.operation
-    elif case.bytes_moved:
-        per_second, unit = case.per_second(case.bytes_moved), "B"
-    else:
+    if not case.amount:
         return Unavailable("it is a latency")
-    return cell(lambda amount: Rate(amount, unit), per_second)
+    return cell(lambda amount: Rate(amount, case.unit), case.per_second(case.amount))
 
 
 def cell(make: Callable[[_T], Value], found: _T | Unavailable) -> Value:
@@ -82,7 +78,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
         _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
         _Shown("time", lambda case: cell(Seconds, case.median_s)),
         _Shown("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
-        _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
+        _Shown("rate", rate, needed=lambda case: bool(case.amount)),
         *(
             _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
             for baseline in compared(cases)
