@@ -121,10 +121,8 @@ def _identity(context: RunContext) -> Identity:
     import platform
 
     from cudakit.core.devices.diagnose.redact import Identity
-    from cudakit.units import Unavailable
 
-    devices = () if isinstance(context.nvml, Unavailable) else context.nvml.devices
-    serials = (device.fields.get("serial") for device in devices)
+    serials = (device.fields.get("serial") for device in context.nvml_devices)
     return Identity(
         hostname=platform.node(),
         user=getpass.getuser(),

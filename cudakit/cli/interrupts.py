@@ -17,13 +17,26 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     ignored or handled by someone else, nothing changes, nor outside of the main thread, which alone may call
     signal.signal.
     """
-    held = _Held()
+    pending = False
+
+    def hold(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 as signal calls it
+        nonlocal pending
+        if pending:
+            raise KeyboardInterrupt
+        pending = True
+
+    def deliver() -> None:
+        nonlocal pending
+        if pending:
+            pending = False
+            raise KeyboardInterrupt
+
     if not _is_ours():
-        yield held.deliver
+        yield deliver
         return
-    signal.signal(signal.SIGINT, held.hold)
+    signal.signal(signal.SIGINT, hold)
     try:
-        yield held.deliver
+        yield deliver
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,18 +46,3 @@ def _is_ours() -> bool:
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-
-
-class _Held:
-    def __init__(self) -> None:
-        self._pending = False
-
-    def hold(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 as signal calls it
-        if self._pending:
-            raise KeyboardInterrupt
-        self._pending = True
-
-    def deliver(self) -> None:
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt

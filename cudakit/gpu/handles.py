@@ -25,6 +25,9 @@ class Handles(Generic[_T]):
         self._numbers = count(first)  # atomic, so that threads need no lock
         self._objects: dict[int, _T] = {}
 
+    def __len__(self) -> int:
+        return len(self._objects)
+
     def add(self, known: _T) -> int:
         """Keep an object, and return its id."""
         number = next(self._numbers)

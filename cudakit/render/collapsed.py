@@ -11,9 +11,7 @@ from typing import TypeVar
 
 from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import valid_utf8
-
-_CHUNK_CHARACTERS = 64 * 1024
+from cudakit.render.columns import chunks, valid_utf8
 
 # Line ends of some readers (U+0085, U+2028, U+2029), and characters that control terminals.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -27,7 +25,8 @@ def render(document: Document) -> Iterator[str]:
     Each node with bytes of its own, beyond the sum of its children, is a line. In a label ``;`` becomes
     ``:``, a control character a space. Raises UsageError if the document has no Tree.
     """
-    return _chunks(trees(document)[0])
+    tree, *_ = trees(document)
+    return chunks(f"{';'.join(path)} {size_bytes}\n" for path, size_bytes in stacks(tree, _label))
 
 
 def trees(document: Document) -> tuple[Tree, ...]:
@@ -56,18 +55,6 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
         if own > 0:
             yield path, own
         pending += [(child, depth + 1) for child in reversed(node.children)]
-
-
-def _chunks(tree: Tree) -> Iterator[str]:
-    lines: list[str] = []
-    size = 0
-    for path, size_bytes in stacks(tree, _label):
-        lines.append(f"{';'.join(path)} {size_bytes}\n")
-        size += len(lines[-1])
-        if size >= _CHUNK_CHARACTERS:
-            yield "".join(lines)
-            lines, size = [], 0
-    yield "".join(lines)
 
 
 def _label(label: str) -> str:

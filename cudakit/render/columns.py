@@ -1,9 +1,9 @@
-"""Columns as texts, for the formats that other programs read."""
+"""Columns as texts, and texts in chunks, for the formats that other programs read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -12,12 +12,26 @@ from cudakit.document import Array
 
 Texts: TypeAlias = Callable[[Array], list[str]]
 
+_CHUNK_CHARACTERS = 64 * 1024
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def valid_utf8(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode."""
     return _SURROGATE.sub("\ufffd", text)
+
+
+def chunks(texts: Iterable[str]) -> Iterator[str]:
+    """Join texts in chunks of about 64 KiB."""
+    pending: list[str] = []
+    size = 0
+    for text in texts:
+        pending.append(text)
+        size += len(text)
+        if size >= _CHUNK_CHARACTERS:
+            yield "".join(pending)
+            pending, size = [], 0
+    yield "".join(pending)
 
 
 def is_address(name: str, array: Array) -> bool:

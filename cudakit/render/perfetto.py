@@ -19,9 +19,8 @@ import numpy as np
 
 from cudakit.document import Array, Chart, Columns, Document, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import Texts, decoder, is_address, valid_utf8
+from cudakit.render.columns import Texts, chunks, decoder, is_address, valid_utf8
 
-_CHUNK_CHARACTERS = 64 * 1024
 _BLOCK_ROWS = 1024
 
 _PID = 1
@@ -57,25 +56,18 @@ def render(document: Document) -> Iterator[str]:
             f"{document.title!r} has nothing on a time axis to write as a trace",
             hint="choose another output format, such as json",
         )
-    return _chunks(_objects(document.title, charts, spans))
+    return chunks(_file(_objects(document.title, charts, spans)))
 
 
 def _has_slices(columns: Columns) -> bool:
     return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
 
 
-def _chunks(objects: Iterable[str]) -> Iterator[str]:
-    pending = ['{"displayTimeUnit":"ms","traceEvents":[']
-    size = 0
-    separator = "\n"
-    for text in objects:
-        pending += separator, text
-        size += len(text)
-        separator = ",\n"
-        if size >= _CHUNK_CHARACTERS:
-            yield "".join(pending)
-            pending, size = [], 0
-    yield "".join([*pending, "\n]}\n"])
+def _file(objects: Iterable[str]) -> Iterator[str]:
+    yield '{"displayTimeUnit":"ms","traceEvents":['
+    for number, text in enumerate(objects):
+        yield f",\n{text}" if number else f"\n{text}"
+    yield "\n]}\n"
 
 
 def _objects(title: str, charts: list[Chart], spans: list[Columns]) -> Iterator[str]:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from cudakit.errors import InputError
+from cudakit.torch_rules.sizes import MIB
 
 # The share of the device's memory that PyTorch reserves addresses for by default (ExpandableSegment).
 FULL_RESERVE = 9 / 8
-MIB = 1 << 20
 _GIB = 1 << 30
 # A snapshot holds sizes as signed 64-bit numbers, where more would turn negative.
 LARGEST_MIB = (1 << 63) // MIB - 1
@@ -97,18 +97,13 @@ def is_class_name(name: object) -> bool:
     )
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _size(least_mib: int) -> Rule:
     def holds(value: object) -> bool:
-        return (
-            isinstance(value, int)
-            and _is_int(value)
-            and value % MIB == 0
-            and least_mib <= value // MIB <= LARGEST_MIB
-        )
+        return _is_int(value) and value % MIB == 0 and least_mib <= value // MIB <= LARGEST_MIB
 
     return Rule(holds, f"a whole number of MiB, {least_mib} to {LARGEST_MIB}")
 
@@ -126,12 +121,7 @@ def _are_divisions(value: object) -> bool:
 
 
 def _is_register_threads(value: object) -> bool:
-    return (
-        isinstance(value, int)
-        and _is_int(value)
-        and is_power_of_two(value)
-        and value <= MOST_REGISTER_THREADS
-    )
+    return _is_int(value) and is_power_of_two(value) and value <= MOST_REGISTER_THREADS
 
 
 def _are_reserves(value: object) -> bool:

@@ -25,8 +25,6 @@ from cudakit.trace.kinds import (
 )
 
 # The type of a field in a record, as numpy spells it, with its count.
-U8 = Annotated[int, "<u1"]
-U16 = Annotated[int, "<u2"]
 I16 = Annotated[int, "<i2"]
 U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]

@@ -6,6 +6,7 @@
  * after. So with the interpreter's lock a finalizer or another thread sees the state before it or after it. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <structmember.h>
@@ -21,6 +22,10 @@ enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
 
 #define MEMBER(type, name, kind, flags) {#name, kind, offsetof(struct type, name), flags, NULL}
 #define END {NULL, 0, 0, 0, NULL}
+/* For lists of the fields that are references. */
+#define VISIT(field) Py_VISIT(self->field);
+#define CLEAR(field) Py_CLEAR(self->field);
+#define COPY(field) Py_XINCREF(self->field = given.field);
 
 /* The names of attributes and methods, and the actions of events. */
 #define NAMES(DO) \
@@ -57,34 +62,28 @@ struct counter {
     long long current, sum, peak;
 };
 
+enum counted { ALLOCATION, ALLOCATED_BYTES, REQUESTED_BYTES, INACTIVE_SPLIT, INACTIVE_SPLIT_BYTES, COUNTED };
+
 /* Counters of the small or the large pools. Of the total of both, only the peaks are used. */
 struct counters {
     PyObject_HEAD
-    struct counter allocation, allocated_bytes, requested_bytes, inactive_split, inactive_split_bytes;
+    struct counter of[COUNTED];
 };
 
-static void count(struct counter *counter, const struct counter *other, struct counter *total, long long change)
-{
-    counter->current += change;
-    if (change <= 0)
-        return;
-    counter->sum += change;
-    if (counter->current > counter->peak)
-        counter->peak = counter->current;
-    if (counter->current + other->current > total->peak)
-        total->peak = counter->current + other->current;
-}
-
-#define STAT(name) \
-    {#name, T_LONGLONG, offsetof(struct counters, name.current), 0, NULL}, \
-        {#name "_sum", T_LONGLONG, offsetof(struct counters, name.sum), 0, NULL}, \
+#define STAT(name, counted) \
+    {name, T_LONGLONG, offsetof(struct counters, of[counted].current), 0, NULL}, \
+        {name "_sum", T_LONGLONG, offsetof(struct counters, of[counted].sum), 0, NULL}, \
     { \
-        #name "_peak", T_LONGLONG, offsetof(struct counters, name.peak), 0, NULL \
+        name "_peak", T_LONGLONG, offsetof(struct counters, of[counted].peak), 0, NULL \
     }
 
 static PyMemberDef counters_members[] = {
-    STAT(allocation),     STAT(allocated_bytes),      STAT(requested_bytes),
-    STAT(inactive_split), STAT(inactive_split_bytes), END,
+    STAT("allocation", ALLOCATION),
+    STAT("allocated_bytes", ALLOCATED_BYTES),
+    STAT("requested_bytes", REQUESTED_BYTES),
+    STAT("inactive_split", INACTIVE_SPLIT),
+    STAT("inactive_split_bytes", INACTIVE_SPLIT_BYTES),
+    END,
 };
 
 static PyType_Slot counters_slots[] = {{Py_tp_members, counters_members}, {0, NULL}};
@@ -95,7 +94,7 @@ struct block {
     PyObject_HEAD
     long long ptr, size;
     /* In the tree of its free blocks, which owns the references. First, to share a cache line with the keys. */
-    struct block *below, *above;
+    struct block *child[2]; /* blocks before this one, and after it */
     uint64_t priority;
     long long requested, gc_count_base;
     struct free_blocks *free_blocks;
@@ -111,47 +110,39 @@ struct free_blocks {
     PyObject *pool, *stream;
     struct counters *counters;
     struct block *root;
+    uint64_t random;
 };
 
-static int block_init(PyObject *object, PyObject *args, PyObject *kwargs)
+#define BLOCK_FIELDS(DO) \
+    DO(free_blocks) DO(prev) DO(next) DO(expandable_segment) DO(stream_uses) DO(stack) DO(segment_stack)
+
+static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
-    struct block *self = (struct block *)object;
-    PyObject *free_blocks, *expandable_segment = Py_None;
-    PyTypeObject *type = state_of(Py_TYPE(object))->free_blocks;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &self->ptr, &self->size, type, &free_blocks,
-                                     &expandable_segment))
-        return -1;
+    struct block given = {.expandable_segment = Py_None}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &given.ptr, &given.size,
+                                     state_of(type)->free_blocks, &given.free_blocks, &given.expandable_segment) ||
+        !(self = (struct block *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->ptr = given.ptr;
+    self->size = given.size;
     self->mapped = true;
-    Py_XSETREF(self->free_blocks, (struct free_blocks *)Py_NewRef(free_blocks));
-    Py_XSETREF(self->expandable_segment, Py_NewRef(expandable_segment));
-    return 0;
+    BLOCK_FIELDS(COPY)
+    return (PyObject *)self;
 }
 
 static int block_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct block *self = (struct block *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->free_blocks);
-    Py_VISIT(self->prev);
-    Py_VISIT(self->next);
-    Py_VISIT(self->expandable_segment);
-    Py_VISIT(self->stream_uses);
-    Py_VISIT(self->stack);
-    Py_VISIT(self->segment_stack);
+    BLOCK_FIELDS(VISIT)
     return 0;
 }
 
 static int block_clear(PyObject *object)
 {
     struct block *self = (struct block *)object;
-    Py_CLEAR(self->free_blocks);
-    Py_CLEAR(self->prev);
-    Py_CLEAR(self->next);
-    Py_CLEAR(self->expandable_segment);
-    Py_CLEAR(self->stream_uses);
-    Py_CLEAR(self->stack);
-    Py_CLEAR(self->segment_stack);
+    BLOCK_FIELDS(CLEAR)
     return 0;
 }
 
@@ -212,7 +203,7 @@ static PyGetSetDef block_getset[] = {
 };
 
 static PyType_Slot block_slots[] = {
-    {Py_tp_init, block_init},
+    {Py_tp_new, block_new},
     {Py_tp_members, block_members},
     {Py_tp_getset, block_getset},
     {Py_tp_traverse, block_traverse},
@@ -223,63 +214,57 @@ static PyType_Slot block_slots[] = {
 
 /* ---- free blocks ----------------------------------------------------------------------------------------- */
 
-static bool is_before(const struct block *block, long long size, long long ptr)
+/* Return 1 if a block comes before a size and address. A branch here would be mispredicted half the time. */
+static int is_before(const struct block *block, long long size, long long ptr)
 {
-    return block->size < size || (block->size == size && block->ptr < ptr);
+    return (block->size < size) | ((block->size == size) & (block->ptr < ptr));
 }
 
 /* Return the place of the smallest block of at least a size, of equal ones that at the lowest address; or NULL. */
 static struct block **best_fit(struct free_blocks *self, long long size)
 {
     struct block **found = NULL;
-    for (struct block **place = &self->root; *place;)
-        if ((*place)->size < size) {
-            place = &(*place)->above;
-        } else {
-            found = place;
-            place = &(*place)->below;
-        }
+    for (struct block **place = &self->root; *place;) {
+        bool is_small = (*place)->size < size;
+        found = is_small ? found : place;
+        place = &(*place)->child[is_small];
+    }
     return found;
 }
 
 /* Insert a block, whose reference the tree takes. */
 static void insert(struct free_blocks *self, struct block *block)
 {
-    static const uint64_t MULTIPLIER = 0x9E3779B97F4A7C15u; /* Fibonacci hashing (Knuth, TAOCP 6.4) */
-    uint64_t hash = ((uint64_t)block->ptr >> 9) * MULTIPLIER;
     struct block **place = &self->root;
-    block->priority = (hash ^ hash >> 32) * MULTIPLIER;
+    /* The generator of MMIX (Knuth, TAOCP 3.3.4). */
+    block->priority = self->random = self->random * 6364136223846793005u + 1442695040888963407u;
     while (*place && (*place)->priority > block->priority)
-        place = is_before(*place, block->size, block->ptr) ? &(*place)->above : &(*place)->below;
-    /* Split the subtree there: what is before the block goes below it, the rest above. */
-    struct block *rest = *place, **below = &block->below, **above = &block->above;
+        place = &(*place)->child[is_before(*place, block->size, block->ptr)];
+    /* Split the subtree there: what is before the block becomes its first child, the rest its second. */
+    struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
     *place = block;
     while (rest) {
-        bool before = is_before(rest, block->size, block->ptr);
-        struct block ***end = before ? &below : &above;
-        **end = rest;
-        *end = before ? &rest->above : &rest->below;
-        rest = **end;
+        int before = is_before(rest, block->size, block->ptr);
+        *end[!before] = rest;
+        end[!before] = &rest->child[before];
+        rest = rest->child[before];
     }
-    *below = *above = NULL;
+    *end[0] = *end[1] = NULL;
     block->free = true;
 }
 
 /* Remove the block of a place, whose reference the caller gets. */
 static struct block *take_from(struct block **place)
 {
-    struct block *block = *place, *below = block->below, *above = block->above;
-    while (below && above) { /* join both subtrees */
-        bool lower = below->priority > above->priority;
-        *place = lower ? below : above;
-        place = lower ? &below->above : &above->below;
-        if (lower)
-            below = *place;
-        else
-            above = *place;
+    struct block *block = *place, *half[2] = {block->child[0], block->child[1]};
+    while (half[0] && half[1]) { /* join both subtrees */
+        bool upper = half[1]->priority > half[0]->priority;
+        *place = half[upper];
+        place = &half[upper]->child[!upper];
+        half[upper] = *place;
     }
-    *place = below ? below : above;
-    block->below = block->above = NULL;
+    *place = half[0] ? half[0] : half[1];
+    block->child[0] = block->child[1] = NULL;
     block->free = false;
     return block;
 }
@@ -289,40 +274,39 @@ static bool remove_block(struct free_blocks *self, struct block *block)
 {
     struct block **place = &self->root;
     while (*place && *place != block)
-        place = is_before(*place, block->size, block->ptr) ? &(*place)->above : &(*place)->below;
-    bool found = *place;
-    if (found)
-        take_from(place);
-    return found;
+        place = &(*place)->child[is_before(*place, block->size, block->ptr)];
+    return *place && take_from(place);
 }
 
 /* Append the blocks of at least a size to a list, in order. */
-static int list_from(const struct block *block, long long size, PyObject *list)
+static int append_from(const struct block *block, long long size, PyObject *list)
 {
-    if (!block)
-        return 0;
-    if (block->size >= size &&
-        (list_from(block->below, size, list) < 0 || PyList_Append(list, (PyObject *)block) < 0))
-        return -1;
-    return list_from(block->above, size, list);
+    for (; block; block = block->child[1])
+        if (block->size >= size &&
+            (append_from(block->child[0], size, list) < 0 || PyList_Append(list, (PyObject *)block) < 0))
+            return -1;
+    return 0;
+}
+
+/* Return an iterator of a list of the blocks, which does not see later changes. */
+static PyObject *iterate_from(PyObject *self, long long size)
+{
+    PyObject *list = PyList_New(0), *iterator = NULL;
+    if (list && append_from(((struct free_blocks *)self)->root, size, list) == 0)
+        iterator = PyObject_GetIter(list);
+    Py_XDECREF(list);
+    return iterator;
 }
 
 static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
 {
     long long least = PyLong_AsLongLong(size);
-    PyObject *list = least == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    if (list && list_from(((struct free_blocks *)self)->root, least, list) < 0)
-        Py_CLEAR(list);
-    return list;
+    return least == -1 && PyErr_Occurred() ? NULL : iterate_from(self, least);
 }
 
 static PyObject *free_blocks_iter(PyObject *self)
 {
-    PyObject *list = PyList_New(0), *iterator = NULL;
-    if (list && list_from(((struct free_blocks *)self)->root, 0, list) == 0)
-        iterator = PyObject_GetIter(list);
-    Py_XDECREF(list);
-    return iterator;
+    return iterate_from(self, LLONG_MIN);
 }
 
 static int free_blocks_bool(PyObject *self)
@@ -381,43 +365,43 @@ static PyObject *free_blocks_take(PyObject *self, PyObject *args)
     return (PyObject *)take_from(place);
 }
 
-static int free_blocks_init(PyObject *object, PyObject *args, PyObject *kwargs)
+#define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(stream) DO(counters)
+
+static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"pool", "stream", "counters", NULL};
-    struct free_blocks *self = (struct free_blocks *)object;
-    PyObject *pool, *stream, *counters;
-    PyTypeObject *type = state_of(Py_TYPE(object))->counters;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &pool, &PyLong_Type, &stream, type, &counters))
-        return -1;
-    Py_XSETREF(self->pool, Py_NewRef(pool));
-    Py_XSETREF(self->stream, Py_NewRef(stream));
-    Py_XSETREF(self->counters, (struct counters *)Py_NewRef(counters));
-    return 0;
+    struct free_blocks given = {.root = NULL}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &given.pool, &PyLong_Type, &given.stream,
+                                     state_of(type)->counters, &given.counters) ||
+        !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
+        return NULL;
+    FREE_BLOCKS_FIELDS(COPY)
+    return (PyObject *)self;
 }
 
 static int visit_tree(struct block *block, visitproc visit, void *arg)
 {
-    if (!block)
-        return 0;
-    Py_VISIT(block);
-    int result = visit_tree(block->below, visit, arg);
-    return result ? result : visit_tree(block->above, visit, arg);
+    for (; block; block = block->child[1]) {
+        Py_VISIT(block);
+        int result = visit_tree(block->child[0], visit, arg);
+        if (result)
+            return result;
+    }
+    return 0;
 }
 
 static int free_blocks_traverse(PyObject *object, visitproc visit, void *arg)
 {
+    struct free_blocks *self = (struct free_blocks *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((struct free_blocks *)object)->pool);
-    Py_VISIT(((struct free_blocks *)object)->counters);
-    return visit_tree(((struct free_blocks *)object)->root, visit, arg);
+    FREE_BLOCKS_FIELDS(VISIT)
+    return visit_tree(self->root, visit, arg);
 }
 
 static int free_blocks_clear(PyObject *object)
 {
     struct free_blocks *self = (struct free_blocks *)object;
-    Py_CLEAR(self->pool);
-    Py_CLEAR(self->stream);
-    Py_CLEAR(self->counters);
+    FREE_BLOCKS_FIELDS(CLEAR)
     while (self->root)
         Py_DECREF(take_from(&self->root));
     return 0;
@@ -439,7 +423,7 @@ static PyMethodDef free_blocks_methods[] = {
 };
 
 static PyType_Slot free_blocks_slots[] = {
-    {Py_tp_init, free_blocks_init},
+    {Py_tp_new, free_blocks_new},
     {Py_tp_members, free_blocks_members},
     {Py_tp_methods, free_blocks_methods},
     {Py_tp_iter, free_blocks_iter},
@@ -456,6 +440,18 @@ struct event {
     PyObject *action, *stream, *stack, *pool, *metadata;
     long long address, size, time_ns;
 };
+#define EVENT_FIELDS(DO) DO(action) DO(stream) DO(stack) DO(pool) DO(metadata)
+
+static void incref_event(const struct event *self)
+{
+#define INCREF(field) Py_INCREF(self->field);
+    EVENT_FIELDS(INCREF)
+}
+
+static void clear_event(struct event *self)
+{
+    EVENT_FIELDS(CLEAR)
+}
 
 /* The last maxlen events of all that were appended. */
 struct events {
@@ -479,23 +475,17 @@ static bool append_event(struct events *self, struct event event)
         self->room = room;
     }
     struct event *place = self->items + self->count++ % self->maxlen, dropped = *place;
-    Py_INCREF(event.action);
-    Py_INCREF(event.stream);
-    Py_INCREF(event.stack);
-    Py_INCREF(event.pool);
-    Py_INCREF(event.metadata);
+    incref_event(&event);
     *place = event;
-    Py_XDECREF(dropped.action);
-    Py_XDECREF(dropped.stream);
-    Py_XDECREF(dropped.stack);
-    Py_XDECREF(dropped.pool);
-    Py_XDECREF(dropped.metadata);
+    clear_event(&dropped);
     return true;
 }
 
 static PyObject *events_append(PyObject *self, PyObject *values)
 {
     struct event event;
+    if (!PyTuple_Check(values))
+        return PyErr_Format(PyExc_TypeError, "an event is a tuple");
     if (!PyArg_ParseTuple(values, "OLLOLOOO", &event.action, &event.address, &event.size, &event.stream,
                           &event.time_ns, &event.stack, &event.pool, &event.metadata) ||
         !append_event((struct events *)self, event))
@@ -515,9 +505,11 @@ static PyObject *events_iter(PyObject *object)
     Py_ssize_t length = events_length(object), first = self->count - length;
     PyObject *list = PyList_New(length), *iterator = NULL;
     for (Py_ssize_t i = 0; list && i < length; i++) {
-        const struct event *event = self->items + (first + i) % self->maxlen;
-        PyObject *tuple = Py_BuildValue("OLLOLOOO", event->action, event->address, event->size, event->stream,
-                                        event->time_ns, event->stack, event->pool, event->metadata);
+        /* With references of its own: to make a tuple may run finalizers, and they may append events. */
+        const struct event event = self->items[(first + i) % self->maxlen];
+        incref_event(&event);
+        PyObject *tuple = Py_BuildValue("NLLNLNNN", event.action, event.address, event.size, event.stream,
+                                        event.time_ns, event.stack, event.pool, event.metadata);
         if (tuple)
             PyList_SET_ITEM(list, i, tuple);
         else
@@ -529,25 +521,32 @@ static PyObject *events_iter(PyObject *object)
     return iterator;
 }
 
-static int events_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"maxlen", NULL};
     Py_ssize_t maxlen;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n", names, &maxlen))
-        return -1;
-    ((struct events *)object)->maxlen = Py_MAX(maxlen, 1);
+        return NULL;
+    struct events *self = (struct events *)type->tp_alloc(type, 0);
+    if (self)
+        self->maxlen = Py_MAX(maxlen, 1);
+    return (PyObject *)self;
+}
+
+static int visit_event(const struct event *self, visitproc visit, void *arg)
+{
+    EVENT_FIELDS(VISIT)
     return 0;
 }
 
 static int events_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct events *self = (struct events *)object;
+    int result = 0;
     Py_VISIT(Py_TYPE(object));
-    for (Py_ssize_t i = Py_MIN(self->count, self->room); i-- > 0;) {
-        Py_VISIT(self->items[i].stack);
-        Py_VISIT(self->items[i].metadata);
-    }
-    return 0;
+    for (Py_ssize_t i = Py_MIN(self->count, self->room); !result && i-- > 0;)
+        result = visit_event(self->items + i, visit, arg);
+    return result;
 }
 
 static int events_clear(PyObject *object)
@@ -557,13 +556,8 @@ static int events_clear(PyObject *object)
     Py_ssize_t length = Py_MIN(self->count, self->room);
     self->items = NULL;
     self->room = self->count = 0;
-    for (Py_ssize_t i = 0; i < length; i++) {
-        Py_DECREF(items[i].action);
-        Py_DECREF(items[i].stream);
-        Py_DECREF(items[i].stack);
-        Py_DECREF(items[i].pool);
-        Py_DECREF(items[i].metadata);
-    }
+    for (Py_ssize_t i = 0; i < length; i++)
+        clear_event(items + i);
     PyMem_Free(items);
     return 0;
 }
@@ -577,7 +571,7 @@ static PyMemberDef events_members[] = {
 static PyMethodDef events_methods[] = {{"append", events_append, METH_O, NULL}, {NULL, NULL, 0, NULL}};
 
 static PyType_Slot events_slots[] = {
-    {Py_tp_init, events_init},   {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
+    {Py_tp_new, events_new},     {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
     {Py_tp_iter, events_iter},   {Py_sq_length, events_length},   {Py_tp_traverse, events_traverse},
     {Py_tp_clear, events_clear}, {Py_tp_dealloc, dealloc},        {0, NULL},
 };
@@ -591,21 +585,29 @@ struct fast_path {
     PyObject *guard, *live, *slow_calls;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
     struct counters *small, *large, *total;
-    PyObject *block_type; /* a subclass of Block */
-    struct block *spare;  /* for the rest of a split */
-    PyObject *history;    /* that records; None or NULL if none does */
+    PyTypeObject *block_type; /* a subclass of Block */
+    struct block *spare;      /* for the rest of a split */
+    PyObject *history;        /* that records; None or NULL if none does */
     struct events *events;
     PyObject *gather; /* what returns the stack of its caller */
     long level;       /* as in history.Level: whose stacks are gathered */
 };
 
-/* Return whether nothing is unusual, and nobody is inside the allocator. */
+/* Return whether nothing is unusual, and nobody is inside the allocator; false with an exception if it fails. */
 static bool is_usual(const struct fast_path *self)
 {
     PyObject *busy = self->slow ? NULL : PyObject_GetAttr(self->guard, self->state->busy);
     Py_XDECREF(busy);
-    PyErr_Clear();
     return busy == Py_False;
+}
+
+/* Return the stack of the caller if the level is at least that; NULL, perhaps with an exception, if not. */
+static PyObject *gather_stack(const struct fast_path *self, long level)
+{
+    PyObject *gather = self->level >= level ? Py_NewRef(self->gather) : NULL; /* which it may replace */
+    PyObject *stack = gather ? PyObject_CallNoArgs(gather) : NULL;
+    Py_XDECREF(gather);
+    return stack;
 }
 
 /* Read a size or a stream; false if it is not a plain integer in range. */
@@ -635,40 +637,66 @@ static struct event event_of(const struct fast_path *self, const struct block *b
 static void record(const struct fast_path *self, struct event event, const struct free_blocks *free,
                    PyObject *action, PyObject *next_action)
 {
+    struct events *events = self->events;
     struct timespec now; /* that of time.perf_counter_ns on Linux */
+    if (!events)
+        return;
+    Py_INCREF(events); /* a finalizer of a dropped event may begin another history */
     clock_gettime(CLOCK_MONOTONIC, &now);
     event.action = action;
     event.pool = PyObject_GetAttr(free->pool, self->state->id);
     event.metadata = PyObject_GetAttr(self->history, self->state->metadata);
     event.time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
-    bool recorded = event.pool && event.metadata && append_event(self->events, event);
+    bool recorded = event.pool && event.metadata && append_event(events, event);
     if (recorded && next_action) {
         event.action = next_action;
-        recorded = append_event(self->events, event);
+        recorded = append_event(events, event);
     }
     if (!recorded)
-        PyErr_WriteUnraisable((PyObject *)self->events);
+        PyErr_WriteUnraisable((PyObject *)events);
     Py_XDECREF(event.pool);
     Py_XDECREF(event.metadata);
+    Py_DECREF(events);
 }
 
 /* Keep a block that was merged away for the next split, if nobody else refers to it; this takes the reference. */
 static void keep_spare(struct fast_path *self, struct block *block)
 {
-    if (block && !self->spare && Py_REFCNT(block) == 1) {
-        Py_CLEAR(block->free_blocks);
+    if (block && Py_REFCNT(block) == 1)
+        block_clear((PyObject *)block);
+    if (block && !block->free_blocks && !self->spare)
         self->spare = block;
-    } else {
+    else
         Py_XDECREF(block);
-    }
+}
+
+static void count(const struct fast_path *self, struct counters *counters, enum counted counted, long long change)
+{
+    const struct counters *other = counters == self->small ? self->large : self->small;
+    struct counter *counter = &counters->of[counted];
+    long long *peak = &self->total->of[counted].peak;
+    counter->current += change;
+    if (change <= 0)
+        return;
+    counter->sum += change;
+    counter->peak = Py_MAX(counter->peak, counter->current);
+    *peak = Py_MAX(*peak, counter->current + other->of[counted].current);
+}
+
+/* Count allocated blocks, or with a negative sign freed ones. */
+static void count_block(const struct fast_path *self, const struct block *block, int sign)
+{
+    struct counters *counters = block->free_blocks->counters;
+    count(self, counters, ALLOCATION, sign);
+    count(self, counters, ALLOCATED_BYTES, sign * block->size);
+    count(self, counters, REQUESTED_BYTES, sign * block->requested);
 }
 
 /* Count the free blocks of split segments. */
-static void count_split(const struct fast_path *self, struct counters *counters, int blocks, long long size)
+static void count_split(const struct fast_path *self, const struct block *block, int blocks, long long size)
 {
-    const struct counters *other = counters == self->small ? self->large : self->small;
-    count(&counters->inactive_split, &other->inactive_split, &self->total->inactive_split, blocks);
-    count(&counters->inactive_split_bytes, &other->inactive_split_bytes, &self->total->inactive_split_bytes, size);
+    count(self, block->free_blocks->counters, INACTIVE_SPLIT, blocks);
+    count(self, block->free_blocks->counters, INACTIVE_SPLIT_BYTES, size);
 }
 
 /* Cut a block down to a size; the rest becomes free. */
@@ -680,11 +708,11 @@ static void split(struct fast_path *self, struct block *block, long long size, l
     rest->size = block->size - size;
     rest->requested = block->requested; /* of the last request, as PyTorch's inactive blocks show */
     rest->gc_count_base = searches;
+    rest->event_count = 0;
     rest->mapped = true;
     rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
-    PyObject *stack = rest->segment_stack;
     rest->segment_stack = block->segment_stack;
-    block->segment_stack = stack;
+    block->segment_stack = NULL;
     bool is_whole = !after && !block->prev;
     rest->prev = (struct block *)Py_NewRef(block);
     rest->next = after; /* with the reference of block->next */
@@ -692,7 +720,7 @@ static void split(struct fast_path *self, struct block *block, long long size, l
         Py_SETREF(after->prev, (struct block *)Py_NewRef(rest));
     block->next = (struct block *)Py_NewRef(rest);
     block->size = size;
-    count_split(self, block->free_blocks->counters, is_whole, is_whole ? rest->size : -size);
+    count_split(self, block, is_whole, is_whole ? rest->size : -size);
     insert(block->free_blocks, rest);
 }
 
@@ -701,44 +729,35 @@ static void alloc_block(struct fast_path *self, struct block **place, long long 
                         long long searches)
 {
     struct block *block = take_from(place);
-    struct counters *counters = block->free_blocks->counters, *total = self->total;
-    const struct counters *other = counters == self->small ? self->large : self->small;
     long long rest = block->size - size;
     if (size <= MOST_SMALL ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
         split(self, block, size, searches);
     else if (block->prev || block->next)
-        count_split(self, counters, -1, -block->size);
+        count_split(self, block, -1, -block->size);
     block->allocated = true;
     block->requested = requested;
-    count(&counters->allocation, &other->allocation, &total->allocation, 1);
-    count(&counters->allocated_bytes, &other->allocated_bytes, &total->allocated_bytes, block->size);
-    count(&counters->requested_bytes, &other->requested_bytes, &total->requested_bytes, requested);
+    count_block(self, block, 1);
 }
 
-/* Free an allocated block, merged with its free neighbors. The caller has taken its stack. */
-static void free_block(struct fast_path *self, struct block *block, long long searches)
+/* Free an allocated block, merged with its free neighbors, which the caller gets. The caller has its stack. */
+static void free_block(struct fast_path *self, struct block *block, long long searches, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
-    struct counters *counters = free->counters;
-    struct block *before = block->prev, *after = block->next, *absorbed[2] = {NULL, NULL};
+    struct block *before = block->prev, *after = block->next;
     int blocks = 0;
     long long size = 0;
     block->allocated = false;
     block->stack = NULL;
-    counters->allocation.current--;
-    counters->allocated_bytes.current -= block->size;
-    counters->requested_bytes.current -= block->requested;
-    if (after && after->free) {
+    count_block(self, block, -1);
+    if (after && after->free && remove_block(free, after)) {
         blocks--;
         size -= after->size;
-        remove_block(free, after);
         Py_DECREF(after); /* not the last: block->next is one */
         absorbed[0] = absorb_next(block);
     }
-    if (before && before->free) {
+    if (before && before->free && remove_block(free, before)) { /* its reference goes to insert */
         blocks--;
         size -= before->size;
-        remove_block(free, before); /* its reference goes to insert */
         before->requested = block->requested;
         absorbed[1] = absorb_next(before);
         block = before;
@@ -748,11 +767,9 @@ static void free_block(struct fast_path *self, struct block *block, long long se
     block->gc_count_base = searches;
     insert(free, block);
     if (block->prev || block->next)
-        count_split(self, counters, blocks + 1, size + block->size);
+        count_split(self, block, blocks + 1, size + block->size);
     else
-        count_split(self, counters, blocks, size);
-    keep_spare(self, absorbed[0]);
-    keep_spare(self, absorbed[1]);
+        count_split(self, block, blocks, size);
 }
 
 /* Find the place of the block for a request, and make what its allocation needs. NULL, perhaps with an exception,
@@ -762,13 +779,17 @@ static struct block **prepare_alloc(struct fast_path *self, PyObject *stream, lo
 {
     if (!self->spare) {
         /* This may run the garbage collector, and finalizers that use this allocator. */
-        PyTypeObject *type = (PyTypeObject *)self->block_type;
-        self->spare = (struct block *)type->tp_alloc(type, 0);
-        if (!self->spare || !is_usual(self))
+        struct block *spare = (struct block *)self->block_type->tp_alloc(self->block_type, 0);
+        if (!spare)
+            return NULL;
+        Py_XSETREF(self->spare, spare);
+        if (!is_usual(self))
             return NULL;
     }
     PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
-    struct free_blocks *free = (struct free_blocks *)PyDict_GetItemWithError(by_stream, stream);
+    PyObject *found = PyDict_GetItemWithError(by_stream, stream);
+    bool is_known = found && PyObject_TypeCheck(found, self->state->free_blocks);
+    struct free_blocks *free = is_known ? (struct free_blocks *)found : NULL;
     struct block **place = free ? best_fit(free, size) : NULL;
     if (!place)
         return NULL;
@@ -807,7 +828,7 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     long long requested, stream, searches;
     if (!parse(args, given, keywords, names, values))
         return NULL;
-    PyObject *stack = self->level >= LEVEL_STATE ? PyObject_CallNoArgs(self->gather) : NULL;
+    PyObject *stack = gather_stack(self, LEVEL_STATE);
     if (PyErr_Occurred())
         return NULL;
     if (read_int(values[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
@@ -820,9 +841,8 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
             PyObject *dropped = block->stack;
             alloc_block(self, place, size, requested, searches);
             block->stack = stack;
+            record(self, event_of(self, block, stack), block->free_blocks, self->state->alloc, NULL);
             Py_XDECREF(dropped);
-            if (self->events)
-                record(self, event_of(self, block, stack), block->free_blocks, self->state->alloc, NULL);
             Py_DECREF(block); /* the reference of the tree; the live blocks have one */
             return ptr;
         }
@@ -836,7 +856,7 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
 static bool is_usual_free(const struct fast_path *self, const struct block *block, PyObject *stream)
 {
     long long number;
-    if ((block->stream_uses && block->stream_uses != Py_None) ||
+    if (block->free || (block->stream_uses && block->stream_uses != Py_None) ||
         (block->expandable_segment && block->expandable_segment != Py_None) || !is_usual(self))
         return false;
     if (stream == Py_None)
@@ -855,25 +875,32 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
     PyObject *values[2] = {NULL, Py_None};
     if (!parse(args, given, keywords, names, values))
         return NULL;
-    PyObject *stack = self->level >= LEVEL_ALL ? PyObject_CallNoArgs(self->gather) : NULL;
-    PyObject *found = PyErr_Occurred() ? NULL : PyDict_GetItemWithError(self->live, values[0]), *result = NULL;
-    struct block *block = (struct block *)Py_XNewRef(found);
+    PyObject *stack = gather_stack(self, LEVEL_ALL), *result = NULL;
+    PyObject *found = PyErr_Occurred() || !self->live ? NULL : PyDict_GetItemWithError(self->live, values[0]);
+    struct block *block = found && Py_IS_TYPE(found, self->block_type) ? (struct block *)Py_NewRef(found) : NULL;
     long long searches = block ? searches_of(block->free_blocks, self->state) : 0;
-    bool usual = block && is_usual_free(self, block, values[1]);
-    bool removed = block && !PyErr_Occurred() && PyDict_DelItem(self->live, values[0]) == 0;
+    bool usual = block && searches >= 0 && is_usual_free(self, block, values[1]);
+    /* To compare another key than an integer could run Python here. */
+    PyObject *key = !block || PyErr_Occurred()     ? NULL
+                    : PyLong_CheckExact(values[0]) ? Py_NewRef(values[0])
+                                                   : PyLong_FromLongLong(block->ptr);
+    bool removed = key && PyDict_DelItem(self->live, key) == 0;
+    Py_XDECREF(key);
     if (usual && removed) {
         struct free_blocks *free = (struct free_blocks *)Py_NewRef(block->free_blocks);
         struct event event = event_of(self, block, stack);
         PyObject *dropped = block->stack;
-        free_block(self, block, searches);
-        if (self->events)
-            record(self, event, free, self->state->free_requested, self->state->free_completed);
+        struct block *absorbed[2] = {NULL, NULL};
+        free_block(self, block, searches, absorbed);
+        record(self, event, free, self->state->free_requested, self->state->free_completed);
+        keep_spare(self, absorbed[0]);
+        keep_spare(self, absorbed[1]);
         Py_XDECREF(dropped);
         Py_DECREF(free);
         result = Py_NewRef(Py_None);
     } else if (!PyErr_Occurred()) {
         result = PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_free, values[0],
-                                            block ? found : Py_None, values[1], NULL);
+                                            block ? (PyObject *)block : Py_None, values[1], NULL);
     }
     Py_XDECREF(stack);
     Py_XDECREF(block);
@@ -908,44 +935,39 @@ static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static int fast_path_init(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"guard", "live",  "small_by_stream", "large_by_stream", "small",
-                            "large", "total", "slow_calls",      "block_type",      NULL};
-    struct fast_path *self = (struct fast_path *)object;
-    struct state *state = self->state = state_of(Py_TYPE(object));
-    PyObject *own[9];
-    if (self->guard || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!OO!", names, &own[0], &PyDict_Type,
-                                                    &own[1], &PyDict_Type, &own[2], &PyDict_Type, &own[3],
-                                                    state->counters, &own[4], state->counters, &own[5],
-                                                    state->counters, &own[6], &own[7], &PyType_Type, &own[8]))
-        return -1;
-    self->guard = Py_NewRef(own[0]);
-    self->live = Py_NewRef(own[1]);
-    self->small_by_stream = Py_NewRef(own[2]);
-    self->large_by_stream = Py_NewRef(own[3]);
-    self->small = (struct counters *)Py_NewRef(own[4]);
-    self->large = (struct counters *)Py_NewRef(own[5]);
-    self->total = (struct counters *)Py_NewRef(own[6]);
-    self->slow_calls = Py_NewRef(own[7]);
-    self->block_type = Py_NewRef(own[8]);
-    return 0;
-}
-
-#define FIELDS(DO) \
+#define FAST_PATH_FIELDS(DO) \
     DO(guard) \
     DO(live) \
     DO(slow_calls) \
     DO(small_by_stream) \
     DO(large_by_stream) DO(small) DO(large) DO(total) DO(spare) DO(history) DO(events) DO(gather) DO(block_type)
-#define VISIT(name) Py_VISIT(self->name);
-#define CLEAR(name) Py_CLEAR(self->name);
+
+static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"guard", "live",  "small_by_stream", "large_by_stream", "small",
+                            "large", "total", "slow_calls",      "block_type",      NULL};
+    struct state *state = state_of(type);
+    struct fast_path given = {.slow = false}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!OO!", names, &given.guard, &PyDict_Type,
+                                     &given.live, &PyDict_Type, &given.small_by_stream, &PyDict_Type,
+                                     &given.large_by_stream, state->counters, &given.small, state->counters,
+                                     &given.large, state->counters, &given.total, &given.slow_calls, &PyType_Type,
+                                     &given.block_type))
+        return NULL;
+    if (!PyType_IsSubtype(given.block_type, state->block))
+        return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
+    if (!(self = (struct fast_path *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->state = state;
+    FAST_PATH_FIELDS(COPY)
+    return (PyObject *)self;
+}
 
 static int fast_path_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct fast_path *self = (struct fast_path *)object;
     Py_VISIT(Py_TYPE(object));
-    FIELDS(VISIT)
+    FAST_PATH_FIELDS(VISIT)
     return 0;
 }
 
@@ -953,7 +975,7 @@ static int fast_path_clear(PyObject *object)
 {
     struct fast_path *self = (struct fast_path *)object;
     self->slow = true; /* a call that comes later finds nothing to work on */
-    FIELDS(CLEAR)
+    FAST_PATH_FIELDS(CLEAR)
     return 0;
 }
 
@@ -967,7 +989,7 @@ static PyMethodDef fast_path_methods[] = {
 };
 
 static PyType_Slot fast_path_slots[] = {
-    {Py_tp_init, fast_path_init},
+    {Py_tp_new, fast_path_new},
     {Py_tp_members, fast_path_members},
     {Py_tp_methods, fast_path_methods},
     {Py_tp_traverse, fast_path_traverse},

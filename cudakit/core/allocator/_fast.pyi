@@ -1,6 +1,7 @@
 """Types for mypy: native types have the attributes of the plain ones."""
 
 from collections.abc import Callable
+from typing import Self
 
 from cudakit.core.allocator import blocks, fast_path, history, pool_stats
 from cudakit.core.allocator.blocks import Block as PlainBlock
@@ -10,16 +11,16 @@ class BlockCounters(pool_stats.BlockCounters): ...
 class Block(blocks.Block): ...
 
 class FreeBlocks(blocks.FreeBlocks):
-    def __init__(
-        self, pool: blocks.BlockPool, stream: int, counters: pool_stats.BlockCounters
-    ) -> None: ...
+    def __new__(
+        cls, pool: blocks.BlockPool, stream: int, counters: pool_stats.BlockCounters
+    ) -> Self: ...
 
 class Events(history.Events): ...
 
 class FastPath:
     slow: bool
-    def __init__(
-        self,
+    def __new__(
+        cls,
         guard: Guard[object],
         live: dict[int, PlainBlock],
         small_by_stream: dict[int, blocks.FreeBlocks],
@@ -29,7 +30,7 @@ class FastPath:
         total: pool_stats.BlockCounters,
         slow_calls: fast_path.SlowCalls,
         block_type: type[Block],
-    ) -> None: ...
+    ) -> Self: ...
     alloc: fast_path.Alloc
     free: fast_path.Free
     def set_history(

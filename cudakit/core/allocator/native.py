@@ -35,9 +35,12 @@ class FreeBlocks(_fast.FreeBlocks):
 
     __slots__ = ("stats",)
 
-    def __init__(self, pool: BlockPool, stream: int) -> None:
-        super().__init__(pool, stream, pool.stats.blocks)
-        self.stats: PoolStats = pool.stats
+    stats: PoolStats
+
+    def __new__(cls, pool: BlockPool, stream: int) -> FreeBlocks:
+        self = super().__new__(cls, pool, stream, pool.stats.blocks)
+        self.stats = pool.stats
+        return self
 
     def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
@@ -64,16 +67,18 @@ class FastPath(_fast.FastPath):
     __slots__ = ("_engine",)
 
     python_frames = 0
+    _engine: Engine
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         engine: Engine,
         guard: Guard[Any],
         live: dict[int, blocks.Block],
         slow_calls: SlowCalls,
-    ) -> None:
+    ) -> FastPath:
         pools, stats = engine.default, engine.stats
-        super().__init__(
+        self = super().__new__(
+            cls,
             guard,
             live,
             pools.small.by_stream,
@@ -85,6 +90,7 @@ class FastPath(_fast.FastPath):
             Block,
         )
         self._engine = engine
+        return self
 
     def record_events(self, history: History | None) -> bool:
         """Record events in a history, or none; return whether the fast path records all of it."""

@@ -206,10 +206,8 @@ def figure_of(case: CaseResult) -> str:
 
 def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
     """Return the figure of a case and its unit: a rate if it has one, else its time."""
-    if case.operations:
-        return case.per_second(case.operations), f"{case.operation}/s"
-    if case.bytes_moved:
-        return case.per_second(case.bytes_moved), "B/s"
+    if case.amount:
+        return case.per_second(case.amount), f"{case.unit}/s"
     return case.median_s, "s"
 
 
@@ -239,8 +237,7 @@ def _derived(case: CaseResult, unit: str) -> Band | Unavailable:
         return Unavailable("no expectation is known")
     if not isinstance(limit, Limit):
         return Unavailable(f"no expectation is known: {limit.reason}")
-    amount = case.operations or case.bytes_moved
-    return _around(share * amount / limit.datasheet_s, unit, _OF_DERIVED, "derived")
+    return _around(share * case.amount / limit.datasheet_s, unit, _OF_DERIVED, "derived")
 
 
 def _around(

@@ -58,6 +58,16 @@ class CaseResult:
         """Identity of the case across runs."""
         return (self.name, self.contender, *sorted(self.axes.items()))
 
+    @property
+    def amount(self) -> float:
+        """Operations of one execution or, without any, bytes moved; 0 for a latency."""
+        return self.operations or self.bytes_moved
+
+    @property
+    def unit(self) -> str:
+        """Unit of ``amount``."""
+        return self.operation if self.operations else "B"
+
     def per_second(self, amount: float) -> float | Unavailable:
         """Return an amount of one execution as a rate per second."""
         if isinstance(self.median_s, Unavailable):

@@ -91,7 +91,9 @@ def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
     """Return the cases: those of the host first, GEMMs last, which heat the GPU most."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
     cases = (case for each in specs for case in plan_cases(each, gpu))
-    return tuple(_single_round(case) for case in cases) if spec.quick else tuple(cases)
+    if spec.quick:
+        cases = (replace(case, method=replace(case.method, rounds=1)) for case in cases)
+    return tuple(cases)
 
 
 def _specs(spec: SuiteSpec, gpu: Gpu) -> Iterator[Spec]:
@@ -126,8 +128,3 @@ def _fitting(gpu: Memory, size_bytes: int) -> int:
     while size_bytes * _SHARE_OF_FREE > free_bytes:
         size_bytes //= 2
     return size_bytes
-
-
-def _single_round(case: Case) -> Case:
-    """Return the case with a single round."""
-    return replace(case, method=replace(case.method, rounds=1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 
 Axis: TypeAlias = str | int | float
 
@@ -122,6 +122,27 @@ class Refused(Unsupported):
     ) -> None:
         super().__init__(refusal.message, hint=refusal.hint)
         self.workload, self.settings = workload, settings
+
+
+def owned_memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
+    """Allocate device memory; ``owned`` frees it."""
+    memory = gpu.malloc(size_bytes)
+    owned.callback(gpu.free, memory)
+    return memory
+
+
+def owned_stream(gpu: Streams, owned: ExitStack) -> Stream:
+    """Create a non-blocking stream; ``owned`` destroys it."""
+    stream = gpu.stream(blocking=False)
+    owned.callback(gpu.destroy_stream, stream)
+    return stream
+
+
+def owned_event(gpu: Streams, owned: ExitStack) -> Event:
+    """Create an event without a time; ``owned`` destroys it."""
+    event = gpu.event(timing=False)
+    owned.callback(gpu.destroy_event, event)
+    return event
 
 
 class PreparedLatency:

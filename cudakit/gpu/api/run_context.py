@@ -174,6 +174,11 @@ class RunContext:
         return () if isinstance(self.cuda, Unavailable) else self.cuda.devices
 
     @property
+    def nvml_devices(self) -> tuple[DeviceFacts, ...]:
+        """The devices that NVML sees; none if it does not answer."""
+        return () if isinstance(self.nvml, Unavailable) else self.nvml.devices
+
+    @property
     def cuda_error(self) -> int | None:
         """The error code of cuInit, None if cuInit succeeded or was not called."""
         error = None if isinstance(self.cuda, Unavailable) else self.cuda.error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView, Telemetry
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView
 from cudakit.gpu.api.run_context import RunContext, SelfTestStep
 from cudakit.gpu.run_context.driver import read_driver
 from cudakit.gpu.run_context.files import SYSTEM, Files, attempt
@@ -36,7 +36,8 @@ def gather(
     that queries the driver has ended.
     """
     context = _observe(machine, variables, files)
-    device = _nvml_device(context.nvml, context.cuda)
+    first = [device.uuid for device in context.cuda_devices[:1]]
+    device = next((one for one in context.nvml_devices if one.uuid in first), None)
     return replace(
         context,
         command=command,
@@ -69,7 +70,7 @@ def gather_all(
         limits=attempt(read_limits),
         privileged=is_privileged(files),
         processes=attempt(partial(process_names, files)),
-        telemetry=_telemetry(machine, context.nvml),
+        telemetry=tuple(attempt(partial(machine.telemetry, one)) for one in context.nvml_devices),
         self_test=self_test,
     )
 
@@ -113,23 +114,8 @@ def _versions(
     yield "python", platform.python_version()
 
 
-def _nvml_device(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> DeviceFacts | None:
-    """Return the first CUDA device as NVML describes it."""
-    if isinstance(nvml, Unavailable) or isinstance(cuda, Unavailable) or not cuda.devices:
-        return None
-    return next((one for one in nvml.devices if one.uuid == cuda.devices[0].uuid), None)
-
-
 def _count_processes(machine: Machine, device: DeviceFacts | None) -> int | Unavailable:
     if machine.simulated:
         return Unavailable("the GPU is simulated")
     found = _NOT_IN_NVML if device is None else machine.processes(device)
     return found if isinstance(found, Unavailable) else len(found)
-
-
-def _telemetry(
-    machine: Machine, nvml: NvmlView | Unavailable
-) -> tuple[Telemetry | Unavailable, ...]:
-    if isinstance(nvml, Unavailable):
-        return ()
-    return tuple(attempt(partial(machine.telemetry, device)) for device in nvml.devices)

@@ -22,7 +22,6 @@ _MOST_NODES = 1 << 32
 class _Executable:
     """A graph that can be launched, and how far its last launch is: it never overlaps itself."""
 
-    number: int
     graph: int
     nodes: Nodes
     last: tuple[Task, ...] = ()
@@ -71,9 +70,7 @@ class SimGraphs:
     @driver_call
     def instantiate(self, graph: Graph) -> GraphExec:
         nodes = tuple(self._graphs[graph].nodes)
-        return GraphExec(
-            self._executables.make(lambda number: _Executable(number, graph, nodes)).number
-        )
+        return GraphExec(self._executables.add(_Executable(graph, nodes)))
 
     @driver_call
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
@@ -101,7 +98,7 @@ class SimGraphs:
             self._inline(queue, queue.capture, executable)
             return
         tasks = self._enqueue_nodes(queue, executable)
-        fact = facts.GraphLaunch(queue.number, executable.graph, executable.number)
+        fact = facts.GraphLaunch(queue.number, executable.graph, graph)
         kernels = {
             node.number: task for node, task in tasks.items() if node.job.work is Work.LAUNCH
         }

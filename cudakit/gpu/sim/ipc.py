@@ -140,7 +140,7 @@ class SimIpc:
 
     @driver_call
     def export(self, backing: Backing) -> Exported:
-        physical = self._virtual.physical(backing)
+        physical = self._virtual.backings[backing]
         with self.machine.lock:
             number = next(self.machine.numbers)
             if physical.handle == "fabric":

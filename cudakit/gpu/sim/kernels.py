@@ -34,15 +34,9 @@ _LIMITS = {
 
 
 class _Loaded(NamedTuple):
-    number: int
-    module: int
+    module: Module
     name: str
     sizes: tuple[int, ...] | None
-
-
-class _Image(NamedTuple):
-    number: int
-    signatures: Signatures
 
 
 class _Shape(NamedTuple):
@@ -67,7 +61,7 @@ class SimKernels:
         self._own_host_kernels = dict(host_kernels or {})
         self._limits = {name: context.limit(name, known) for name, known in _LIMITS.items()}
         self._clock_khz = context.limit("clock_rate_khz", 1_000_000)
-        self._modules: Handles[_Image] = Handles("module")
+        self._modules: Handles[Signatures] = Handles("module")
         self._kernels: Handles[_Loaded] = Handles("kernel")
 
     @driver_call
@@ -76,8 +70,7 @@ class SimKernels:
 
     @driver_call
     def load(self, image: bytes) -> Module:
-        signatures = signatures_of(image)
-        return Module(self._modules.make(lambda number: _Image(number, signatures)).number)
+        return Module(self._modules.add(signatures_of(image)))
 
     @driver_call
     def unload(self, module: Module) -> None:
@@ -85,15 +78,13 @@ class SimKernels:
 
     @driver_call
     def kernel(self, module: Module, name: str) -> Kernel:
-        signatures = self._modules[module].signatures
+        signatures = self._modules[module]
         if name not in signatures:
             raise cuda_error(
                 Status.NOT_FOUND,
                 seen=f'kernel {name}; declare it extern "C" so that its name is kept',
             )
-        sizes = signatures[name]
-        loaded = self._kernels.make(lambda number: _Loaded(number, module, name, sizes))
-        return Kernel(loaded.number)
+        return Kernel(self._kernels.add(_Loaded(module, name, signatures[name])))
 
     @driver_call
     def launch(
@@ -107,7 +98,7 @@ class SimKernels:
         shared_bytes: int = 0,
     ) -> None:
         loaded = self._kernels[kernel]
-        self._modules[Module(loaded.module)]  # raises if the module was unloaded
+        self._modules[loaded.module]  # raises if the module was unloaded
         queue = self._streams.queue(stream)
         check_arguments(loaded.name, loaded.sizes, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)

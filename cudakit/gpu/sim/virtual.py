@@ -53,7 +53,7 @@ class SimVirtualMemory:
 
     def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
         self.context = context
-        self.backings: Handles[tuple[int, Physical]] = Handles("backing")
+        self.backings: Handles[Physical] = Handles("backing")
         self.mapped: dict[int, tuple[Region, Physical]] = {}
         self.access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
         self._heap, self._peers = heap, peers
@@ -89,12 +89,11 @@ class SimVirtualMemory:
 
     @driver_call
     def release(self, backing: Backing) -> None:
-        _, physical = self.backings.remove(backing)
-        physical.release()
+        self.backings.remove(backing).release()
 
     @driver_call
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        physical = self.physical(backing)
+        physical = self.backings[backing]
         _check_size(size_bytes)
         if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "more than the backing has, or not reserved")
@@ -133,19 +132,15 @@ class SimVirtualMemory:
 
     def close(self) -> None:
         """Release all mappings and references."""
-        for _, physical in [*self.mapped.values(), *self.backings.clear()]:
+        mapped = (physical for _, physical in self.mapped.values())
+        for physical in [*mapped, *self.backings.clear()]:
             physical.release()
         self.mapped.clear()
 
-    def physical(self, backing: Backing) -> Physical:
-        """Return the physical memory of a backing."""
-        return self.backings[backing][1]
-
     def backing_of(self, physical: Physical) -> Backing:
         """Return a new reference to physical memory."""
-        number, _ = self.backings.make(lambda number: (number, physical))
         physical.hold()
-        return Backing(number)
+        return Backing(self.backings.add(physical))
 
     def _mapping_at(self, ptr: int) -> int:
         """Return the begin of the mapping that an address is in. Raises CUDA_ERROR_INVALID_VALUE."""

@@ -23,8 +23,7 @@ from cudakit.document import (
     walk,
 )
 from cudakit.document.picture import Figure, NoData, Picture, Plot
-from cudakit.render.html.table import table
-from cudakit.render.html.values import fact
+from cudakit.render.html.table import fact, table
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.chart import chart
 from cudakit.render.svg.figure import figure

@@ -60,13 +60,9 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
 
 def rate(case: CaseResult) -> Value:
     """Return the rate of a case: operations per second if it has any, else bytes."""
-    if case.operations:
-        per_second, unit = case.per_second(case.operations), case.operation
-    elif case.bytes_moved:
-        per_second, unit = case.per_second(case.bytes_moved), "B"
-    else:
+    if not case.amount:
         return Unavailable("it is a latency")
-    return cell(lambda amount: Rate(amount, unit), per_second)
+    return cell(lambda amount: Rate(amount, case.unit), case.per_second(case.amount))
 
 
 def cell(make: Callable[[_T], Value], found: _T | Unavailable) -> Value:
@@ -82,7 +78,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
         _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
         _Shown("time", lambda case: cell(Seconds, case.median_s)),
         _Shown("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
-        _Shown("rate", rate, needed=lambda case: bool(case.operations or case.bytes_moved)),
+        _Shown("rate", rate, needed=lambda case: bool(case.amount)),
         *(
             _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
             for baseline in compared(cases)
@@ -188,6 +184,8 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         key = (*(case.axes.get(name) for name in graph), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
     heads = [*graph, _STEP]
+    # The steps of a graph stay in the order measured.
+    graphs = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(
             *(Column(axis_title(name), "text") for name in heads),
@@ -198,18 +196,10 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
                 *(axis_value(name, value) for name, value in zip(heads, key, strict=True)),
                 *(_step_time(found.get(count)) for count in counts),
             )
-            for key, found in sorted(rows.items(), key=lambda row: _step_order(row[0], list(rows)))
+            for key, found in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
         ),
         caption=_steps_caption(cases),
     )
-
-
-def _step_order(
-    key: tuple[Axis | None, ...], keys: Sequence[tuple[Axis | None, ...]]
-) -> tuple[int, ...]:
-    """Sort by graph, then by step, in the order measured."""
-    graphs = list(dict.fromkeys(one[:-1] for one in keys))
-    return graphs.index(key[:-1]), keys.index(key)
 
 
 def _step_time(case: CaseResult | None) -> Value:

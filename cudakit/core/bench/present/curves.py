@@ -138,7 +138,7 @@ def _columns(
             "ci95_high_s": _floats(high for _, high in intervals),
             "limit_s": _floats(map(limit_s, cases)),
             "fit_s": _floats(_fit_s(case, name, graphs) for case in cases),
-            "amount": _floats(case.operations or case.bytes_moved or np.nan for case in cases),
+            "amount": _floats(case.amount or np.nan for case in cases),
             "unit": np.zeros(len(cases), np.int64),
         },
         {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
@@ -157,7 +157,7 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
 
 def _unit(cases: Sequence[CaseResult]) -> str:
     """Return the unit of the rates; OP for mixed operations."""
-    units = {case.operation if case.operations else "B" for case in cases}
+    units = {case.unit for case in cases}
     return units.pop() if len(units) == 1 else "OP"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,9 @@ _SAMPLE_S = 2e-3
 # Shares of the time of a GEMM after which listing algorithms, and warming up, end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
 
+_UNBLOCKED = (
+    "gaps between launches count: what is set in the environment keeps them from being hidden"
+)
 _NOT_SAID = Unavailable("the device does not say")
 _NO_FINAL = Unavailable("no other algorithm came into the final")
 _TOO_FEW = Unavailable("too few samples to be that sure")
@@ -82,7 +85,8 @@ def tune(
     begin_ns = now_ns()
     run_context = run_context or RunContext()
     machine = tuning_machine(gpu, run_context)
-    session = _Session(spec, gpu, limits, unblocked=bool(disabling_variable(run_context.variables)))
+    unblocked = bool(disabling_variable(run_context.variables))
+    session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     kept = known.products_on(machine) if known else {}
@@ -93,7 +97,7 @@ def tune(
         time_ns=begin_ns,
         complete=complete,
         machine=machine,
-        warnings=tuple(session.warnings()),
+        warnings=(_UNBLOCKED,) if unblocked else (),
         products=(*others.values(), *session.products.values()),
         untuned=tuple(session.untuned),
     )
@@ -130,11 +134,6 @@ class _Session:
         if self._refusals and not self.products and not kept:
             raise self._refusals[0]
         return True
-
-    def warnings(self) -> Iterator[str]:
-        """Yield the reasons to doubt the results."""
-        if self._unblocked:
-            yield "gaps between launches count: what is set in the environment keeps them from being hidden"
 
     def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
         """Tune a GEMM; return whether the user interrupted it."""

@@ -15,10 +15,16 @@ from cudakit.core.bench.l2_cache import MOST_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
-from cudakit.core.bench.workload import Verification, worst
+from cudakit.core.bench.workload import (
+    Verification,
+    owned_event,
+    owned_memory,
+    owned_stream,
+    worst,
+)
 from cudakit.core.bench.workloads.checks import POISON, Buffers, check_copy
 from cudakit.errors import CudaError, Unsupported
-from cudakit.gpu.api import LEGACY, DeviceInfo, Event, Gpu, Peers, Ptr, Stream
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 
@@ -99,7 +105,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
             link="peer" if copy.access == "direct" else "host",
         ),
         size_bytes,
-        buffers + staging_buffers(*places),
+        buffers + int(not set(places).isdisjoint(_INACCESSIBLE)),
         host_bytes=(places.count("host") + places.count("pageable")) * size_bytes,
     )
 
@@ -170,9 +176,8 @@ class PreparedCopy:
         self._sets: list[tuple[_Route, ...]] = []
         with ExitStack() as owned:
             self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._aside = gpu.stream(blocking=False)
-            owned.callback(gpu.destroy_stream, self._aside)
-            self._fork, self._join = (self._event(owned) for _ in range(2))
+            self._aside = owned_stream(gpu, owned)
+            self._fork, self._join = owned_event(gpu, owned), owned_event(gpu, owned)
             self._places = Places(gpu, copy.size_bytes, owned, copy.peer)
             self.rotate(1)
             self._places.owned = self._owned = owned.pop_all()
@@ -239,11 +244,6 @@ class PreparedCopy:
             self._places.poison(route.to.ptr, route.to.place)
         self._gpu.sync()
 
-    def _event(self, owned: ExitStack) -> Event:
-        event = self._gpu.event(timing=False)
-        owned.callback(self._gpu.destroy_event, event)
-        return event
-
 
 def peers(gpu: _LinkedDevice) -> dict[int, Access]:
     """Return the ordinals of the other devices, and whether copies to them are direct or staged."""
@@ -258,11 +258,6 @@ def peers(gpu: _LinkedDevice) -> dict[int, Access]:
                 raise
             return found
     raise AssertionError("devices without end")
-
-
-def staging_buffers(*places: Place) -> int:
-    """Return the number of staging buffers needed to check these places."""
-    return int(any(place in _INACCESSIBLE for place in places))
 
 
 class Places:
@@ -282,9 +277,7 @@ class Places:
             self.owned.callback(gpu.peer_free, peer, ptr)
             return ptr
         if place == "device":
-            ptr = gpu.malloc(size_bytes)
-            self.owned.callback(gpu.free, ptr)
-            return ptr
+            return owned_memory(gpu, self.owned, size_bytes)
         ptr = gpu.host_malloc(size_bytes, pinned=place != "pageable")
         self.owned.callback(gpu.host_free, ptr)
         return ptr

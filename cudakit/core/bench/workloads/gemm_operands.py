@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from cudakit.core.bench.workload import owned_memory
 from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
@@ -84,8 +85,7 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> Opera
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
         pitch = -(-elements // unit) * unit
-        ptr = gpu.malloc(pitch * sets * element.size_bytes)
-        owned.callback(gpu.free, ptr)
+        ptr = owned_memory(gpu, owned, pitch * sets * element.size_bytes)
         return Slab(ptr, element, pitch, sets)
 
     a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))

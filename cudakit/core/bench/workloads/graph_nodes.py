@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TypeAlias
 
-from cudakit.gpu.api import LEGACY, ComputeDevice, Event, Memory, Ptr, Stream, Streams
+from cudakit.core.bench.workload import owned_event, owned_memory, owned_stream
+from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
@@ -32,9 +33,11 @@ class Nodes:
         with ExitStack() as owned:
             self._enqueue_one = _KINDS[kind](gpu, owned)
             self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._memory = _memory(gpu, owned, self._size_bytes)
-            self._fork = _event(gpu, owned)
-            self._sides = [(_stream(gpu, owned), _event(gpu, owned)) for _ in range(branches - 1)]
+            self._memory = owned_memory(gpu, owned, self._size_bytes)
+            self._fork = owned_event(gpu, owned)
+            self._sides = [
+                (owned_stream(gpu, owned), owned_event(gpu, owned)) for _ in range(branches - 1)
+            ]
             self._poison()
             self._owned = owned.pop_all()
 
@@ -79,7 +82,7 @@ def _fill(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:  # noqa: ARG001
 
 
 def _copy(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
-    sources = {byte: _memory(gpu, owned, WIDTH_BYTES) for byte in BYTES}
+    sources = {byte: owned_memory(gpu, owned, WIDTH_BYTES) for byte in BYTES}
     for byte, source in sources.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
     return lambda place, byte, stream: gpu.copy(place, sources[byte], WIDTH_BYTES, stream)
@@ -90,21 +93,3 @@ _KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _Enqueue]] = {
     "fill": _fill,
     "copy": _copy,
 }
-
-
-def _memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
-    memory = gpu.malloc(size_bytes)
-    owned.callback(gpu.free, memory)
-    return memory
-
-
-def _stream(gpu: Streams, owned: ExitStack) -> Stream:
-    stream = gpu.stream(blocking=False)
-    owned.callback(gpu.destroy_stream, stream)
-    return stream
-
-
-def _event(gpu: Streams, owned: ExitStack) -> Event:
-    event = gpu.event(timing=False)
-    owned.callback(gpu.destroy_event, event)
-    return event

@@ -66,7 +66,7 @@ class _UntilStart:
         view = gpu.host_view(self._place, WIDTH_BYTES)
         view[:] = bytes(WIDTH_BYTES)
         self._words = view.cast("I")
-        prepared.owned.callback(self._release)
+        prepared.owned.callback(self._words.release)
         self._count = 0
 
     def __call__(self, stream: Stream) -> None:
@@ -78,9 +78,6 @@ class _UntilStart:
     def _has_started(self) -> bool:
         return any(self._words[0] == self._count for _ in range(_POLLS))
 
-    def _release(self) -> None:
-        self._words.release()
-
 
 def _nothing(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     return prepared.owned.enter_context(closing(Spin(gpu))).not_at_all
@@ -90,18 +87,6 @@ def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     event = gpu.event()
     prepared.owned.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
-
-
-def _synchronize(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
-    return gpu.sync_stream
-
-
-def _event(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
-    return lambda stream: gpu.destroy_event(gpu.event())  # noqa: ARG005
-
-
-def _stream(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:  # noqa: ARG001
-    return lambda stream: gpu.destroy_stream(gpu.stream(blocking=False))  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +101,13 @@ _CALLS: Mapping[str, _Timed] = {
     "launch-to-finish": _Timed("host", _nothing),
     "launch-back-to-back": _Timed("batch", _nothing),
     "event-record": _Timed("call", _record),
-    "stream-synchronize": _Timed("call", _synchronize),
-    "event-create-destroy": _Timed("call", _event),
-    "stream-create-destroy": _Timed("call", _stream),
+    "stream-synchronize": _Timed("call", lambda gpu, _: gpu.sync_stream),
+    "event-create-destroy": _Timed(
+        "call",
+        lambda gpu, _: lambda _: gpu.destroy_event(gpu.event()),
+    ),
+    "stream-create-destroy": _Timed(
+        "call",
+        lambda gpu, _: lambda _: gpu.destroy_stream(gpu.stream(blocking=False)),
+    ),
 }

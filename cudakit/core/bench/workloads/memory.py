@@ -12,7 +12,7 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.workload import Verification, worst
+from cudakit.core.bench.workload import Verification, owned_memory, worst
 from cudakit.core.bench.workloads.checks import (
     POISON,
     Buffers,
@@ -181,8 +181,11 @@ class PreparedMemory:
         self._owned.close()
 
     def _buffers(self, fill: Fill, number: int) -> Buffers:
-        to = self._malloc(self._target_bytes)
-        sources = tuple(self._malloc(self._size_bytes) for _ in range(self._operation.sources))
+        gpu, owned = self._gpu, self._owned
+        to = owned_memory(gpu, owned, self._target_bytes)
+        sources = tuple(
+            owned_memory(gpu, owned, self._size_bytes) for _ in range(self._operation.sources)
+        )
         for at, source in enumerate(sources):
             sequence = number * max(self._operation.sources, 1) + at
             floats = self._size_bytes // FP32.size_bytes
@@ -211,8 +214,3 @@ class PreparedMemory:
 
     def _poison(self, to: Ptr) -> None:
         self._gpu.fill(to, POISON, self._target_bytes, LEGACY)
-
-    def _malloc(self, size_bytes: int) -> Ptr:
-        ptr = self._gpu.malloc(size_bytes)
-        self._owned.callback(self._gpu.free, ptr)
-        return ptr

@@ -71,7 +71,10 @@ def diagnose(
         status=max((check.status for check in checks), default=Status.OK),
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
-        devices=device_lines(context),
+        # Those that NVML knows, else those that CUDA knows.
+        devices=tuple(
+            _line(one) for one in context.nvml_devices or context.cuda_devices if one.parent is None
+        ),
         checks=checks,
     )
 
@@ -144,14 +147,6 @@ def _packages(c: RunContext) -> dict[str, str]:
         return {}
     installed = {one.name: one.version for one in reversed(c.software.distributions)}
     return {name: installed[name] for name in _PACKAGES if name in installed}
-
-
-def device_lines(c: RunContext) -> tuple[DeviceLine, ...]:
-    """List the GPUs that NVML knows, else those that CUDA knows."""
-    for view in (c.nvml, c.cuda):
-        if not isinstance(view, Unavailable) and view.devices:
-            return tuple(_line(one) for one in view.devices if one.parent is None)
-    return ()
 
 
 def _line(device: DeviceFacts) -> DeviceLine:

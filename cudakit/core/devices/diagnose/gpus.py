@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, combine, ok
 from cudakit.core.devices.diagnose.driver import require_nvml
-from cudakit.gpu.api.facts import DeviceFacts, Field
+from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -47,16 +48,16 @@ class GpuState:
 
 def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
     """Return the GPUs, without their MIG instances. Raises NotCheckable if NVML reports none."""
-    gpus = tuple(_states(c, require_nvml(c).devices))
+    require_nvml(c)
+    gpus = tuple(_states(c))
     if not gpus:
         raise NotCheckable("NVML sees no GPU (CK007)")
     return gpus
 
 
-def _states(c: RunContext, devices: Sequence[DeviceFacts]) -> Iterator[GpuState]:
-    for at, device in enumerate(devices):
-        telemetry = c.telemetry[at] if at < len(c.telemetry) else None
-        moving = {} if telemetry is None or isinstance(telemetry, Unavailable) else telemetry.fields
+def _states(c: RunContext) -> Iterator[GpuState]:
+    for device, telemetry in zip_longest(c.nvml_devices, c.telemetry):
+        moving = telemetry.fields if isinstance(telemetry, Telemetry) else {}
         if device.parent is None:
             yield GpuState(device, {**device.fields, **moving})
 

@@ -15,9 +15,7 @@ from cudakit.core.devices.diagnose.check import (
     warn,
 )
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
-from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
-from cudakit.units import Unavailable
 
 # The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
@@ -158,12 +156,8 @@ def architectures(c: RunContext) -> Finding:
 
 def _capabilities(c: RunContext) -> dict[str, _Capability]:
     """Return the compute capability of each kind of GPU."""
-    devices: tuple[DeviceFacts, ...] = ()
-    for view in (c.cuda, c.nvml):
-        if not isinstance(view, Unavailable):
-            devices = devices or view.devices
     found = {}
-    for device in devices:
+    for device in c.cuda_devices or c.nvml_devices:
         name, capability = device.fields.get("name"), device.fields.get("compute_capability")
         if isinstance(name, str) and isinstance(capability, str):
             major, _, minor = capability.partition(".")

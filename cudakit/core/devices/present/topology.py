@@ -16,6 +16,7 @@ _WORDS = {
     "NODE": "host bridges of one NUMA node",
     "SYS": "between NUMA nodes",
 }
+_NEAR = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
 _HINT = (
     "an IOMMU or PCIe access control (ACS) in the way, or a container or virtual machine that "
     "hides the topology; try it before you rely on it"
@@ -42,20 +43,17 @@ def _matrix(
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Table:
+    near = _NEAR if what == "link" else {}
     rows = tuple(
-        (Text(_name(one)), *(_cell(one, other, pairs, cell) for other in gpus), *_near(one, what))
+        (
+            Text(_name(one)),
+            *(_cell(one, other, pairs, cell) for other in gpus),
+            *(text_value(one.field(name)) for name in near),
+        )
         for one in gpus
     )
-    near = (Column("CPUs", "text"), Column("NUMA", "number")) if what == "link" else ()
-    columns = (Column(what, "text"), *(Column(_name(gpu), "text") for gpu in gpus), *near)
+    columns = (Column(what), *(Column(_name(gpu)) for gpu in gpus), *near.values())
     return Table(columns, rows, caption=_legend(pairs) if what == "link" else "")
-
-
-def _near(gpu: Device, what: str) -> tuple[Value, ...]:
-    if what != "link":
-        return ()
-    fields = (gpu.field("cpu_affinity"), gpu.field("host_numa_id"))
-    return tuple(map(text_value, fields))
 
 
 def _cell(

@@ -48,21 +48,18 @@ def _pins(stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints)
     blocks = np.bincount(stack, minlength=n_stacks)
     sizes = np.bincount(stack, weights=layout.block_size, minlength=n_stacks)
     ranked = np.lexsort((-pinned, -pinned_alone))
-    found = []
-    for key in ranked[pinned[ranked] > 0].tolist():
-        frames = stacks.frames(key)
-        found.append(
-            Pin(
-                blocks=int(blocks[key]),
-                bytes=int(sizes[key]),
-                segments=int(segments[key]),
-                pinned_bytes=int(pinned[key]),
-                alone_bytes=int(pinned_alone[key]),
-                stack=frames,
-                site=stacks.site(key),
-            )
+    return tuple(
+        Pin(
+            blocks=int(blocks[key]),
+            bytes=int(sizes[key]),
+            segments=int(segments[key]),
+            pinned_bytes=int(pinned[key]),
+            alone_bytes=int(pinned_alone[key]),
+            stack=stacks.frames(key),
+            site=stacks.site(key),
         )
-    return tuple(found)
+        for key in ranked[pinned[ranked] > 0].tolist()
+    )
 
 
 def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ...]:

@@ -23,15 +23,18 @@ _NO_COMPILER = "N/A"
 def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Holder, ...]:
     """Sum live allocations by call stack, largest first."""
     stack = allocations.stack[live]
-    requested = np.bincount(stack, weights=allocations.requested[live]) if len(live) else None
-    found = []
-    for total in totals(stack, allocations.size[live]):
-        frames = stacks.frames(total.key)
-        asked = 0 if requested is None else int(requested[total.key])
-        found.append(
-            Holder(total.bytes, asked, total.count, total.share, frames, stacks.site(total.key))
+    requested = np.bincount(stack, weights=allocations.requested[live])
+    return tuple(
+        Holder(
+            bytes=total.bytes,
+            requested_bytes=int(requested[total.key]),
+            count=total.count,
+            share=total.share,
+            stack=stacks.frames(total.key),
+            site=stacks.site(total.key),
         )
-    return tuple(found)
+        for total in totals(stack, allocations.size[live])
+    )
 
 
 def holders_by_line(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Line, ...]:
@@ -116,21 +119,18 @@ def churn_by_stack(
     n_stacks = len(snapshot.stacks)
     lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
     ends = np.bincount(stack, weights=ended, minlength=n_stacks)
-    found = []
-    for total in totals(stack, allocations.requested[made]):
-        frames = stacks.frames(total.key)
-        measured = snapshot.has_times and ends[total.key] > 0
-        found.append(
-            Churn(
-                bytes=total.bytes,
-                count=total.count,
-                share=total.share,
-                mean_size_bytes=total.bytes // total.count,
-                mean_lifetime_us=float(lifetimes[total.key] / ends[total.key])
-                if measured
-                else None,
-                stack=frames,
-                site=stacks.site(total.key),
-            )
+    measured = (ends > 0) & snapshot.has_times
+    return tuple(
+        Churn(
+            bytes=total.bytes,
+            count=total.count,
+            share=total.share,
+            mean_size_bytes=total.bytes // total.count,
+            mean_lifetime_us=(
+                float(lifetimes[total.key] / ends[total.key]) if measured[total.key] else None
+            ),
+            stack=stacks.frames(total.key),
+            site=stacks.site(total.key),
         )
-    return tuple(found)
+        for total in totals(stack, allocations.requested[made])
+    )

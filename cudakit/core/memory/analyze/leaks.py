@@ -54,12 +54,10 @@ def _held_at(allocations: Allocations, moments: _Ints) -> tuple[_Ints, _Ints, _I
     # Live at a moment: begin < moment <= end. An allocation adds from its first such moment on.
     arrive = np.searchsorted(moments, allocations.begin, side="right")
     leave = np.searchsorted(moments, allocations.end, side="right")
-    width = len(moments) + 1
-    shape = (len(ids), width)
-    held = np.zeros(shape[0] * width)
-    count = np.zeros(shape[0] * width)
+    shape = len(ids), len(moments) + 1
+    held, count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     for column, sign in ((arrive, 1), (leave, -1)):
-        cell = row * width + column
+        cell = row * shape[1] + column
         held += sign * np.bincount(cell, weights=allocations.size, minlength=len(held))
         count += sign * np.bincount(cell, minlength=len(count))
     return (
@@ -80,14 +78,13 @@ def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
 
 
 def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, step: _Ints) -> Leak:
-    frames = stacks.frames(stack)
     return Leak(
         bytes_per_step=round(_theil_sen(step, held)),
         count_per_step=_theil_sen(step, count),
         bytes=int(held[-1]),
         count=int(count[-1]),
         growth=tuple(held.tolist()),
-        stack=frames,
+        stack=stacks.frames(stack),
         site=stacks.site(stack),
     )
 

@@ -54,14 +54,13 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
         format=form,
         size_bytes=size_bytes,
         devices=(*devices, *host),
-        frames=tables.frames,
-        stacks=tables.stacks,
-        texts=tables.texts,
-        pools=tables.pools,
+        frames=tuple(tables.frames),
+        stacks=tuple(tables.stacks),
+        texts=tuple(tables.texts),
+        pools=tuple(tables.pools),
         annotations=annotations,
         settings=settings,
         has_times=any(bool(device.events.time_us.any()) for device in (*devices, *host)),
-        has_traces=any(len(device.events) > 0 for device in (*devices, *host)),
     )
 
 
@@ -155,7 +154,7 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = _numbers(tree, tables, tree.column(handles, "device"))
-    texts = tables.texts
+    texts = tuple(tables.texts)
     return tuple(
         Annotation(texts[name], start == 1, device, time)
         for name, start, device, time in zip(

@@ -20,52 +20,35 @@ _MOST_EXPANSION = 200
 
 
 class Tables:
-    """The tables that columns index, which grow while they are read. Entry 0 of each means "none"."""
+    """The tables that columns index, which grow while they are read: values with their ids.
+
+    The ids are 0 and up in the order of the values. Id 0 of all but frames means "none".
+    """
 
     def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
         self._size_bytes = size_bytes
         self._lengths: list[int] = []  # of each frame, in characters
         self._characters = 0  # of all stacks written out
-        self._texts: dict[str, int] = {"": 0}
-        self._frames: dict[Frame, int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {(): 0}
-        self._pools: dict[tuple[int, int], int] = {(0, 0): 0}
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Every text met so far, in the order of the ids given out."""
-        return tuple(self._texts)
-
-    @property
-    def frames(self) -> tuple[Frame, ...]:
-        """Every frame met so far."""
-        return tuple(self._frames)
-
-    @property
-    def stacks(self) -> tuple[tuple[int, ...], ...]:
-        """Every stack met so far, as frame ids, innermost first."""
-        return tuple(self._stacks)
-
-    @property
-    def pools(self) -> tuple[tuple[int, int], ...]:
-        """Every pool met so far."""
-        return tuple(self._pools)
+        self.texts: dict[str, int] = {"": 0}
+        self.frames: dict[Frame, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {(): 0}  # frame ids, innermost first
+        self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
 
     def text_ids(self, handles: Handles) -> _Ids:
         """Return the ids of texts; absent values and other types are the empty text."""
-        return self._number(handles, self._texts, self.decode_texts)
+        return self._number(handles, self.texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> _Ids:
         """Number stacks, given as lists of frame dictionaries; absent is the empty one.
 
         Raises SnapshotError where long texts are shared so often that no report could hold them.
         """
-        return self._number(handles, self._stacks, self._decode_stacks)
+        return self._number(handles, self.stacks, self._decode_stacks)
 
     def pool_ids(self, handles: Handles) -> _Ids:
         """Number pool ids, given as pairs; absent is the default pool."""
-        return self._number(handles, self._pools, self._decode_pools)
+        return self._number(handles, self.pools, self._decode_pools)
 
     def codes(
         self, handles: Handles, words: Mapping[str, int], default: int
@@ -99,14 +82,14 @@ class Tables:
         ]
 
     def _count(self, frame_ids: list[int]) -> None:
-        new = islice(self._frames, len(self._lengths), None)
+        new = islice(self.frames, len(self._lengths), None)
         self._lengths += (len(frame.name) + len(frame.filename) for frame in new)
         self._characters += sum(map(self._lengths.__getitem__, frame_ids))
         if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
             raise multiplied(self._size_bytes)
 
     def _frame_ids(self, handles: Handles) -> _Ids:
-        return self._number(handles, self._frames, self._decode_frames)
+        return self._number(handles, self.frames, self._decode_frames)
 
     def _decode_frames(self, handles: Handles) -> list[Frame]:
         names = self.decode_texts(self._tree.column(handles, "name"))

@@ -18,17 +18,11 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
         nodes.append(summary.overview(result.devices))
     for device in result.devices:
         sections = tuple(_sections(device, top))
-        nodes += [Section(_device_title(device), sections)] if several else sections
-    return Document(_title(result), tuple(nodes))
-
-
-def _title(result: MemoryResult) -> str:
-    names = [file.name for file in result.files]
-    return f"GPU memory of {names[0]}" if len(names) == 1 else f"GPU memory of {len(names)} files"
-
-
-def _device_title(device: DeviceMemory) -> str:
-    return f"{device.file}: {device_name(device)}"
+        name = f"{device.file}: {device_name(device)}"
+        nodes += [Section(name, sections)] if several else sections
+    files = result.files
+    shown = files[0].name if len(files) == 1 else f"{len(files)} files"
+    return Document(f"GPU memory of {shown}", tuple(nodes))
 
 
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:

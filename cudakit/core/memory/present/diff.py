@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import limited, stack_value, table
+from cudakit.core.memory.present.rows import device_name, limited, stack_value, table
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
@@ -28,12 +28,8 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
     for device in result.devices:
         sections: tuple[Node, ...] = (_totals(device), *_moments(device, top))
         several = len(result.devices) > 1
-        nodes += [Section(_name(device), sections)] if several else sections
+        nodes += [Section(device_name(device), sections)] if several else sections
     return Document(f"GPU memory: {result.before.name} → {result.after.name}", tuple(nodes))
-
-
-def _name(device: DeviceDiff) -> str:
-    return "pinned host memory" if device.device is None else f"cuda:{device.device}"
 
 
 def _totals(device: DeviceDiff) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
-from cudakit.core.memory.result import DeviceMemory
+from cudakit.core.memory.result import DeviceDiff, DeviceMemory
 from cudakit.document import Column, Frame, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
@@ -14,7 +14,7 @@ _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of Column
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
 
-def device_name(device: DeviceMemory) -> str:
+def device_name(device: DeviceMemory | DeviceDiff) -> str:
     """Return the name of a device as CUDA programs write it."""
     return "pinned host memory" if device.device is None else f"cuda:{device.device}"
 

@@ -32,8 +32,8 @@ def report(result: WhatIfResult) -> Document:
         several = len(result.devices) > 1
         name = f"{device.file}: cuda:{device.device}"
         nodes += [Section(name, sections)] if several else sections
-    names = [file.name for file in result.files]
-    shown = names[0] if len(names) == 1 else f"{len(names)} files"
+    files = result.files
+    shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Document(f"GPU memory of {shown} under other settings", tuple(nodes))
 
 
