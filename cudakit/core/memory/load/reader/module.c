@@ -170,8 +170,8 @@ static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), uns
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *parse_and_answer(PyObject *self, PyObject *args, const char *format,
-                                  bool (*fill)(Query *), unsigned first_bytes, unsigned second_bytes)
+static PyObject *parse_and_answer(PyObject *self, PyObject *args, const char *format, bool (*fill)(Query *),
+                                  unsigned first_bytes, unsigned second_bytes)
 {
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
