@@ -29,8 +29,8 @@ FEATURE = {
     "errors",
 }
 
-# A room, and what of ours it may import besides itself. The room of a file is the longest name that fits.
-ROOMS = {
+# A package, and what of ours it may import besides itself. A file belongs to the longest name that fits.
+PACKAGES = {
     "units": frozenset(),
     "errors": frozenset(),
     "torch_rules": {"units", "errors"},
@@ -56,9 +56,9 @@ ROOMS = {
 }
 
 # pytest imports its plugins always: they import the rest of us inside functions, or for types, only.
-LAZY_ROOMS = {"pytest_plugin"}
+LAZY_PACKAGES = {"pytest_plugin"}
 
-# A package that is not in the standard library, and the rooms that may import it.
+# A module outside of the standard library, and the packages that may import it.
 THIRD_PARTY = {
     "backports": {"core.memory"},  # zstd before Python 3.14
     "click": {"cli"},
@@ -78,7 +78,7 @@ THIRD_PARTY = {
     },
     "pytest": {"pytest_plugin"},
     "rich": {"render"},
-    # The seam to the hardware.
+    # The hardware layer.
     "cuda": {"gpu"},
     "cupti": {"gpu"},
     "cupy": {"gpu"},
@@ -91,7 +91,7 @@ THIRD_PARTY = {
     "torch": {"gpu"},
 }
 
-# Of the standard library, what loads a vendor's library and what talks to the user.
+# Of the standard library, what loads a vendor's library and what writes to the user.
 RESTRICTED = {
     "ctypes": {"gpu"},
     "print": {"cli"},
@@ -117,11 +117,11 @@ class Import:
 def violations(name: str, source: str) -> list[str]:
     """List what a module of the package, named without ``cudakit.``, must not do."""
     tree = parsed(source)
-    room = room_of(name)
-    if room is None:
-        return [f"{name}: is in no room of the table"]
-    found = [_forbidden_import(room, imported) for imported in _imports(tree)]
-    found += [_forbidden_use(room, use, line) for use, line in _uses(tree)]
+    package = package_of(name)
+    if package is None:
+        return [f"{name}: is in no row of the table"]
+    found = [_forbidden_import(package, imported) for imported in _imports(tree)]
+    found += [_forbidden_use(package, use, line) for use, line in _uses(tree)]
     return [f"{name}:{reason}" for reason in found if reason]
 
 
@@ -131,41 +131,41 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def room_of(name: str) -> str | None:
-    return max((room for room in ROOMS if _within(name, {room})), key=len, default=None)
+def package_of(name: str) -> str | None:
+    return max((package for package in PACKAGES if _within(name, {package})), key=len, default=None)
 
 
 def _within(name: str, places: frozenset[str] | set[str]) -> bool:
     return any(not place or name == place or name.startswith(f"{place}.") for place in places)
 
 
-def _forbidden_import(room: str, imported: Import) -> str:
+def _forbidden_import(package: str, imported: Import) -> str:
     if imported.top == ".":
         return f"{imported.line}: relative import"
     if imported.top == "cudakit":
-        return _forbidden_room(room, imported)
+        return _forbidden_package(package, imported)
     if imported.top in sys.stdlib_module_names:
-        return _forbidden_use(room, imported.top, imported.line)
+        return _forbidden_use(package, imported.top, imported.line)
     if imported.top not in THIRD_PARTY:
         return f"{imported.line}: {imported.top} is in no row of the table"
-    if not _within(room, THIRD_PARTY[imported.top]):
-        return f"{imported.line}: {room} must not import {imported.top}"
+    if not _within(package, THIRD_PARTY[imported.top]):
+        return f"{imported.line}: {package} must not import {imported.top}"
     return ""
 
 
-def _forbidden_room(room: str, imported: Import) -> str:
+def _forbidden_package(package: str, imported: Import) -> str:
     ours = [spelling.partition(".")[2] for spelling in imported.spellings]
-    if not any(spelling and _within(spelling, {room, *ROOMS[room]}) for spelling in ours):
-        return f"{imported.line}: {room} must not import {imported.spellings[-1]}"
-    own = any(_within(spelling, {room, "errors"}) for spelling in ours)
-    if room in LAZY_ROOMS and not imported.lazy and not own:
-        return f"{imported.line}: {room} must import {ours[-1]} inside a function"
+    if not any(spelling and _within(spelling, {package, *PACKAGES[package]}) for spelling in ours):
+        return f"{imported.line}: {package} must not import {imported.spellings[-1]}"
+    own = any(_within(spelling, {package, "errors"}) for spelling in ours)
+    if package in LAZY_PACKAGES and not imported.lazy and not own:
+        return f"{imported.line}: {package} must import {ours[-1]} inside a function"
     return ""
 
 
-def _forbidden_use(room: str, use: str, line: int) -> str:
-    if use in RESTRICTED and not _within(room, RESTRICTED[use]):
-        return f"{line}: {room} must not use {use}"
+def _forbidden_use(package: str, use: str, line: int) -> str:
+    if use in RESTRICTED and not _within(package, RESTRICTED[use]):
+        return f"{line}: {package} must not use {use}"
     return ""
 
 
@@ -177,7 +177,7 @@ def _imports(tree: ast.Module) -> Iterator[Import]:
 
 
 def _waits(node: ast.AST) -> bool:
-    """Say whether what stands in a statement does not happen at import."""
+    """Return whether the code in a statement does not run at import."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
@@ -208,26 +208,26 @@ def _uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield f"sys.{attribute}", node.lineno
 
 
-PACKAGE = Path(str(cudakit.__file__)).parent
+SOURCE = Path(str(cudakit.__file__)).parent
 
 
 def _module_name(place: Path) -> str:
-    parts = place.relative_to(PACKAGE).with_suffix("").parts
+    parts = place.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
-MODULES = {_module_name(place): place for place in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {_module_name(place): place for place in sorted(SOURCE.rglob("*.py"))}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_what_its_room_may(name: str) -> None:
-    if name == "core":  # the house of the features; a room of its own it is not
+def test_module_imports_only_what_its_package_may(name: str) -> None:
+    if name == "core":  # its subpackages have the rows
         assert MODULES[name].read_text() == ""
     else:
         assert violations(name, MODULES[name].read_text(encoding="utf-8")) == []
 
 
-def test_the_package_is_looked_at() -> None:
+def test_modules_of_the_package_are_found() -> None:
     assert {"errors", "document", "cli", "core.memory.snapshot", "__init__"} <= MODULES.keys()
 
 
@@ -259,7 +259,7 @@ def test_the_package_is_looked_at() -> None:
         ("helpers", ""),
     ],
 )
-def test_a_forbidden_module_is_caught(name: str, source: str) -> None:
+def test_forbidden_module_is_reported(name: str, source: str) -> None:
     assert len(violations(name, source)) == 1
 
 
@@ -279,14 +279,16 @@ def test_a_forbidden_module_is_caught(name: str, source: str) -> None:
         ("api", "from cudakit.errors import InputError"),
     ],
 )
-def test_what_the_table_allows_is_not_caught(name: str, source: str) -> None:
+def test_module_within_the_table_is_not_reported(name: str, source: str) -> None:
     assert violations(name, source) == []
 
 
 def test_no_feature_of_core_may_know_another() -> None:
-    features = {room for room in ROOMS if room.startswith("core.")}
+    features = {package for package in PACKAGES if package.startswith("core.")}
 
-    assert not any(_within(allowed, {"core"}) for room in features for allowed in ROOMS[room])
+    assert not any(
+        _within(allowed, {"core"}) for package in features for allowed in PACKAGES[package]
+    )
 
 
 GUIDE = Path(__file__).parent.parent / "CONTRIBUTING.md"
@@ -295,13 +297,13 @@ _ROW = re.compile(r"^\| (`[^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
     shown: dict[str, frozenset[str]] = {}
-    for rooms, allowed in _ROW.findall(GUIDE.read_text(encoding="utf-8")):
+    for packages, allowed in _ROW.findall(GUIDE.read_text(encoding="utf-8")):
         what = ANYTHING if allowed == "everything" else frozenset(re.findall(r"`(.+?)`", allowed))
-        shown |= dict.fromkeys(re.findall(r"`(.+?)`", rooms), what)
+        shown |= dict.fromkeys(re.findall(r"`(.+?)`", packages), what)
 
     feature = shown.pop("core.*")
-    shown |= {room: feature for room in ROOMS if room.startswith("core.")}
-    assert shown == ROOMS
+    shown |= {package: feature for package in PACKAGES if package.startswith("core.")}
+    assert shown == PACKAGES
 
 
 # --- paths of the system ---------------------------------------------------------------------------

@@ -16,3 +16,36 @@ def test_a_link_to_another_page_leads_there(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
 
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+ARCHITECTURE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for package in ("cudakit", "scripts", "tests")
+    for path in sorted((ROOT / package).rglob("*"))
+    if path.suffix in {".py", ".c"}
+}
+_DEFINITION = re.compile(r"^ *(?:def|static [\w *]+?[ *])\s*(\w+)\(", re.MULTILINE)
+
+
+def test_files_named_by_the_architecture_page_exist() -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|c))`", ARCHITECTURE)) - {"setup.py"}
+    missing = [
+        name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in SOURCES)
+    ]
+
+    assert missing == []
+
+
+def test_functions_named_between_a_call_and_the_arithmetic_are_defined() -> None:
+    section = ARCHITECTURE.partition("## From a call to the arithmetic")[2].partition("\n## ")[0]
+    functions = set(re.findall(r"`(?:\w+\.)?(?!py`)(_?[a-z]\w+)`", section))
+    defined = {
+        name
+        for path, text in SOURCES.items()
+        if path.startswith("cudakit/")
+        for name in _DEFINITION.findall(text)
+    }
+
+    assert len(functions) > 20
+    assert functions - defined == set()

@@ -30,9 +30,10 @@ class CachingAllocator(DeviceAllocator):
     ``device`` is CUDA's number of one, the current one by default, or ``"sim"`` or ``"sim:MODEL"`` for
     a simulated one, or a device of cudakit, which is not closed. Streams are the driver's handles.
     ``settings`` is a string as in PYTORCH_CUDA_ALLOC_CONF; without one the first that is set of
-    CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` keeps up to
-    so many freed blocks of each size for a request of exactly that size: much faster, with other
-    addresses than torch's. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
+    CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` is for
+    installations without a compiler: it keeps up to N freed blocks of each size for requests of exactly
+    that size, which are faster then, with other addresses than torch's. The compiled calls are faster
+    without it, and ignore it. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
     segments are never shared with other processes; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 nothing is
     cached, until ``enable_caching`` is told otherwise.
 

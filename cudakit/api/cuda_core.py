@@ -31,8 +31,9 @@ class CachingMemoryResource(AllocatorResource):
     """The caching allocator as a MemoryResource of cuda.core; ``Device.memory_resource`` takes it.
 
     ``device``, ``settings`` and ``front_cache`` are those of ``CachingAllocator``, which is made, unless
-    there is one: ``allocator``. It is to be had as ``resource.allocator``. With ``front_cache=0`` blocks
-    are chosen as by torch, and a Buffer takes twice as long. Raises MissingDependency without cuda.core.
+    there is one: ``allocator``. It is to be had as ``resource.allocator``. Without a compiler,
+    ``front_cache=0`` chooses blocks as torch does, and a Buffer takes longer. The compiled calls ignore it:
+    they always choose blocks as torch does. Raises MissingDependency without cuda.core.
 
     >>> resource = cudakit.CachingMemoryResource(0)  # doctest: +SKIP
     >>> with resource.allocate(1 << 20, stream=stream) as buffer:  # doctest: +SKIP

@@ -51,9 +51,8 @@ class _Call(Generic[_P, _R]):
 
     def __get__(self, device: Device, owner: type[Device]) -> Callable[_P, _R]:
         bound: Callable[_P, _R] = getattr(getattr(device, self._part), self._name)
-        if (
-            getattr_static(owner, self._name) is self
-        ):  # else a subclass overrides it, and asked by super()
+        # An instance attribute would hide the override of a subclass that calls this method by super().
+        if getattr_static(owner, self._name) is self:
             device.__dict__[self._name] = bound
         return bound
 

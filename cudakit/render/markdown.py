@@ -20,9 +20,8 @@ from cudakit.document import (
     Value,
     View,
 )
-from cudakit.render.values import NO_STACK, format_frame, format_value, format_y, x_value
+from cudakit.render.values import LEVELS, NO_STACK, format_frame, format_value, format_y, x_value
 
-_LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
 _DEEPEST_HEADING = 6
 _MOST_POINTS = 40
@@ -104,7 +103,7 @@ def _chart(chart: Chart) -> str:
 
 
 def _note(note: Note) -> str:
-    lines = [f"> **{_LEVELS[note.level]}**: {_escaped(note.text)}"]
+    lines = [f"> **{LEVELS[note.level]}**: {_escaped(note.text)}"]
     lines += [f"> * {_paragraph(remedy)}" for remedy in note.remedies]
     return "\n".join(lines)
 

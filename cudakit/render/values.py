@@ -29,6 +29,10 @@ from cudakit.units import (
 NOT_AVAILABLE = "n/a"
 NO_STACK = "no stack recorded"
 
+# The levels of notes in words and as symbols.
+LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
+SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
+
 _INSTALLED = ("site-packages/", "dist-packages/")
 _UNKNOWN_FILE = ("", "??")
 

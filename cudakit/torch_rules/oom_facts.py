@@ -55,11 +55,6 @@ def fit_of(
     )
 
 
-def is_limited(device_free_bytes: int, segment_bytes: int) -> bool:
-    """Return whether the device had memory for a segment, so that a limit of the process refused it."""
-    return device_free_bytes >= segment_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Silo:
     """Memory that serves the requests of one pool, one size class and one stream only."""
@@ -141,9 +136,7 @@ class OomReport:
     @property
     def limited(self) -> bool:
         """Whether the limit refused the request, not the device."""
-        return self.limit_bytes is not None and is_limited(
-            self.device_free_bytes, self.segment_bytes
-        )
+        return self.limit_bytes is not None and self.device_free_bytes >= self.segment_bytes
 
     @property
     def own(self) -> Silo:

@@ -88,21 +88,19 @@ def _silo_lines(report: OomReport) -> Iterator[str]:
         return
     yield _ROW.format("Reserved", "Free", "Largest hole", "Pending", "Serves")
     for silo in report.silos[:_MOST_SILOS]:
-        yield _ROW.format(
-            format_bytes(silo.reserved_bytes),
-            format_bytes(silo.free_bytes),
-            format_bytes(silo.largest_free_bytes),
-            format_bytes(silo.pending_bytes),
-            _served(silo),
-        )
+        yield _sum_line((silo,), _served(silo))
     if rest := report.silos[_MOST_SILOS:]:
-        yield _ROW.format(
-            format_bytes(sum(silo.reserved_bytes for silo in rest)),
-            format_bytes(sum(silo.free_bytes for silo in rest)),
-            format_bytes(max(silo.largest_free_bytes for silo in rest)),
-            format_bytes(sum(silo.pending_bytes for silo in rest)),
-            f"{len(rest)} more",
-        )
+        yield _sum_line(rest, f"{len(rest)} more")
+
+
+def _sum_line(silos: tuple[Silo, ...], served: str) -> str:
+    return _ROW.format(
+        format_bytes(sum(silo.reserved_bytes for silo in silos)),
+        format_bytes(sum(silo.free_bytes for silo in silos)),
+        format_bytes(max(silo.largest_free_bytes for silo in silos)),
+        format_bytes(sum(silo.pending_bytes for silo in silos)),
+        served,
+    )
 
 
 def _served(silo: Silo) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cudakit.torch_rules.oom_facts import Fit, fit_of, is_limited
+from cudakit.torch_rules.oom_facts import Fit, fit_of
 from cudakit.torch_rules.sizes import MIB, segment_size
 from cudakit.units import format_bytes
 
@@ -38,7 +38,7 @@ class FailedRequest:
     @property
     def limited(self) -> bool:
         """Whether the device had memory left, so that a limit of the process refused."""
-        return is_limited(self.device_free, self.needed)
+        return self.device_free >= self.needed
 
     @property
     def usable(self) -> int:

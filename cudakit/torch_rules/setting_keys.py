@@ -14,11 +14,11 @@ from cudakit.torch_rules.setting_rules import (
     BACKENDS,
     DIVISION_SLOTS,
     LARGEST_MIB,
-    MIB,
     Reserve,
     is_power_of_two,
 )
 from cudakit.torch_rules.setting_text import Entry, Token
+from cudakit.torch_rules.sizes import MIB
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python refuses to read a number of 5000 digits
 _SHORT = re.compile(r"\+?[0-9]{1,40}")

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Literal, TypeGuard
 
 from cudakit.errors import InputError
+from cudakit.torch_rules.sizes import MIB
 
 # The share of the device's memory that PyTorch reserves addresses for by default (ExpandableSegment).
 FULL_RESERVE = 9 / 8
-MIB = 1 << 20
 _GIB = 1 << 30
 # A snapshot holds sizes as signed 64-bit numbers, where more would turn negative.
 LARGEST_MIB = (1 << 63) // MIB - 1

@@ -12,14 +12,13 @@ from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import DROPPED, KEYS, SPELLINGS, Key
 from cudakit.torch_rules.setting_rules import (
     DIVISION_SLOTS,
-    MIB,
     RULES,
     Reserve,
     SettingRefused,
     shown,
 )
 from cudakit.torch_rules.setting_text import Entry, Token, read_entries
-from cudakit.torch_rules.sizes import UNLIMITED
+from cudakit.torch_rules.sizes import MIB, UNLIMITED
 
 Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
 Recorded: TypeAlias = bool | int | float | str | dict[str, int]

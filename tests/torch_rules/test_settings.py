@@ -13,8 +13,9 @@ from torch_rules.all_settings import settings as all_settings
 from cudakit.core.memory.load.schema import plain_settings
 from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import MIB, RULES, Reserve, SettingRefused
+from cudakit.torch_rules.setting_rules import RULES, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, parse_config
+from cudakit.torch_rules.sizes import MIB
 
 DATA = Path(__file__).parents[1] / "data"
 

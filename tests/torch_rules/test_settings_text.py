@@ -10,8 +10,9 @@ from torch_rules.all_settings import settings as all_settings
 
 from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import MIB, Reserve
+from cudakit.torch_rules.setting_rules import Reserve
 from cudakit.torch_rules.settings import Settings, SettingsWarning, effective, parse_config
+from cudakit.torch_rules.sizes import MIB
 
 CUDA, NEUTRAL, OURS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDAKIT_ALLOC_CONF"
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import Spec
+    from cudakit.core.bench.tuning.tuned import Tuned
     from cudakit.document import Document
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
@@ -97,7 +98,7 @@ def exit_code(result: BenchResult) -> ExitCode:
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
 
 
-def rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str]:
+def rendered(result: BenchResult | SuiteResult | Tuned, form: str) -> str | Iterable[str]:
     """Return the content of a file with a result, in one of ``FORMATS``."""
     from cudakit.core.bench.present.nvbench import nvbench
     from cudakit.render import csv, html, json, markdown
@@ -114,12 +115,16 @@ def rendered(result: BenchResult | SuiteResult, form: str) -> str | Iterable[str
     return nvbench(_document(result))
 
 
-def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
+def _document(result: BenchResult | SuiteResult | Tuned, *, detail: bool = False) -> Document:
     """Present a result; ``detail`` adds pictures for a page."""
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.present import present
     from cudakit.core.bench.present.health import present_health
+    from cudakit.core.bench.tuning.present import present_tuned
+    from cudakit.core.bench.tuning.tuned import Tuned
 
+    if isinstance(result, Tuned):
+        return present_tuned(result)
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)
     return present(result, detail=detail)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import opened_gpu
+from cudakit.cli.bench.measure import opened_gpu, rendered
 from cudakit.cli.bench.options import Outputs, given
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import grouped
-from cudakit.cli.output import Files, Output, open_by_name, open_output, printable
+from cudakit.cli.output import Output, open_by_name, open_output, printable
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> Exi
             open_by_name(tuning.exports, ("csv",), force=outputs.force) as exports,
         ):
             tuned, exported = _search(spec, gpu, limits, tuning, quiet=outputs.quiet)
-            _write(files, tuned)
+            for form, file in files:
+                file.write(rendered(tuned, form))
             if exported:
                 for _, file in exports:
                     file.write(exported.text)
@@ -210,20 +211,6 @@ def _of_torch() -> Mapping[str, str]:
     except MissingDependency as missing:
         missing.hint += ", or --torch-validators FILE with a file that torch.cuda.tunable wrote"
         raise
-
-
-def _write(files: Files, tuned: Tuned) -> None:
-    from cudakit.core.bench.tuning.present import present_tuned
-    from cudakit.render import html, json, markdown
-
-    for form, file in files:
-        match form:
-            case "json":
-                file.write(json.render(tuned))
-            case "md":
-                file.write(markdown.render(present_tuned(tuned)))
-            case _:
-                file.write(html.render(present_tuned(tuned)))
 
 
 def _report(target: Output, tuned: Tuned, outputs: Outputs, exported: TorchCsv | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -10,9 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
+import click
+
 from cudakit.cli.failure import ExitCode, before_the_start, report
-from cudakit.cli.output import Files, open_by_name
-from cudakit.cli.run import messages
+from cudakit.cli.output import (
+    Files,
+    Output,
+    open_by_name,
+    printable,
+    terminal_width,
+    wants_color,
+)
 from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
@@ -103,7 +112,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         suppress=spec.suppress,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
-        warn=messages.warn,
+        warn=_warn,
     )
     files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
     memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
@@ -144,19 +153,57 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     """Print and write the findings; return 1 for races."""
     monitor = prepared.monitor
     if spec.memory and not spec.quiet:
-        messages.snapshots(monitor.snapshots)
+        _print_snapshots(monitor.snapshots)
     if not spec.sanitize:
         return ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status)
-    messages.races(result, quiet=spec.quiet)
+    _print_races(result, quiet=spec.quiet)
     try:
         _write_outputs(prepared.files, result)
     except EnvironmentUnusable:
         if spec.quiet:
-            messages.races(result, quiet=False)  # the only output of the findings
+            _print_races(result, quiet=False)  # the only output of the findings
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
+
+
+# --- messages, on standard error: standard output belongs to the program
+
+
+def _warn(line: str) -> None:
+    """Print one line at once."""
+    click.echo(f"cudakit: {printable(line)}", err=True)
+
+
+def _print_races(result: SanitizeResult, *, quiet: bool) -> None:
+    """Write the report; with ``quiet`` one line if there are races."""
+    from cudakit.core.sanitize.present import report, title
+    from cudakit.render import console
+
+    if quiet:
+        if result.races:
+            _warn(title(result))
+    elif _is_empty(result):
+        _warn("nothing was enqueued on a GPU: there was nothing to look at")
+    else:
+        width, color = terminal_width(sys.stderr), wants_color(sys.stderr)
+        text = console.render(report(result), width=width, color=color)
+        Output(sys.stderr, "standard error", width, color).write(text)
+
+
+def _print_snapshots(paths: Sequence[str]) -> None:
+    """Print the paths of memory snapshots, and the command that reads them."""
+    for path in paths:
+        _warn(f"memory recorded; look at it with: cudakit memviz {path}")
+    if not paths:
+        _warn("no memory was recorded: torch did not use CUDA in this program")
+
+
+def _is_empty(result: SanitizeResult) -> bool:
+    seen = result.coverage
+    enqueued = seen.launches or seen.copies or seen.fills or seen.graph_launches
+    return not (enqueued or result.races or result.gaps)
 
 
 # --- files

@@ -46,7 +46,8 @@ class Stopping:
         self._times.append(time_s)
         self._elapsed_s = self._elapsed_s + time_s if elapsed_s is None else elapsed_s
         if self._elapsed_s >= self.rule.timeout_s:
-            self.reason = "precision" if self._may_stop() and self._is_precise() else "timeout"
+            is_precise = self._may_stop() and self._noise()[0] < self.rule.precision
+            self.reason = "precision" if is_precise else "timeout"
         elif len(self._times) >= self._next_check:
             self._check()
         return bool(self.reason)
@@ -65,9 +66,6 @@ class Stopping:
     def _may_stop(self) -> bool:
         enough = len(self._times) >= self.rule.min_samples
         return enough and self._elapsed_s >= self.rule.min_time_s
-
-    def _is_precise(self) -> bool:
-        return self._noise()[0] < self.rule.precision
 
     def _noise(self) -> tuple[float, float]:
         """Return the half-width of the median's CI and of the middle half, relative to the median."""

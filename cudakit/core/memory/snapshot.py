@@ -143,4 +143,3 @@ class Snapshot:
     annotations: tuple[Annotation, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     has_times: bool = True
-    has_traces: bool = True

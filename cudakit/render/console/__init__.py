@@ -13,6 +13,7 @@ from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
 from cudakit.render.console.text import cut, escaped, wrapped
+from cudakit.render.values import SYMBOLS
 
 _INDENT = 2
 _ARROW = "→ "
@@ -75,7 +76,7 @@ def _chart_lines(chart: Chart, width: int) -> list[Text]:
 
 def _note_lines(note: Note, width: int) -> list[Text]:
     """Draw a note; its symbol is in the margin, visible without colour."""
-    symbol = (theme.SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
+    symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
     first, *rest = wrapped(escaped(note.text), width - _INDENT)
     lines = [Text.assemble(symbol, (first, style))]

@@ -18,5 +18,4 @@ WARN: Final = "yellow"
 ERROR: Final = "bold red"
 
 LEVELS: Final = {"ok": OK, "info": INFO, "warn": WARN, "error": ERROR}
-SYMBOLS: Final = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
 SERIES: Final = ("cyan", "magenta", "yellow")

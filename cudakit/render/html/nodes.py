@@ -28,10 +28,9 @@ from cudakit.render.markup import Markup, element
 from cudakit.render.svg.chart import chart
 from cudakit.render.svg.figure import figure
 from cudakit.render.svg.plot import plot
+from cudakit.render.values import LEVELS, SYMBOLS
 from cudakit.units import Unavailable
 
-_LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
-_SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
 _DEEPEST_HEADING = 6
 # Letters that fit on two lines of a fact.
 _SHORT = 40
@@ -102,8 +101,8 @@ def _section(section: Section, place: Place) -> Markup:
 
 
 def _note(note: Note) -> Markup:
-    badge = element("span", _SYMBOLS[note.level], class_="badge", aria_hidden="true")
-    level = element("strong", _LEVELS[note.level])
+    badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
+    level = element("strong", LEVELS[note.level])
     hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
     words = element("div", level, " ", element("span", note.text), *hints)
     return element("div", badge, words, class_=f"note {note.level}")

@@ -179,7 +179,6 @@ def snapshot(*devices: DeviceTrace, **more: Any) -> Snapshot:
         texts=("",),
         pools=POOLS,
         settings=SETTINGS,
-        has_traces=any(len(device.events) for device in devices),
     )
     return replace(made, **more)
 

@@ -184,6 +184,8 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         key = (*(case.axes.get(name) for name in graph), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
     heads = [*graph, _STEP]
+    # The steps of a graph stay in the order measured.
+    graphs = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(
             *(Column(axis_title(name), "text") for name in heads),
@@ -194,18 +196,10 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
                 *(axis_value(name, value) for name, value in zip(heads, key, strict=True)),
                 *(_step_time(found.get(count)) for count in counts),
             )
-            for key, found in sorted(rows.items(), key=lambda row: _step_order(row[0], list(rows)))
+            for key, found in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
         ),
         caption=_steps_caption(cases),
     )
-
-
-def _step_order(
-    key: tuple[Axis | None, ...], keys: Sequence[tuple[Axis | None, ...]]
-) -> tuple[int, ...]:
-    """Sort by graph, then by step, in the order measured."""
-    graphs = list(dict.fromkeys(one[:-1] for one in keys))
-    return graphs.index(key[:-1]), keys.index(key)
 
 
 def _step_time(case: CaseResult | None) -> Value:

@@ -15,6 +15,7 @@ from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.present.labels import axis_names, short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
+from cudakit.core.bench.workload import Axis
 from cudakit.document import Array, Columns
 from cudakit.units import Unavailable
 
@@ -23,11 +24,16 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
     """Return a row for each case."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
-    _words("name", [case.name for case in cases], arrays, text)
+    arrays["name"], text["name"] = _indexed([case.name for case in cases])
     for name in axis_names(cases):
-        _axis(name, cases, arrays, text)
+        values = [case.axes.get(name) for case in cases]
+        if dtype := _dtype(values):
+            arrays[name] = np.array(values, dtype)
+        else:
+            words = [None if value is None else str(value) for value in values]
+            arrays[name], text[name] = _indexed(words)
     if {case.contender for case in cases} - {"cudakit"}:
-        _words("contender", [case.contender for case in cases], arrays, text)
+        arrays["contender"], text["contender"] = _indexed([case.contender for case in cases])
     for figure in _figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_figures(case)[figure] for case in cases], np.float64)
     if cases:
@@ -62,7 +68,7 @@ def device_columns(environment: Environment) -> Columns:
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        _words(name, [None if isinstance(word, Unavailable) else word], arrays, text)
+        arrays[name], text[name] = _indexed([None if isinstance(word, Unavailable) else word])
     for name, amount in (
         ("multiprocessors", environment.multiprocessors),
         ("sm_clock_max_hz", _scaled(environment.sm_clock_max_mhz, 1e6)),
@@ -96,33 +102,20 @@ def _figures(case: CaseResult) -> dict[str, float]:
     }
 
 
-def _axis(
-    name: str,
-    cases: Sequence[CaseResult],
-    arrays: dict[str, Array],
-    text: dict[str, tuple[str, ...]],
-) -> None:
-    values = [case.axes.get(name) for case in cases]
+def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
+    """Return the type of an array of these values; None for words."""
     # By exact type: bool is a subclass of int, and is shown as a word.
     for kind, dtype in ((int, np.int64), (float, np.float64)):
         if all(type(value) is kind for value in values):
-            arrays[name] = np.array(values, dtype)
-            return
-    words = [None if value is None else str(value) for value in values]
-    _words(name, words, arrays, text)
+            return dtype
+    return None
 
 
-def _words(
-    name: str,
-    words: Sequence[str | None],
-    arrays: dict[str, Array],
-    text: dict[str, tuple[str, ...]],
-) -> None:
-    """Store words as indices into a table; -1 for None."""
+def _indexed(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
+    """Return words as indices into a table, -1 for None; and the table."""
     known = list(dict.fromkeys(word for word in words if word is not None))
     numbers = {word: at for at, word in enumerate(known)}
-    arrays[name] = np.array([-1 if word is None else numbers[word] for word in words], np.int64)
-    text[name] = tuple(known)
+    return np.array([-1 if w is None else numbers[w] for w in words], np.int64), tuple(known)
 
 
 def _rounds(case: CaseResult) -> list[int]:

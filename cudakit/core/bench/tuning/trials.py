@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
@@ -26,15 +26,14 @@ _TOO_SLOW = 3.0
 _PILOTS = 2
 
 
+@dataclass
 class _Candidate:
     """An algorithm that is ready to be measured."""
 
-    def __init__(
-        self, multiplication: Multiplication, rotation: BufferRotation, estimate_s: float
-    ) -> None:
-        self.multiplication = multiplication
-        self.rotation, self.estimate_s = rotation, estimate_s
-        self.sampler: Sampler | None = None
+    multiplication: Multiplication
+    rotation: BufferRotation
+    estimate_s: float
+    sampler: Sampler | None = None
 
     def forget_sampler(self) -> None:
         """Drop the sampler, so that the next sample makes a new one: the buffers changed."""

@@ -43,6 +43,7 @@ _LEAST_S = 2.0
 # Five steps of the energy counter of an H200, each of which is read a few milliseconds late.
 _ENERGY_S = 0.5
 _EDGE = 256
+_AXES = ("dtype", "m", "n", "k", "layout")
 
 
 def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
@@ -123,13 +124,7 @@ class GemmWorkload:
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
     """Return the axes of a GEMM; defaults are left out."""
     kind = DATA_TYPES[gemm.dtype]
-    axes: dict[str, Axis] = {
-        "dtype": gemm.dtype,
-        "m": gemm.m,
-        "n": gemm.n,
-        "k": gemm.k,
-        "layout": gemm.layout,
-    }
+    axes: dict[str, Axis] = {name: getattr(gemm, name) for name in _AXES}
     usual = {
         "batch": 1,
         "padding": 0,

@@ -38,7 +38,9 @@ def _tree(content: bytes) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content)
     if not content.startswith(_PICKLE_STARTS):
-        raise SnapshotError(f"neither a pickle nor JSON: it begins with {_shown(content[:8])}")
+        raise SnapshotError(
+            f"neither a pickle nor JSON: it begins with {content[:8].decode('latin-1')!a}"
+        )
     return "pickle", pickled.read(content)
 
 
@@ -56,7 +58,3 @@ def _json_tree(content: bytes) -> Tree:
     raise SnapshotError(
         f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again"
     )
-
-
-def _shown(raw: bytes) -> str:
-    return ascii(raw.decode("latin-1"))

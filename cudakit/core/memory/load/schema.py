@@ -61,7 +61,6 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
         annotations=annotations,
         settings=settings,
         has_times=any(bool(device.events.time_us.any()) for device in (*devices, *host)),
-        has_traces=any(len(device.events) > 0 for device in (*devices, *host)),
     )
 
 

@@ -86,13 +86,7 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
     )
     table = Columns(
         "segments",
-        {
-            "address": segments.address,
-            "size": segments.size,
-            "stream": segments.stream,
-            "pool": segments.pool,
-            "kind": segments.kind,
-        },
+        {name: getattr(segments, name) for name in ("address", "size", "stream", "pool", "kind")},
         text={
             "pool": tuple(pool_name(pool) for pool in device.snapshot.pools),
             "kind": tuple(kind.name.lower() for kind in SegmentKind),

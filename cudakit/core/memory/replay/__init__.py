@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cudakit.core.memory.replay.allocations import Allocations, Curves, allocations_of, curves_of
+from cudakit.core.memory.replay.block_sizes import with_unsplit_sizes
 from cudakit.core.memory.replay.layout import Layout, layout_at
 from cudakit.core.memory.replay.lifetimes import (
     BEFORE,
@@ -56,6 +57,7 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
     rows = allocation_rows(trace.events)
     matched = match(rows, cut(rows), trace.blocks, len(trace.events))
     allocations = allocations_of(snapshot, trace, segments, matched)
+    allocations = with_unsplit_sizes(snapshot, segments.whole, allocations)
     curves = curves_of(segments, allocations)
     return Replay(
         segments=segments,

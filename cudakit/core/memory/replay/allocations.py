@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay.block_sizes import Occupied, unsplit
 from cudakit.core.memory.replay.lifetimes import Matched
-from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
+from cudakit.core.memory.replay.segments import SegmentHistory
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
-from cudakit.torch_rules.settings import recorded_divisions, recorded_max_split
-from cudakit.torch_rules.sizes import MOST_SMALL, rounded_array
+from cudakit.torch_rules.settings import recorded_divisions
+from cudakit.torch_rules.sizes import rounded_array
 
 _Ints = npt.NDArray[np.int64]
 
@@ -46,7 +45,7 @@ class Allocations:
 def allocations_of(
     snapshot: Snapshot, trace: DeviceTrace, segments: SegmentHistory, matched: Matched
 ) -> Allocations:
-    """Return each matched lifetime with its size, stream, pool and call stack."""
+    """Return each matched lifetime with its stream, pool, call stack and size as the request is rounded."""
     events, blocks = trace.events, trace.blocks
     from_event = matched.source >= 0
     live = matched.block >= 0
@@ -66,7 +65,7 @@ def allocations_of(
     requested[live] = blocks.requested[block]
     size = rounded_array(requested, recorded_divisions(snapshot.settings))
     size[live] = blocks.size[block]
-    allocations = Allocations(
+    return Allocations(
         address=matched.address,
         requested=requested,
         size=size,
@@ -80,41 +79,6 @@ def allocations_of(
         source=matched.source,
         live_block=matched.block,
     )
-    return _with_unsplit_sizes(snapshot, segments.whole, allocations)
-
-
-def _with_unsplit_sizes(
-    snapshot: Snapshot, segments: SegmentLives, allocations: Allocations
-) -> Allocations:
-    """Replace derived sizes of large blocks by those that the allocator's splitting leaves."""
-    if snapshot.settings.get("expandable_segments") is True:
-        return allocations  # then the allocator splits wherever it can (``should_split``)
-    large = np.flatnonzero((allocations.size > MOST_SMALL) & _inside(allocations.address, segments))
-    if allocations.size_known[large].all():
-        return allocations
-    grown = unsplit(
-        Occupied(
-            allocations.address[large],
-            allocations.size[large],
-            allocations.begin[large],
-            allocations.end[large],
-        ),
-        Occupied(segments.address, segments.size, segments.begin, segments.end),
-        max_split=recorded_max_split(snapshot.settings),
-    )
-    size = allocations.size.copy()
-    size[large] = np.where(allocations.size_known[large], size[large], grown)
-    return replace(allocations, size=size)
-
-
-def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDArray[np.bool_]:
-    """Return which addresses were ever in a segment that was allocated in one piece."""
-    if not len(segments):
-        return np.zeros(len(address), np.bool_)
-    # The furthest end of all segments that start at or below: segments of different times overlap.
-    reach = np.maximum.accumulate(segments.address + segments.size.astype(np.uint64))
-    place = np.searchsorted(segments.address, address, side="right") - 1
-    return (place >= 0) & (address < reach[np.maximum(place, 0)])
 
 
 def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: Matched) -> npt.NDArray[np.int32]:

@@ -7,34 +7,48 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.segments import SegmentLives
+from cudakit.core.memory.snapshot import Snapshot, take
+from cudakit.torch_rules.settings import recorded_max_split
 from cudakit.torch_rules.sizes import MOST_SMALL
 
 _Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
-    """Ranges of addresses in use from one event until another; arrays of one length.
+def with_unsplit_sizes(
+    snapshot: Snapshot, segments: SegmentLives, allocations: Allocations
+) -> Allocations:
+    """Replace derived sizes of large blocks by those that the allocator's splitting leaves."""
+    if snapshot.settings.get("expandable_segments") is True:
+        return allocations  # then the allocator splits wherever it can (``should_split``)
+    large = np.flatnonzero((allocations.size > MOST_SMALL) & _inside(allocations.address, segments))
+    if allocations.size_known[large].all():
+        return allocations
+    blocks = take(allocations, large)
+    grown = _unsplit(blocks, segments, max_split=recorded_max_split(snapshot.settings))
+    size = allocations.size.copy()
+    size[large] = np.where(blocks.size_known, blocks.size, grown)
+    return replace(allocations, size=size)
 
-    Each is a segment, or a block inside one. ``begin`` and ``end`` are event indices.
-    """
 
-    address: npt.NDArray[np.uint64]
-    size: _Ints
-    begin: _Ints
-    end: _Ints
+def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDArray[np.bool_]:
+    """Return which addresses were ever in a segment that was allocated in one piece."""
+    if not len(segments):
+        return np.zeros(len(address), np.bool_)
+    # The furthest end of all segments that start at or below: segments of different times overlap.
+    reach = np.maximum.accumulate(segments.address + segments.size.astype(np.uint64))
+    place = np.searchsorted(segments.address, address, side="right") - 1
+    return (place >= 0) & (address < reach[np.maximum(place, 0)])
 
-    def __len__(self) -> int:
-        return len(self.address)
 
-
-def unsplit(blocks: Occupied, segments: Occupied, *, max_split: int) -> _Ints:
+def _unsplit(blocks: Allocations, segments: SegmentLives, *, max_split: int) -> _Ints:
     """Add to large blocks the remainders that the allocator did not split off.
 
     A free block of the large pool is split only when more than 1 MiB would remain, and neighbouring free
@@ -67,7 +81,7 @@ def unsplit(blocks: Occupied, segments: Occupied, *, max_split: int) -> _Ints:
     return _with_ends_shown_later(blocks, np.array(size, np.int64))
 
 
-def _with_ends_shown_later(blocks: Occupied, size: _Ints) -> _Ints:
+def _with_ends_shown_later(blocks: Allocations, size: _Ints) -> _Ints:
     """Extend blocks from before the trace to the next block that was allocated closely after them."""
     by_address = np.argsort(blocks.address, kind="stable")
     address, begin = blocks.address[by_address], blocks.begin[by_address]
@@ -81,7 +95,7 @@ def _with_ends_shown_later(blocks: Occupied, size: _Ints) -> _Ints:
     return size
 
 
-def _changes(blocks: Occupied, segments: Occupied) -> Iterator[tuple[int, bool]]:
+def _changes(blocks: Allocations, segments: SegmentLives) -> Iterator[tuple[int, bool]]:
     """Yield begins and ends in order of time: the item (segments after blocks), and whether it begins."""
     begin = np.concatenate((blocks.begin, segments.begin))
     end = np.concatenate((blocks.end, segments.end))

@@ -74,7 +74,12 @@ def program_of(recording: Recording, *, collects: bool) -> Program:
     placed.sort()
     before = np.flatnonzero(found.begin == BEFORE)
     return Program(
-        requests=(*_requests(found), *_requests_that_failed(events, failed)),
+        requests=(
+            *_requests(found.requested, found.stream, found.pool),
+            *_requests(
+                events.size[failed], events.stream[failed], np.maximum(events.pool[failed], 0)
+            ),
+        ),
         lanes=lanes,
         held=tuple(before[np.argsort(found.address[before], kind="stable")].tolist()),
         freed_before=tuple(before[found.free_requested[before] == BEFORE].tolist()),
@@ -85,15 +90,10 @@ def program_of(recording: Recording, *, collects: bool) -> Program:
     )
 
 
-def _requests(found: Allocations) -> Iterator[Request]:
-    columns = (found.requested, found.stream, found.pool)
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _requests_that_failed(events: Events, failed: list[int]) -> Iterator[Request]:
-    pools = np.maximum(events.pool[failed], 0)
-    columns = (events.size[failed], events.stream[failed], pools)
-    return zip(*(column.tolist() for column in columns), strict=True)
+def _requests(
+    sizes: npt.NDArray[np.int64], streams: npt.NDArray[np.int32], pools: npt.NDArray[np.int32]
+) -> Iterator[Request]:
+    return zip(sizes.tolist(), streams.tolist(), pools.tolist(), strict=True)
 
 
 def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:

@@ -170,22 +170,34 @@ static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), uns
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *tree_lengths(PyObject *self, PyObject *args)
+static PyObject *parse_and_answer(PyObject *self, PyObject *args, const char *format, bool (*fill)(Query *),
+                                  unsigned first_bytes, unsigned second_bytes)
 {
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
-    if (!PyArg_ParseTuple(args, "y*w*:lengths", &arrays.handles, &arrays.first))
+    if (!PyArg_ParseTuple(args, format, &arrays.handles, &arrays.first, &arrays.second))
         return NULL;
-    return answer(&query, &arrays, read_lengths, sizeof(int64_t), 0);
+    return answer(&query, &arrays, fill, first_bytes, second_bytes);
+}
+
+static PyObject *tree_lengths(PyObject *self, PyObject *args)
+{
+    return parse_and_answer(self, args, "y*w*:lengths", read_lengths, sizeof(int64_t), 0);
 }
 
 static PyObject *tree_gather(PyObject *self, PyObject *args)
 {
-    Query query = {.tree = (Tree *)self};
-    Arrays arrays = {0};
-    if (!PyArg_ParseTuple(args, "y*w*:gather", &arrays.handles, &arrays.first))
-        return NULL;
-    return answer(&query, &arrays, gather_items, 0, 0);
+    return parse_and_answer(self, args, "y*w*:gather", gather_items, 0, 0);
+}
+
+static PyObject *tree_integers(PyObject *self, PyObject *args)
+{
+    return parse_and_answer(self, args, "y*w*w*:integers", read_integers, sizeof(int64_t), 1);
+}
+
+static PyObject *tree_intern(PyObject *self, PyObject *args)
+{
+    return parse_and_answer(self, args, "y*w*w*:intern", intern_nodes, sizeof(int32_t), sizeof(Value));
 }
 
 /* Returns the number of a key; NOT_FOUND, which no shape has, where the file has no such text. */
@@ -210,24 +222,6 @@ static PyObject *tree_column(PyObject *self, PyObject *args)
         return NULL;
     query.key = key_number(query.tree, key);
     return answer(&query, &arrays, look_up, sizeof(Value), 0);
-}
-
-static PyObject *tree_integers(PyObject *self, PyObject *args)
-{
-    Query query = {.tree = (Tree *)self};
-    Arrays arrays = {0};
-    if (!PyArg_ParseTuple(args, "y*w*w*:integers", &arrays.handles, &arrays.first, &arrays.second))
-        return NULL;
-    return answer(&query, &arrays, read_integers, sizeof(int64_t), 1);
-}
-
-static PyObject *tree_intern(PyObject *self, PyObject *args)
-{
-    Query query = {.tree = (Tree *)self};
-    Arrays arrays = {0};
-    if (!PyArg_ParseTuple(args, "y*w*w*:intern", &arrays.handles, &arrays.first, &arrays.second))
-        return NULL;
-    return answer(&query, &arrays, intern_nodes, sizeof(int32_t), sizeof(Value));
 }
 
 static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure))
