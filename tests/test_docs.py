@@ -37,8 +37,8 @@ def test_files_named_by_the_architecture_page_exist() -> None:
     assert missing == []
 
 
-def test_functions_named_between_a_call_and_the_arithmetic_are_defined() -> None:
-    section = ARCHITECTURE.partition("## From a call to the arithmetic")[2].partition("\n## ")[0]
+def test_functions_named_in_the_call_chains_are_defined() -> None:
+    section = ARCHITECTURE.partition("## Call chains")[2].partition("\n## ")[0]
     functions = set(re.findall(r"`(?:\w+\.)?(?!py`)(_?[a-z]\w+)`", section))
     defined = {
         name

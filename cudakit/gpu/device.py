@@ -1,7 +1,7 @@
-"""A device as one object: every call of its parts, under the part's own name for it.
+"""The base class of devices: one object with the methods of all of its parts, under the same names.
 
-Code takes a device, or the narrow protocols of it that it calls, as one argument; the parts implement one
-protocol each. The calls are documented in ``cudakit.gpu.api``.
+Each part implements one protocol of ``cudakit.gpu.api``, which documents the methods. Functions take the
+device as one argument, annotated with the protocols that they call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeviceContext(Protocol):
 
 
 class _Call(Generic[_P, _R]):
-    """A method of a part as an attribute of the device, which keeps the bound method after the first use."""
+    """A descriptor that returns a method of a part, and stores it on the device at first use."""
 
     def __init__(self, method: Callable[Concatenate[Any, _P], _R]) -> None:
         protocol, self._name = method.__qualname__.split(".")
@@ -69,7 +69,7 @@ _PARTS = {
 
 
 class Device:
-    """The parts of a device, and their calls."""
+    """The parts of a device, and their methods."""
 
     context: DeviceContext
     memory: Memory

@@ -1,4 +1,4 @@
-"""The caching allocator of one device: one class, composed of the other modules' parts."""
+"""The caching allocator of one device, one class that delegates to the parts in the other modules."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ class CachingAllocator:
 
     ``search_again`` searches for a free block once more before a request fails, which PyTorch does not.
 
-    ``native`` chooses the types and calls in C, or the plain ones in Python; None: those in C if they were
-    compiled.
+    ``native`` selects the implementation in C (True) or in Python (False); None selects C if it was compiled.
 
-    ``front_cache`` is for the calls in Python: it keeps up to N freed blocks of each size and stream for
-    requests of exactly as many bytes, which are faster then. Statistics stay right, but blocks have other
-    addresses than PyTorch's, and kept blocks are not merged, which shows in ``inactive_split`` and may raise
-    ``reserved_bytes``. It is off while history is recorded, monitors watch or frees are pending, and is
-    flushed before a snapshot, before statistics are read, and before memory is taken from the device. The
-    calls in C are faster without it, and ignore it. Raises InputError for a number below 0.
+    ``front_cache=N`` keeps up to N freed blocks of each size and stream, and makes requests of exactly that
+    number of bytes faster in Python. Statistics stay correct, but block addresses differ from PyTorch's, and
+    kept blocks are not merged, which shows in ``inactive_split`` and may raise ``reserved_bytes``. The front
+    cache is off while history is recorded, monitors are active or frees are pending, and is flushed before a
+    snapshot, before statistics are read, and before memory is taken from the device. The implementation in C
+    is faster without it, and ignores it. Raises InputError for a negative number.
     """
 
     alloc: Alloc
@@ -76,7 +75,7 @@ class CachingAllocator:
     # Memory.
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Say that another stream uses an allocation: it is reused when that stream is done with it.
+        """Delay the reuse of an allocation, after its free, until another stream has finished with it.
 
         This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated there.
         """
@@ -88,12 +87,12 @@ class CachingAllocator:
             state.pending.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:
-        # Complete the frees whose other streams are done, as the next request does.
+        # Complete the pending frees whose other streams have finished, as the next request would.
         with self._state.inside():
             self._state.pending.process()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
-        """Wait for what is freed but in use, and give back every segment of which nothing is used.
+        """Wait for pending frees, and release every unused segment to the device.
 
         Private pools are included once nobody holds them; with ``pool`` only that one is released. Does
         nothing during a capture. Raises CudaError if the driver refuses, PoolError for an unknown pool.
@@ -117,11 +116,11 @@ class CachingAllocator:
 
     @property
     def settings(self) -> Settings:
-        """The settings that are followed."""
+        """The current settings."""
         return self._state.engine.settings
 
     def configure(self, settings: Settings) -> None:
-        """Follow other settings from now on."""
+        """Replace the settings; live allocations stay."""
         state, limit = self._state, UNLIMITED
         if settings.memory_fraction < 1:
             limit = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
@@ -132,7 +131,7 @@ class CachingAllocator:
             state.set_slow("settings", on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what may be reserved to a share of the device's memory; 1.0 is no limit.
+        """Limit the reserved bytes to a fraction of the device's memory; 1.0 is no limit.
 
         Raises TypeError for anything but a float, ValueError outside of 0 to 1
         (torch.cuda.set_per_process_memory_fraction).
@@ -146,7 +145,7 @@ class CachingAllocator:
         self.configure(replace(self.settings, memory_fraction=fraction))
 
     def set_garbage_collection(self, threshold: float) -> None:
-        """Give old segments back from a share of the limit on, before more is reserved; 0.0 is never.
+        """Release old segments once reserved bytes exceed this fraction of the limit; 0.0 is never.
 
         Has an effect only with a memory fraction below 1. Raises SettingRefused for anything but a float from
         0.0 to below 1.0 (garbage_collection_threshold).
@@ -154,7 +153,7 @@ class CachingAllocator:
         self.configure(replace(self.settings, garbage_collection_threshold=threshold))
 
     def enable_caching(self, *, enabled: bool) -> None:
-        """Cache what is freed, or ask the driver each time and count nothing.
+        """Turn caching on or off; without it each call is a driver call that is not counted.
 
         Without caching a request in a capture raises UsageError.
         """
@@ -170,7 +169,7 @@ class CachingAllocator:
 
     on_shortage = delegated(OomChain.on_shortage, "_oom")
 
-    # Private pools: with contexts that always end what they began, and one by one as in PyTorch's C++ API.
+    # Private pools: context managers, and the single calls of PyTorch's C++ API.
 
     checkpoint = delegated(Checkpoints.checkpoint, "_checkpoints")
     restore = delegated(Checkpoints.restore, "_checkpoints")
@@ -185,13 +184,13 @@ class CachingAllocator:
         *,
         graph: CaptureGraph | None = None,
     ) -> Iterator[GraphMemory]:
-        """Let what is captured within have memory of a pool, and return what holds it for the graph.
+        """Serve the requests of a graph capture from a private pool; yields the holder of that pool.
 
         Leave the context after the end of the capture: until then no event is queried, and nothing is
-        released. If the body raises, the pool is let go; else it is held until the GraphMemory is closed,
-        which is due when the graph is destroyed. ``pool`` may be shared with other graphs; None makes a new
-        one. ``stream`` is a captured stream, and stands for all streams of the same capture; None stands
-        for all requests of this thread. With the setting graph_capture_record_stream_reuse the graph built
+        released. If the body raises, the pool is no longer held; else it is held until the GraphMemory is
+        closed; close it when the graph is destroyed. ``pool`` may be shared with other graphs; None makes a
+        new one. ``stream`` is a captured stream, and selects all streams of the same capture; None selects
+        all requests of this thread. With the setting graph_capture_record_stream_reuse the graph built
         so far proves which blocks can be reused within the capture; the device provides it, unless
         ``graph`` does. Raises PoolError if requests go to that pool already.
         """
@@ -223,14 +222,14 @@ class CachingAllocator:
 
     @property
     def peer_accessible_by(self) -> tuple[int, ...]:
-        """The other devices that may use the memory, as cuda.core calls it: those that were enabled here."""
+        """The devices enabled by ``enable_peer_access``, under the name that cuda.core uses."""
         return self._sharing.peers()
 
     share = delegated(Sharing.share, "_sharing")
     ipc_handle = delegated(Sharing.ipc_handle, "_sharing")
 
     def open_shared(self, shared: SharedMemory) -> OpenedMemory:
-        """Open memory that another process shares. Each segment is opened once, whoever asks for it.
+        """Open memory that another process shares. Each segment is opened once per process.
 
         This device must be the one that has the memory, whatever its number here, or, for pages with fabric
         handles, any device of the fabric. Raises UsageError for memory of this process or of another
@@ -260,7 +259,7 @@ class CachingAllocator:
     # Statistics.
 
     def statistics(self) -> dict[str, int]:
-        """Return the 122 numbers of torch.cuda.memory_stats, and what each private pool has reserved.
+        """Return the 122 numbers of torch.cuda.memory_stats, and the reserved bytes of each private pool.
 
         These are ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
         PyTorch 2.15; once a pool is gone its ``current`` is 0, and its other numbers stay.
@@ -269,7 +268,7 @@ class CachingAllocator:
             return self._state.engine.stats.read()
 
     def counters(self) -> dict[str, int]:
-        """Return what PyTorch does not count."""
+        """Return the counters that PyTorch does not have."""
         stats = self._state.engine.stats
         with self._state.inside():
             return {
@@ -279,22 +278,22 @@ class CachingAllocator:
             }
 
     def fragmentation(self) -> Fragmentation:
-        """Say how much of what is reserved is of use to nobody, and to whom the rest is."""
+        """Return the fragmentation of the reserved memory, and the free memory bound to each stream."""
         with self._state.inside():
             segments = self._state.engine.segments.values()
             return fragmentation_of(segments, self._state.pending.awaited())
 
     def invalid_frees(self) -> tuple[InvalidFree, ...]:
-        """Return the latest frees that were refused, oldest first."""
+        """Return the latest invalid frees, oldest first."""
         return tuple(self._state.invalid_frees)
 
     def reset_peaks(self) -> None:
-        """Let every peak be the value now."""
+        """Set every peak to the current value."""
         with self._state.inside():
             self._state.engine.stats.reset_peaks()
 
     def reset_sums(self) -> None:
-        """Begin to add up anew what was allocated and freed."""
+        """Set the sums of allocated and freed bytes and counts to 0."""
         with self._state.inside():
             self._state.engine.stats.reset_sums()
 

@@ -1,6 +1,6 @@
 """The engine: best fit, splitting, merging, and segments of one device.
 
-Plain Python that follows PyTorch's c10/cuda/CUDACachingAllocator.cpp and takes its names: get_free_block,
+Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp, in plain Python and with its names: get_free_block,
 alloc_block, alloc_found_block, free_block, release_block, release_cached_blocks,
 release_available_cached_blocks, garbage_collect_cached_blocks. The caller holds the allocator's guard.
 """
@@ -79,7 +79,7 @@ class Engine:
         self.configure(settings, UNLIMITED)
 
     def configure(self, settings: Settings, limit_bytes: int) -> None:
-        """Follow other settings from now on; ``limit_bytes`` is the most that may be reserved.
+        """Replace the settings; ``limit_bytes`` is the maximum of reserved bytes.
 
         Raises Unsupported for a setting that this allocator does not have.
         """
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def is_simple(self) -> bool:
-        """Whether rounding, search and split follow the defaults: what the fast path does itself."""
+        """Whether rounding, search and split follow the defaults, which the fast path implements."""
         return not (
             self.divisions
             or self.collects_garbage
@@ -120,7 +120,7 @@ class Engine:
     def expands(self, pool: BlockPool) -> bool:
         """Return whether new memory of a pool is mapped into expandable segments.
 
-        Never that of a custom source (is_expandable_segments_active).
+        False for a pool with an allocator of its own (is_expandable_segments_active).
         """
         return self.settings.expandable_segments and self.private.source(pool.id) is None
 
@@ -129,7 +129,7 @@ class Engine:
     def get_free_block(
         self, pool: BlockPool, size: int, stream: int, *, expands: bool
     ) -> Block | None:
-        """Remove the best fit from a pool; None if there is none, or that block is not to be used.
+        """Remove and return the best fit of a pool; None without one, or if it is too large.
 
         Without ``expands`` blocks of expandable segments are skipped.
         """
@@ -168,7 +168,7 @@ class Engine:
         if split:
             rest_bytes = block.size - size
             rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
-            # Of the last request, as PyTorch's inactive blocks show.
+            # The rest keeps the requested bytes of the last request, as inactive blocks of PyTorch do.
             rest.requested = block.requested
             rest.segment_stack = block.segment_stack
             block.segment_stack = None
@@ -201,7 +201,7 @@ class Engine:
             self.trace.record_block(ALLOC, block, stack)
 
     def free(self, block: Block, stack: RawStack | None) -> Block | None:
-        """Free an allocated block; return the free block it is in, or None if other streams use it."""
+        """Free an allocated block; return the merged free block, or None if other streams use it."""
         block.allocated = False
         if self.trace is not None:
             self.trace.record_block(FREE_REQUESTED, block, stack)
@@ -325,9 +325,9 @@ class Engine:
     # Cached memory.
 
     def release_cached_blocks(self, stack: RawStack | None) -> None:
-        """Release all cached segments, of private pools those that nobody holds.
+        """Release all cached segments, except those of private pools that are held.
 
-        Raises CudaError if the driver refuses; what was not released by then stays cached.
+        If the driver raises CudaError, the remaining segments stay cached.
         """
         for pool in self.default:
             self._release_blocks(pool, stack)
@@ -335,7 +335,7 @@ class Engine:
             self.release_private_pool(private, stack)
 
     def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
-        """Release what a private pool caches that nobody holds, and forget it with its last segment."""
+        """Release the cached segments of a pool that is not held; forget a pool without segments."""
         if pool.uses:
             return
         for kind in pool:
@@ -344,10 +344,10 @@ class Engine:
             self.private.forget(pool)
 
     def release_available_cached_blocks(self, request: Request) -> bool:
-        """Release oversize segments, as many as a request needs; return whether they suffice.
+        """Release oversize segments until a request fits; return whether they suffice.
 
-        The smallest one that suffices alone; else from the largest down. Does nothing without a
-        max_split_size.
+        Releases the smallest one that suffices alone, else several, the largest first. Does nothing without
+        a max_split_size.
         """
         limit = self.max_split_bytes
         if limit == UNLIMITED:
@@ -369,9 +369,9 @@ class Engine:
         return released >= needed
 
     def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
-        """Release segments of the large pool that were not reused, until few enough bytes are reserved.
+        """Release old segments of the large pool, until the reserved bytes are below the threshold.
 
-        Each pass releases all that have at least the mean age of those that remain.
+        Each pass releases the segments of at least the mean age of those that remain.
         """
         threshold = int(self.settings.garbage_collection_threshold * self.limit_bytes)
         pool = self.default.large
@@ -379,7 +379,7 @@ class Engine:
         target = self.reserved_bytes - threshold
         while left and target > 0:
             mean = sum(map(pool.age, left)) / len(left)
-            # Fixed before the first is released, as in PyTorch.
+            # The selection of a pass is complete before its first release, as in PyTorch.
             old = [block for block in left if pool.age(block) >= mean]
             left = [block for block in left if pool.age(block) < mean]
             target -= sum(block.size for block in old)

@@ -1,8 +1,8 @@
 """The usual case of ``alloc`` and ``free``, and the front cache.
 
-Usual is: default settings, no stacks, monitors, routes or pending frees, and a free block at hand. All else
-goes to the slow calls, which do the same in full. A native type may take the place of FastPath: its
-attributes and calls are all that the allocator uses.
+The usual case has default settings, no recorded stacks, monitors, routes to private pools or pending frees,
+and a free block. All other calls go to the slow calls, which handle every case. ``native.FastPath`` replaces
+FastPath if it was compiled; it has the same attributes and methods, and also records stacks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
 
 
 class Alloc(Protocol):
-    """Allocate for use in the order of a stream. No bytes are the address 0.
+    """Allocate for use in the order of a stream. A request of 0 bytes returns the address 0.
 
     Raises OutOfMemory, ValueError for a negative size, CudaError for every other failure of the driver.
     """
@@ -33,29 +33,29 @@ class Alloc(Protocol):
 
 
 class Free(Protocol):
-    """Free an allocation; another stream than its own is one that uses it until now.
+    """Free an allocation; a ``stream`` other than its own is recorded as a use first, as by ``record_use``.
 
-    If the allocator is in use, by another thread or by this one, the free is queued and performed as soon as
-    it is left. Raises InvalidPointer if nothing is allocated there, CudaError if an event cannot be recorded
-    on a stream that used the memory; the memory then stays pending until the stream is known to be done.
+    If the allocator is in use, by another thread or by this one, the free is queued and performed at the end
+    of that call. Raises InvalidPointer if nothing is allocated there, CudaError if an event cannot be
+    recorded on a stream that used the memory; the memory then stays pending until the stream has finished.
     """
 
     def __call__(self, ptr: int, stream: int | None = None) -> None: ...
 
 
 class SlowCalls(Protocol):
-    """The calls in full. ``slow_free`` gets the block that was at ``ptr``, which is not live any more."""
+    """The calls for every case. ``slow_free`` gets the block of ``ptr``, which is no longer live."""
 
     def slow_alloc(self, size_bytes: int, stream: int) -> Ptr: ...
     def slow_free(self, ptr: int, block: Block | None, stream: int | None) -> None: ...
 
 
 class FrontCache:
-    """Freed blocks of the default pool, kept for requests of exactly as many bytes on the same stream.
+    """Freed blocks of the default pool, kept for requests of the same number of bytes on the same stream.
 
-    Their statistics say that they are free; for the pools they are in use: they are neither merged nor found
-    by a search. At most ``limit`` are kept of each size and stream; 0 is no front cache. Raises InputError
-    for a negative limit.
+    Statistics count kept blocks as free, but pools treat them as in use: they are neither merged nor found by
+    a search. At most ``limit`` blocks are kept of each size and stream; 0 disables the front cache. Raises
+    InputError for a negative limit.
     """
 
     __slots__ = ("_engine", "_kept", "active", "limit")
@@ -69,7 +69,7 @@ class FrontCache:
         self._kept: dict[tuple[int, int], list[Block]] = {}
 
     def take(self, size_bytes: int, stream: int) -> Block | None:
-        """Allocate the block that was kept last for such a request."""
+        """Allocate the latest kept block of this size and stream, or return None."""
         kept = self._kept.get((stream, size_bytes))
         if not kept:
             return None

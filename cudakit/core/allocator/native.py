@@ -1,6 +1,6 @@
 """The native types of the allocator: those of _fast.c, with the rarely called methods of the plain ones.
 
-Importing this raises ImportError if the extension was not compiled; the plain types take their place then.
+Importing this module raises ImportError if the extension was not compiled; then the plain types are used.
 """
 
 from __future__ import annotations

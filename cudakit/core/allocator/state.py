@@ -1,4 +1,4 @@
-"""The state of one allocator: its parts, and the way in for everything but the usual alloc and free."""
+"""The state of one allocator: the parts that its calls share, and the reasons for its fast path to be off."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def native_module() -> ModuleType | None:
 class AllocatorState:
     """The parts of the allocator of one device. ``live`` are the allocated blocks by address.
 
-    ``native`` chooses the native types, or the plain ones; None: the native ones if they were compiled.
+    ``native`` selects the native or the plain types; None selects the native ones if they were compiled.
 
-    ``uncached`` are allocations that were made while caching was off: address and bytes.
+    ``uncached`` has the bytes of the allocations that were made while caching was off, by address.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AllocatorState:
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
-        """Make the fast path, which needs the slow calls of an allocator that has this state."""
+        """Create the fast path. The slow calls are an argument because they in turn need this state."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
@@ -131,8 +131,8 @@ class AllocatorState:
         else:
             self._slow.discard(reason)
         self.fast_path.slow = bool(self._slow)
-        rests = self._slow - {"settings"} or self.engine.trace is not None
-        self.front.active = self.front.limit > 0 and not rests
+        bypassed = self._slow - {"settings"} or self.engine.trace is not None
+        self.front.active = self.front.limit > 0 and not bypassed
 
     def is_slow(self, reason: SlowPathReason) -> bool:
         """Return whether the fast path is off for a reason."""
@@ -178,7 +178,7 @@ class AllocatorState:
         self.front.flush()
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call a function no more. The guard is held."""
+        """Stop calling a function after changes. The guard is held."""
         if watcher in self.guard.watchers:
             self.guard.watchers.remove(watcher)
         self.set_slow("watched", on=bool(self.guard.watchers))
@@ -202,7 +202,7 @@ class AllocatorState:
 
     def reason_for(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The guard is held."""
-        self.front.flush()  # its blocks are not free for the pools
+        self.front.flush()  # blocks of the front cache are marked as in use in the pools
         segment = self.engine.segments.at(ptr)
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was given back"

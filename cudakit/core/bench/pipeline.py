@@ -1,7 +1,7 @@
 """The pipeline of a bench: plan > prepare > warm_up > sample > verify > summarize, a module each.
 
-``run`` measures all cases of a Spec; ``measure_case`` one case and its baselines; ``measure_rounds`` the same
-workloads round by round; ``measure_round`` takes the steps of one round.
+``run`` measures all cases of a Spec; ``measure_case`` measures one case and its baselines; ``measure_rounds``
+repeats ``measure_round``, which performs the steps of one round, and merges the rounds.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def run(
     cases: Sequence[Case] | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> BenchResult:
-    """Measure what a Spec asks for, or ``cases`` instead of those that it makes.
+    """Measure the cases of a Spec, or ``cases`` instead.
 
-    Wrong values have no figures, and neither has a case that one of several libraries or types does not
-    offer. An interrupt returns what was measured by then; it propagates if that is nothing. Raises InputError
-    for a case that does not fit in memory, before anything is allocated, Unsupported if nothing can be
-    measured, and what workloads and device raise.
+    An implementation that computed wrong values, or that a library does not offer, has a result without
+    times. After a KeyboardInterrupt the result has the measurements so far; without any, the interrupt
+    propagates. Raises InputError for a case that does not fit in memory, before anything is allocated,
+    Unsupported if nothing can be measured, and the errors of workloads and device.
     """
     begin_ns = now_ns()
     cases = plan_cases(spec, gpu) if cases is None else cases
@@ -85,7 +85,7 @@ def run(
 def _measure_cases(
     gpu: Gpu, spec: Spec, cases: Sequence[Case], run_context: RunContext, progress: Progress
 ) -> tuple[list[_Measured], bool]:
-    """Measure one case after the other, each in its share of the time left; return whether all were."""
+    """Measure the cases, each in its share of the remaining time; return also whether all were measured."""
     measured: list[_Measured] = []
     try:
         with closing(Timer(gpu)) as timer:
@@ -136,9 +136,9 @@ def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
 def measure_case(
     timer: Timer, case: Case, method: Method, *, seed: int, progress: Progress
 ) -> Mapping[Implementation, Outcome]:
-    """Measure the implementations of a case, interleaved; None for one of which no sample was kept.
+    """Measure the implementations of a case, interleaved; None for one without a kept sample.
 
-    An implementation is refused before anything of it is allocated; the others then begin again without it.
+    If ``prepare`` refuses an implementation, the measurement restarts with the others.
     """
     found: dict[Implementation, Outcome] = dict.fromkeys(case.implementations)
     while able := [one for one, refused in found.items() if refused is None]:
@@ -163,15 +163,15 @@ def measure_rounds(
     pause: Callable[[float], None] = time.sleep,
     hurry: bool | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure workloads by one method, in rounds that have buffers of their own.
+    """Measure workloads by one method, in rounds with newly allocated buffers.
 
-    Samples of several workloads are interleaved, so that all meet the same clock. An interrupt, which
-    ``progress`` may raise after a sample, returns what was measured by then; it propagates if that is
-    nothing. ``hurry`` does not wait for a device to settle; it is the default on a simulated device, where
-    time does not pass by itself.
+    Samples of several workloads are interleaved, so that all run at the same clock. ``progress`` may raise
+    KeyboardInterrupt after a sample: the measurements so far are returned; without any, the interrupt
+    propagates. ``hurry`` skips the wait for a device to settle; it is the default on a simulated device,
+    where time does not pass by itself.
 
-    Raises UsageError for a method that cannot be carried out, Refused for a workload that is not offered, and
-    what workloads and device raise.
+    Raises UsageError for an impossible method, Refused for a workload that device or library does not offer,
+    and the errors of workloads and device.
     """
     if timer.gpu.simulated if hurry is None else hurry:
         method = without_settling(method)
@@ -201,7 +201,7 @@ def measure_round(
     progress: Progress,
     pause: Callable[[float], None],
 ) -> tuple[Measurement | None, ...]:
-    """Take the steps of one round; None for a workload that an interrupt left without samples."""
+    """Perform the steps of one round; None for a workload that an interrupt left without samples."""
     with ExitStack() as owned:
         runs = prepare(timer, workloads, method, owned)
         correct = [run for run in runs if not run.is_wrong]
@@ -254,5 +254,5 @@ def _distinct_names(implementations: Sequence[Implementation]) -> tuple[str, ...
     if len(set(libraries)) == len(libraries):
         return libraries
     first, *others = (one.axes for one in implementations)
-    telling = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
-    return tuple(" ".join(str(one.axes.get(name)) for name in telling) for one in implementations)
+    differing = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
+    return tuple(" ".join(str(one.axes.get(name)) for name in differing) for one in implementations)

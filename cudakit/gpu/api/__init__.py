@@ -1,8 +1,9 @@
 """The protocols of a device, which the real and the simulated device both implement.
 
-A feature asks for the narrow protocols that it calls; ``Gpu`` is all of them, for whoever opens a device.
-Work is enqueued on streams and runs later, in the order of the CUDA C++ Programming Guide, "Asynchronous
-Concurrent Execution". Every call that fails raises a CudaError that names the driver's own error.
+A feature is annotated with the narrow protocols that it calls; ``Gpu``, which ``open_gpu`` returns, is all of
+them. Work is enqueued on streams and runs later, in the order defined by the CUDA C++ Programming Guide,
+"Asynchronous Concurrent Execution". Every call that fails raises a CudaError that names the driver's own
+error.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Peers(Protocol):
         """Free what ``peer_malloc`` returned, after all work of this device."""
 
     def enable_peer(self, ordinal: int) -> None:
-        """Let the other device's kernels use all memory of ``malloc`` here, past and future, for good.
+        """Allow the other device to access all memory of ``malloc`` here, existing and later, permanently.
 
         Raises CUDA_ERROR_PEER_ACCESS_UNSUPPORTED. Mapped memory has access rights of its own.
         """
@@ -180,7 +181,7 @@ class VirtualMemory(Protocol):
         """Return one more reference to the memory mapped at ``ptr`` (cuMemRetainAllocationHandle)."""
 
     def release(self, backing: Backing) -> None:
-        """Give up one reference (cuMemRelease)."""
+        """Release one reference (cuMemRelease)."""
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         """Map the start of physical memory at a reserved address, for this device alone (cuMemMap)."""
@@ -198,7 +199,7 @@ class VirtualMemory(Protocol):
 class Ipc(Protocol):
     """Memory shared between processes (CUDA Driver API, cuIpc*, and shareable handles of virtual memory).
 
-    The process that gave a handle must be alive when another one opens or imports it.
+    The process that exported a handle must be alive when another one opens or imports it.
     """
 
     @property
@@ -209,7 +210,7 @@ class Ipc(Protocol):
         """Return the handle of an allocation of ``malloc`` without a stream: always the same bytes."""
 
     def ipc_open(self, handle: bytes) -> Ptr:
-        """Map another process's allocation (cuIpcOpenMemHandle); again gives the same address."""
+        """Map another process's allocation (cuIpcOpenMemHandle); a second call returns the same address."""
 
     def ipc_close(self, ptr: Ptr) -> None:
         """Undo one ``ipc_open``; the last one unmaps the memory."""
@@ -233,7 +234,7 @@ class Ipc(Protocol):
 class Streams(Protocol):
     """Streams and events (CUDA Driver API, "Stream Management" and "Event Management").
 
-    An id is never given twice; a destroyed one raises CUDA_ERROR_INVALID_HANDLE.
+    Ids are never reused; the id of a destroyed object raises CUDA_ERROR_INVALID_HANDLE.
     """
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
@@ -261,7 +262,7 @@ class Streams(Protocol):
         """Create an event."""
 
     def destroy_event(self, event: Event) -> None:
-        """Destroy an event; who waits for it goes on waiting for the work it recorded."""
+        """Destroy an event; waits that were enqueued before keep waiting for the recorded work."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Record in an event all work that is in a stream now."""
@@ -279,14 +280,14 @@ class Streams(Protocol):
         """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
 
     def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+        """Allow this thread to allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
 
 
 class Kernels(Protocol):
     """Kernels from CUDA C++ source (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
 
     def compile(self, source: str) -> bytes:
-        """Compile CUDA C++ for this device, into what ``load`` takes."""
+        """Compile CUDA C++ for this device; return the image for ``load``."""
 
     def load(self, image: bytes) -> Module:
         """Load a cubin, a fatbin or PTX (cuModuleLoadData)."""
@@ -323,7 +324,7 @@ class Graphs(Protocol):
         """End the capture in its first stream; raises a CudaError if the capture was invalidated."""
 
     def instantiate(self, graph: Graph) -> GraphExec:
-        """Make an executable of a graph (cuGraphInstantiate)."""
+        """Return an executable of a graph (cuGraphInstantiate)."""
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         """Give an executable the parameters of another graph with equal nodes and edges.
@@ -364,7 +365,7 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
     """One device, with all of its protocols, until ``close``."""
 
     def blas(self, library: Library = "cublaslt") -> Blas:
-        """Open a library that multiplies matrices. Raises MissingDependency if it is not installed."""
+        """Open a library that computes GEMMs. Raises MissingDependency if it is not installed."""
 
     def close(self) -> None:
         """Wait for all work and release every resource of this object. A second time has no effect."""
