@@ -18,7 +18,7 @@ from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.replay.lifetimes import Contradictions
-from cudakit.core.memory.replay.mapped_ranges import mapped_ranges
+from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
 
@@ -143,11 +143,9 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
     snapshot = loaded(allocator, tmp_path)
     (device,) = snapshot.devices
     assert device.segments.expandable.all()
-    ranges, contradictions = mapped_ranges(device)
-    assert contradictions == 0
-    left = [mapped for mapped in ranges if mapped.end == len(device.events)]
-    assert sum(mapped.size for mapped in left) == device.segments.size.sum()
-    assert {mapped.address for mapped in left} >= set(device.segments.address.tolist())
+    runs = segment_history(device).runs_at(len(device.events))
+    assert runs.address.tolist() == device.segments.address.tolist()
+    assert runs.size.tolist() == device.segments.size.tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
