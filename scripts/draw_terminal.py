@@ -2,8 +2,8 @@
 
     python scripts/draw_terminal.py docs/images/terminal.svg
 
-The commands run in the root of the repository and need no GPU. Colours and line breaks are those of a terminal with
-100 columns.
+The commands run in the root of the repository and need no GPU. Colours and line breaks are those of a
+terminal with 100 columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def run(command: str) -> Text:
 def draw() -> str:
     """Return the SVG of all COMMANDS, one below the other."""
     console = Console(
-        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
     )
     for index, (command, shown) in enumerate(COMMANDS):
         if index:
