@@ -31,9 +31,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
 def is_empty(result: SanitizeResult) -> bool:
     """Return whether no GPU work was recorded at all."""
     seen = result.coverage
-    return not (
-        seen.launches or seen.copies or seen.fills or seen.graph_launches or result.gaps
-    )
+    return not (seen.launches or seen.copies or seen.fills or seen.graph_launches or result.gaps)
 
 
 def _recorded(result: SanitizeResult) -> Iterator[Note]:
@@ -81,7 +79,8 @@ def _exactness(seen: Coverage) -> Iterator[Note]:
         else ""
     )
     exact, launches = format_count(seen.launches_exact), _counted("kernel launch", kernels)
-    yield Note("info", f"exact: {exact} of {launches}{nodes}{memory}")
+    have = "has" if kernels == 1 else "have"
+    yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
 
 
 def _unknown_launches(unknown: int) -> Iterator[Note]:
@@ -126,7 +125,11 @@ def _joined(items: Sequence[str]) -> str:
 
 
 def _counted(name: str, number: int) -> str:
-    plural = {"copy": "copies", "kernel launch": "kernel launches", "graph launch": "graph launches"}
+    plural = {
+        "copy": "copies",
+        "kernel launch": "kernel launches",
+        "graph launch": "graph launches",
+    }
     return f"{format_count(number)} {name if number == 1 else plural.get(name, f'{name}s')}"
 
 

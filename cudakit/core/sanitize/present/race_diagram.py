@@ -28,7 +28,9 @@ class Step:
     label: str
     site: str
     is_side: bool = False  # one of the two operations that race
-    after: Step | None = None  # the call that this one waits for or, of the later side, should wait for
+    after: Step | None = (
+        None  # the call that this one waits for or, of the later side, should wait for
+    )
 
 
 def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:

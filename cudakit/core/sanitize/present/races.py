@@ -132,7 +132,9 @@ def _bytes(found: FoundRace) -> str:
         if found.offset_bytes is not None
         else ""
     )
-    fewer = "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
+    fewer = (
+        "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
+    )
     return f"{format_bytes(found.size_bytes)} at {found.address:#x}{within}{fewer}"
 
 
