@@ -24,6 +24,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never,
 )
+from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
@@ -35,7 +36,6 @@ from cudakit.gpu.blas.refusals import (
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.algorithms import algorithms, blocks, busy_ns, objection, recommended
 from cudakit.gpu.sim.costs import capability, rates_of
-from cudakit.gpu.sim.host_kernels import Launch
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.product import Products

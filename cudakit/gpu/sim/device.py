@@ -8,11 +8,11 @@ from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import HandleKind
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.api.host_kernels import HostKernel
 from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.graphs import SimGraphs
-from cudakit.gpu.sim.host_kernels import HostKernel
 from cudakit.gpu.sim.ipc import Machine, SimIpc
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
