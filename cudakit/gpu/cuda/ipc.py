@@ -114,6 +114,11 @@ class CudaIpc:
         finally:
             os.close(taken)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether memory of another process is open."""
+        return any(self._opened.values())
+
     def close(self) -> None:
         """Close what is open, and withdraw every export."""
         for ptr in self._opened.elements():

@@ -144,6 +144,11 @@ class CudaMemory:
         free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
         return f"{requested}, {free} of {total} free on {self._context.name}"
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether host memory is registered, or pageable."""
+        return bool(self._registered or self._pageable)
+
     def close(self) -> None:
         """Free all memory that was allocated here."""
         for ptr in self.allocated:

@@ -110,6 +110,11 @@ class CudaVirtualMemory:
         for start in starts:
             self._mapped.pop(start, None)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether memory is mapped."""
+        return bool(self._mapped)
+
     def close(self) -> None:
         """Unmap and release everything, and return all reserved addresses."""
         for ptr, size_bytes in self._mapped.items():
