@@ -5,6 +5,7 @@ CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (share
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -45,9 +46,13 @@ class _Handle:
 
 
 class Machine:
-    """What the processes of one simulated machine share."""
+    """The state that the processes of one simulated machine share.
+
+    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this one.
+    """
 
     def __init__(self) -> None:
+        self.boot = secrets.randbits(48)
         self.lock = threading.Lock()
         self.alive: set[ProcessId] = set()
         self.handles: dict[bytes, _Handle] = {}
@@ -59,9 +64,14 @@ class Machine:
         """Start a process, and return its id."""
         with self.lock:
             number = next(self.numbers)
-            process = ProcessId(_FIRST_PID + number, number)
+            process = ProcessId(_FIRST_PID + number, self.boot + number)
             self.alive.add(process)
             return process
+
+    def handle(self, kind: str, number: int) -> bytes:
+        """Return the handle with this number, of HANDLE_BYTES bytes."""
+        text = f"simulated {kind} handle {self.boot:x}.{number}"
+        return text.encode().ljust(HANDLE_BYTES, b"\0")
 
 
 class SimIpc:
@@ -101,7 +111,7 @@ class SimIpc:
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if ptr not in self._handles:
             with self.machine.lock:
-                handle = _sixty_four_bytes("ipc", next(self.machine.numbers))
+                handle = self.machine.handle("ipc", next(self.machine.numbers))
                 self.machine.handles[handle] = _Handle(self._process, self.context.ordinal, region)
             self._handles[ptr] = handle
         return self._handles[ptr]
@@ -111,7 +121,10 @@ class SimIpc:
         self._streams.refuse_in_capture()
         known = self.machine.handles.get(handle)
         if known is None:
-            seen = "memory of another process; it may have given it back, or ended"
+            seen = (
+                "memory of another process, which may have freed it or ended; a simulated device in another"
+                " Python process cannot be opened"
+            )
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if known.process == self._process:
             raise cuda_error(Status.INVALID_CONTEXT, seen="the memory is of this process itself")
@@ -144,7 +157,7 @@ class SimIpc:
         with self.machine.lock:
             number = next(self.machine.numbers)
             if physical.handle == "fabric":
-                fabric = Fabric(_sixty_four_bytes("fabric", number))
+                fabric = Fabric(self.machine.handle("fabric", number))
                 self.machine.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
@@ -213,7 +226,3 @@ class SimIpc:
             physical = self.machine.descriptors.pop(exported, None)
             if physical is not None:
                 physical.release()
-
-
-def _sixty_four_bytes(kind: str, number: int) -> bytes:
-    return f"simulated {kind} handle {number}".encode().ljust(HANDLE_BYTES, b"\0")
