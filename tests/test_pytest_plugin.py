@@ -65,7 +65,7 @@ def test_a_test_that_races_fails_with_the_report_as_its_message(pytester: pytest
             "*/test_suite.py:11 step",
             "*/test_suite.py:15 test_racing",
             "  fix:     record an event on stream 3 *",
-            "watched: 2 tests, 1 of them raced, 4 fills",
+            "checked: 2 tests, 1 test with races, 4 fills",
             "FAILED test_suite.py::test_racing - Failed: 1 race between operations on *",
         ]
     )
@@ -76,7 +76,7 @@ def test_without_the_option_nothing_is_watched(pytester: pytest.Pytester) -> Non
     found = run(pytester, RACING, options=())
 
     found.assert_outcomes(passed=1)
-    found.stdout.no_fnmatch_line("watched: *")
+    found.stdout.no_fnmatch_line("checked: *")
 
 
 def test_the_marker_watches_single_tests(pytester: pytest.Pytester) -> None:
@@ -84,7 +84,7 @@ def test_the_marker_watches_single_tests(pytester: pytest.Pytester) -> None:
     found = run(pytester, marked, RACING.replace("racing", "other"), options=WATCHED[1:])
 
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["watched: 1 test, *", "FAILED *::test_racing - *"])
+    found.stdout.fnmatch_lines(["checked: 1 test, *", "FAILED *::test_racing - *"])
 
 
 def test_the_failure_of_the_test_itself_comes_first(pytester: pytest.Pytester) -> None:
@@ -146,7 +146,7 @@ def test_later(shared):
     found.assert_outcomes(failed=1, passed=2)
     found.stdout.fnmatch_lines(
         [
-            "the earlier operation of a race was enqueued in *::test_earlier",
+            "the earlier operation of the race was enqueued in *::test_earlier",
             "FAILED *::test_later - *",
         ]
     )
@@ -156,7 +156,7 @@ def test_races_outside_of_tests_are_counted_at_the_end(pytester: pytest.Pytester
     found = run(pytester, "step(False)", WAITING)
 
     found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["watched: 1 test, *, 1 race outside of these tests"])
+    found.stdout.fnmatch_lines(["checked: 1 test, *, 1 race outside the checked tests"])
 
 
 def test_races_can_be_suppressed_in_the_configuration(pytester: pytest.Pytester) -> None:
@@ -204,4 +204,4 @@ def test_the_workers_of_xdist_watch_themselves(pytester: pytest.Pytester) -> Non
     found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
 
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["watched: 2 tests, 1 of them raced, 4 fills"])
+    found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 fills"])

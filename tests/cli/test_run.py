@@ -191,12 +191,12 @@ def test_a_setting_that_hides_races_is_said(here: Here, monkeypatch: pytest.Monk
     assert "CUDA_LAUNCH_BLOCKING is set" in done.stderr
 
 
-def test_the_first_race_can_stop_the_program(here: Here) -> None:
+def test_stop_on_first_stops_the_program(here: Here) -> None:
     program = here.program("import time; time.sleep(100)")
     run = here.run("--sanitize", "--stop-on-first", "-o", "races.json", program)
 
     assert run.exit_code == 1
-    assert "the program is stopped" in run.stderr
+    assert "program stopped at the first race" in run.stderr
     assert json.loads((here.path / "races.json").read_text())["stopped"] is True
 
 

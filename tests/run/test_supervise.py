@@ -145,15 +145,38 @@ print({n: os.environ[n] for n in os.environ if n == "PYTHONPATH" or n.startswith
     assert seen == plain(["python", "-c", script], cwd=tmp_path, **more)
 
 
-def test_a_consumer_that_has_enough_ends_the_program(tmp_path: Path) -> None:
+def test_consumer_stops_the_program(tmp_path: Path) -> None:
     script = RECORDS + "fill(5)\nwhile True: fill(1); time.sleep(0.01)"
 
-    done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5))
+    stops: list[bool] = []
+    done = supervised(
+        ["-c", script],
+        cwd=tmp_path,
+        consume=Counted(enough=5),
+        stopping=lambda: stops.append(True),
+    )
 
-    assert done.status == -signal.SIGTERM
+    assert (done.status, stops) == (-signal.SIGTERM, [True])
 
 
-def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
+def test_program_that_ended_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
+    stops: list[bool] = []
+
+    def consume(batch: Batch) -> bool:
+        os.waitid(os.P_PID, batch.process, os.WEXITED | os.WNOWAIT)
+        return True
+
+    done = supervised(
+        ["-c", RECORDS + "fill(5)"],
+        cwd=tmp_path,
+        consume=consume,
+        stopping=lambda: stops.append(True),
+    )
+
+    assert (done.status, stops) == (0, [])
+
+
+def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
 
     done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2)

@@ -94,6 +94,7 @@ def run_program(spec: RunSpec) -> int:
                 settings=prepared.settings,
                 consume=monitor.consume,
                 notify=monitor.notify,
+                stopping=monitor.stopping,
             )
             code = _report_findings(spec, prepared, shell_status(status))
     except Exception as error:
