@@ -60,7 +60,8 @@ def sanitize(
     earlier work. With ``raise_on_race``, a race raises RaceError at the end of the block, with the report as
     its message. ``suppress``, ``show`` and ``accesses`` are options of ``cudakit run``; the first block sets
     ``accesses`` for the whole process. Simulated devices opened in the block are recorded too; ``gpu="sim"``
-    records nothing else. With exact accesses, reading ``races`` or ``result`` and leaving the block wait for the GPU.
+    records nothing else. With exact accesses, reading ``races`` or ``result`` and leaving the block wait for
+    the GPU.
 
     Raises UsageError if CUDA is already initialized, inside another block, and under ``cudakit run
     --sanitize``; EnvironmentUnusable if CUDA cannot be recorded, or not with the requested accesses.

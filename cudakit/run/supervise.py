@@ -1,4 +1,4 @@
-"""Runs a program as it runs without cudakit, and reads what its agents record."""
+"""Run a program as it runs without cudakit, and read the records of its agents."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def supervise(
 ) -> int:
     """Run a command in the foreground, and pass its records to ``consume`` while it runs.
 
-    ``consume`` gets the batches of each process, and returns True to stop the program: with SIGTERM, and after
-    ``seconds_to_end`` with SIGKILL. ``stopping`` is called if the program was still running at the SIGTERM.
-    ``notify`` gets the lines of agents. Returns the status as subprocess does: -N if signal N ended the program
-    (``finish``, ``shell_status``). Does not wait for processes that outlive the program. An exception of
-    ``consume`` is raised after the program has ended. Must be called in the main thread. Raises CommandNotFound
-    and CommandNotExecutable.
+    ``consume`` gets the batches of each process, and returns True to stop the program: with SIGTERM, and
+    after ``seconds_to_end`` with SIGKILL. ``stopping`` is called if the program was still running at the
+    SIGTERM. ``notify`` gets the messages of agents. Returns the status as subprocess does: -N if signal N
+    ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive the program. An
+    exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
+    CommandNotFound and CommandNotExecutable.
     """
     with TemporaryDirectory(prefix="cudakit-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -53,7 +53,7 @@ def supervise(
 
 
 class _SpoolReader:
-    """Reads a spool and passes its content to ``consume`` and ``notify``."""
+    """Reads a spool, and passes records to ``consume`` and messages to ``notify``."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class _SpoolReader:
         self._notify = notify
 
     def read(self, between: Callable[[], None]) -> None:
-        """Pass on the new records and lines; ``between`` is called after each batch."""
+        """Pass on the new records and messages; call ``between`` after each batch."""
         try:
             for batch in self._spool.batches():
-                # Read and dropped after the end: the spool must not grow.
+                # Later batches are read and dropped, so that the spool does not grow.
                 if not self.enough and not self.failure:
                     self.enough = self._consume(batch)
                 between()
-            self._notify_lines()
+            self._notify_messages()
         except Exception as failure:  # noqa: BLE001 must not disturb the program
             self.failure = self.failure or failure
 
-    def _notify_lines(self) -> None:
+    def _notify_messages(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:

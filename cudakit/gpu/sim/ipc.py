@@ -48,7 +48,8 @@ class _Handle:
 class Machine:
     """The state that the processes of one simulated machine share.
 
-    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this one.
+    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this
+    one.
     """
 
     def __init__(self) -> None:
