@@ -39,7 +39,7 @@ def _tree(content: bytes) -> tuple[str, Tree]:
         return "json", _json_tree(content)
     if not content.startswith(_PICKLE_STARTS):
         raise SnapshotError(
-            f"neither a pickle nor JSON: it begins with {content[:8].decode('latin-1')!a}"
+            f"not a pickle or JSON file: the first bytes are {content[:8].decode('latin-1')!a}"
         )
     return "pickle", pickled.read(content)
 
@@ -48,13 +48,11 @@ def _json_tree(content: bytes) -> Tree:
     try:
         return ObjectTree(json.loads(content), len(content))
     except RecursionError:
-        why = "it is nested deeper than any snapshot"
+        why = "the nesting is too deep"
     except UnicodeDecodeError:
-        why = "it is not UTF-8"
+        why = "the text is not UTF-8"
     except json.JSONDecodeError as error:
         why = str(error)
     except ValueError:
-        why = "it holds a number of thousands of digits"
-    raise SnapshotError(
-        f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again"
-    )
+        why = "a number has thousands of digits"
+    raise SnapshotError(f"invalid JSON: {why}", hint="export the snapshot again")

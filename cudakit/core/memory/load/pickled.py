@@ -22,14 +22,14 @@ _HINT_COPY = "copy the file again, or take the snapshot again"
 
 _CALLS = re.compile(r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID")
 _DAMAGES = {
-    "stack": "needs values that are not there",
-    "mark": "needs a MARK that is not there",
-    "target": "adds to a value of another kind",
+    "stack": "needs more values than the stack has",
+    "mark": "needs a MARK, and the stack has none",
+    "target": "adds items to a value that cannot hold them",
     "pairs": "has a key without a value",
-    "memo": "asks for a value that was not stored",
-    "far": "stores under a number greater than its place in the file",
-    "argument": "has an argument that makes no sense",
-    "protocol": "names a protocol above 5",
+    "memo": "reads a memo entry that was not stored",
+    "far": "stores a memo entry whose index is too large for its position in the file",
+    "argument": "has an invalid argument",
+    "protocol": "declares a protocol above 5",
 }
 
 
@@ -74,8 +74,7 @@ def _read_objects(content: bytes) -> Any:
 def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
     if why == "cut":
         return SnapshotError(
-            f"the file ends in the middle, after {len(content):,} bytes: "
-            "the copy or the dump was cut short",
+            f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
     name = _opcode_name(content[offset])
