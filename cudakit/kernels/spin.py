@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 SOURCE = r"""

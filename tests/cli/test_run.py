@@ -116,7 +116,7 @@ def test_a_program_without_cuda_just_runs(here: Here) -> None:
     program = here.program(text="pass")
 
     assert here.run("--sanitize", program) == CliRun(
-        0, "", "cudakit: nothing was enqueued on a GPU: there was nothing to look at\n"
+        0, "", "cudakit: no GPU work was recorded; nothing was checked\n"
     )
     assert here.run("--sanitize", "-q", program) == CliRun(0, "", "")
 

@@ -179,13 +179,14 @@ def _warn(line: str) -> None:
 def _print_races(result: SanitizeResult, *, quiet: bool) -> None:
     """Write the report; with ``quiet`` one line if there are races."""
     from cudakit.core.sanitize.present import report, title
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED, is_empty
     from cudakit.render import console
 
     if quiet:
         if result.races:
             _warn(title(result))
-    elif _is_empty(result):
-        _warn("nothing was enqueued on a GPU: there was nothing to look at")
+    elif is_empty(result) and not result.races:
+        _warn(NOTHING_RECORDED)
     else:
         width, color = terminal_width(sys.stderr), wants_color(sys.stderr)
         text = console.render(report(result), width=width, color=color)
@@ -198,12 +199,6 @@ def _print_snapshots(paths: Sequence[str]) -> None:
         _warn(f"memory recorded; look at it with: cudakit memviz {path}")
     if not paths:
         _warn("no memory was recorded: torch did not use CUDA in this program")
-
-
-def _is_empty(result: SanitizeResult) -> bool:
-    seen = result.coverage
-    enqueued = seen.launches or seen.copies or seen.fills or seen.graph_launches
-    return not (enqueued or result.races or result.gaps)
 
 
 # --- files

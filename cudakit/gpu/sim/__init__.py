@@ -6,7 +6,7 @@ virtual, and nothing here is a measurement.
 
 from __future__ import annotations
 
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.gpu.sim.device import Sim
-from cudakit.gpu.sim.host_kernels import Launch, host_kernel
 
 __all__ = ["Launch", "Sim", "host_kernel"]

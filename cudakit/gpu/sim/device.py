@@ -8,11 +8,11 @@ from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import HandleKind
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.api.host_kernels import HostKernel
 from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.graphs import SimGraphs
-from cudakit.gpu.sim.host_kernels import HostKernel
 from cudakit.gpu.sim.ipc import Machine, SimIpc
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
@@ -103,7 +103,7 @@ class Sim(Device):
         if not any(
             hasattr(getattr(type(part), call, None), "__wrapped__") for part in (*parts, *memory)
         ):
-            raise UsageError(f"the simulated device has no call {call!r} that could fail")
+            raise UsageError(f"the simulated device has no call {call!r} that can fail")
         self.context.fail_next(call, error)
 
     def close(self) -> None:

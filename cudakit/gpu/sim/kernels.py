@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
+from cudakit.gpu.api.host_kernels import HostKernel, registered
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.host_kernels import HostKernel, Launch, registered
+from cudakit.gpu.sim.launch import SimLaunch
 from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Job, Outcome
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
@@ -129,8 +130,8 @@ class SimKernels:
         found = self._own_host_kernels.get(name) or registered().get(name)
         if found is None:
             raise UsageError(
-                f"the simulated device cannot run kernel {name!r}: it has no host kernel",
-                hint=f'write what it does in numpy, and register it: @host_kernel("{name}")',
+                f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
+                hint=f'implement it in numpy and register it with @host_kernel("{name}")',
             )
         return found
 
@@ -145,7 +146,7 @@ class SimKernels:
             )
 
     def _run(self, host_kernel: HostKernel, shape: _Shape, args: Sequence[Any]) -> Outcome:
-        launch = Launch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
+        launch = SimLaunch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
         try:
             host_kernel(launch, *args)
         except CudaError:

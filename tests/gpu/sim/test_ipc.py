@@ -116,7 +116,7 @@ def test_ended_or_withdrawn_export_cannot_be_imported(giver: Sim, taker: Sim) ->
     backing = giver.create(PAGE, "descriptor")
     exported = giver.export(backing)
     giver.withdraw(exported)
-    with pytest.raises(EnvironmentUnusable, match="given the memory back"):
+    with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
         taker.import_backing(exported)
 
     exported = giver.export(backing)

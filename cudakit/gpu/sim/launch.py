@@ -1,19 +1,11 @@
-"""Host kernels: Python functions that do to simulated memory what kernels do to a device's.
-
-    @host_kernel("saxpy")
-    def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
-        launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
-
-A host kernel does at once what all threads of the launch do together.
-"""
+"""The launch that the host kernels of a simulated device are called with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,39 +17,10 @@ from cudakit.gpu.sim.space import Bytes, Span
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Mode
 
-HostKernel: TypeAlias = Callable[..., None]
-_F = TypeVar("_F", bound=HostKernel)
-
-# Filled by the decorator when a module with host kernels is imported.
-_REGISTERED: dict[str, HostKernel] = {}
-
-
-def host_kernel(name: str) -> Callable[[_F], _F]:
-    """Run a function in place of the kernels of that name, on every simulated device.
-
-    The function is called with a Launch and the kernel's arguments: pointers as addresses, numbers as numpy
-    scalars.
-    """
-
-    def register(function: _F) -> _F:
-        _REGISTERED[name] = function
-        return function
-
-    return register
-
-
-def registered() -> Mapping[str, HostKernel]:
-    """Return every registered host kernel by the name of its kernel."""
-    return MappingProxyType(_REGISTERED)
-
 
 @dataclass(slots=True)
-class Launch:
-    """A running launch: its shape, and its access to memory.
-
-    Arrays are views of device memory from an address on: ``count`` elements, ``step_bytes`` apart or by
-    default adjacent. Access to unallocated memory fails the launch as on a device.
-    """
+class SimLaunch:
+    """Implements ``api.host_kernels.Launch`` on the memory of a simulated device."""
 
     name: str
     grid: Dim3
