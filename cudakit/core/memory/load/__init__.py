@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from cudakit.core.memory.load.tree import Tree
     from cudakit.core.memory.snapshot import Snapshot
 
-_HINT = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
-
 # Byte-order marks, the zeros of UTF-16, and white space.
 _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
 # PROTO, or in protocols 0 and 1 the beginning of a list or a dictionary; GLOBAL is refused by its name.
@@ -31,7 +29,9 @@ def load(path: str) -> Snapshot:
         form, tree = _tree(file.content)
         return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
     except SnapshotError as error:
-        raise SnapshotError(f"{file.name}: {error.message}", hint=error.hint or _HINT) from None
+        raise SnapshotError(
+            f"{file.name}: {error.message}", hint=error.hint or source.HINT_DUMP
+        ) from None
 
 
 def _tree(content: bytes) -> tuple[str, Tree]:

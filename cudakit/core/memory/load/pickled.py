@@ -11,13 +11,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from cudakit.core.memory.load.machine import Machine
+from cudakit.core.memory.load.source import HINT_DUMP
 from cudakit.core.memory.load.tree import ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
 if TYPE_CHECKING:
     from cudakit.core.memory.load.native import NativeTree
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 _HINT_COPY = "copy the file again, or take the snapshot again"
 
 _CALLS = re.compile(r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID")
@@ -79,11 +79,11 @@ def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
         )
     name = _opcode_name(content[offset])
     if why == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=_HINT_DUMP)
+        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=HINT_DUMP)
     doubt = "" if content.startswith(b"\x80") else ", or no pickle at all"
     return SnapshotError(
         f"byte {offset:,}: opcode {name} {_DAMAGES[why]}: the file is damaged{doubt}",
-        hint=_HINT_COPY if not doubt else _HINT_DUMP,
+        hint=_HINT_COPY if not doubt else HINT_DUMP,
     )
 
 

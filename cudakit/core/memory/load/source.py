@@ -23,7 +23,9 @@ _CHUNK = 1 << 20
 _MOST_EXPANSION = 200
 _ALWAYS_ALLOWED = 4 << 20
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+HINT_DUMP = (
+    "write one with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,16 @@ def read(path: str) -> Source:
     packed = sys.stdin.buffer.read() if path == "-" else _read_file(Path(path))
     name = "standard input" if path == "-" else path
     if not packed:
-        raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {_HINT_DUMP}")
+        raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
     if packed.startswith(_ZIP):
         raise SnapshotError(
             f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
-            hint=_HINT_DUMP,
+            hint=HINT_DUMP,
         )
     content = _unpack(packed, name)
     if not content:
         raise SnapshotError(
-            f"{name} is empty after decompression", hint=f"writing it did not finish; {_HINT_DUMP}"
+            f"{name} is empty after decompression", hint=f"writing it did not finish; {HINT_DUMP}"
         )
     return Source(name, content)
 
