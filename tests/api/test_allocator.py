@@ -202,6 +202,25 @@ def test_what_is_done_to_a_pool_against_the_rules_is_a_pool_error(
             memory.close()
 
 
+def test_double_free_is_an_error_of_the_users_kind(allocator: cudakit.CachingAllocator) -> None:
+    ptr = allocator.alloc(MIB)
+    allocator.free(ptr)
+
+    with pytest.raises(cudakit.InvalidPointer, match="it was freed before") as caught:
+        allocator.free(ptr)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.exit_code == 2
+
+
+def test_negative_size_is_an_error_of_the_users_kind_and_a_value_error(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    with pytest.raises(cudakit.InvalidSize, match="cannot allocate -5 bytes") as caught:
+        allocator.alloc(-5)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.exit_code == 2
+
+
 def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) -> None:
     ptr = allocator.pinned.alloc(MIB)
 

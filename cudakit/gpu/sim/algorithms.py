@@ -68,9 +68,9 @@ def objection(algorithm: Algorithm, settings: GemmSettings) -> str:
     """Return why settings do not allow an algorithm, or ""."""
     if algorithm.workspace_bytes > settings.workspace_bytes:
         needed, most = algorithm.workspace_bytes, settings.workspace_bytes
-        return f"needs {format_bytes(needed)} of workspace, and {format_bytes(most)} are allowed"
+        return f"needs {format_bytes(needed)} of workspace, {format_bytes(most)} is allowed"
     if settings.deterministic and algorithm.reduction == _IN_PLACE:
-        return "adds in an order that varies, and is not deterministic"
+        return "is not deterministic: the order of its additions varies"
     return ""
 
 

@@ -42,7 +42,7 @@ from cudakit.gpu.sim.product import Products
 from cudakit.units import Unavailable, format_bytes
 
 _ITS_OWN_CHOICE = f"cuBLAS {CHOOSES_ITSELF}"
-_TAKE_ANOTHER = "leave the choice to the library, or tune anew"
+_TAKE_ANOTHER = "let the library choose, or tune again"
 _THREADS = 256
 # The least compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8 cuBLAS Library,
 # "cublasLtMatmul").
@@ -69,7 +69,7 @@ class SimBlas:
     def __init__(self, library: Library, memory: SimMemory, kernels: SimKernels) -> None:
         if library not in ("cublaslt", "cublas"):
             raise Unsupported(
-                f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
+                f"{library} needs a real GPU; this device is simulated", hint="use --vs cublas"
             )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
@@ -125,7 +125,7 @@ class SimBlas:
                 if reason := objection(each, settings):
                     raise Unsupported(f"algorithm {each.id} {reason}", hint=_TAKE_ANOTHER)
                 return each
-        raise Unsupported(f"no algorithm for this product is {asked}", hint=_TAKE_ANOTHER)
+        raise Unsupported(f"no such algorithm for this GEMM: {asked}", hint=_TAKE_ANOTHER)
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
@@ -246,7 +246,7 @@ def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
         possible = [dtype for dtype in DATA_TYPES if have >= _LEAST.get(dtype, (0, 0))]
         raise Unsupported(
             f"{gemm.dtype} needs compute capability {least}, {name} has {have}",
-            hint=f"it multiplies {', '.join(possible)}",
+            hint=f"supported here: {', '.join(possible)}",
         )
 
 
@@ -254,8 +254,8 @@ def _check_int8(gemm: Gemm) -> None:
     """Check what cuBLAS Library, "cublasLtMatmul", demands of int8 in column-major order."""
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"int8 is multiplied without an epilogue, {gemm.epilogue} was asked",
-            hint="take epilogue none",
+            f"int8 supports only epilogue none, {gemm.epilogue} was requested",
+            hint="use epilogue none",
         )
     _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)
 
@@ -264,9 +264,9 @@ def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
     for name, matrix in (("A", gemm.a), ("B", gemm.b), ("D", gemm.d)):
         if any(size_bytes % alignment_bytes for size_bytes in _column_bytes(matrix)):
             raise Unsupported(
-                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} bytes, those of {name} "
-                f"have {matrix.rows} elements of {matrix.element.size_bytes}, {matrix.leading} apart",
-                hint=f"take m, n, k and padding as multiples of {alignment_bytes}",
+                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} B; columns of {name} "
+                f"have {matrix.rows} elements of {matrix.element.size_bytes} B, {matrix.leading} apart",
+                hint=f"use multiples of {alignment_bytes} for m, n, k and padding",
             )
 
 

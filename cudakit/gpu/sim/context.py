@@ -118,7 +118,7 @@ class Context:
         if not 0 <= ordinal < len(devices):
             raise cuda_error(
                 Status.INVALID_DEVICE,
-                seen=f"{self.name} has {len(devices)} devices, number {ordinal} was asked",
+                seen=f"device {ordinal} requested, {self.name} has {len(devices)}",
             )
         return devices[ordinal]
 
@@ -173,5 +173,5 @@ def driver_call(
 def _cuda_view(model: str) -> CudaView:
     view = model_record(model).cuda
     if not isinstance(view, CudaView):
-        raise EnvironmentUnusable(f"sim:{model} is a machine without CUDA: {view.reason}")
+        raise EnvironmentUnusable(f"sim:{model} models a machine without CUDA: {view.reason}")
     return view

@@ -103,7 +103,7 @@ class Sim(Device):
         if not any(
             hasattr(getattr(type(part), call, None), "__wrapped__") for part in (*parts, *memory)
         ):
-            raise UsageError(f"the simulated device has no call {call!r} that could fail")
+            raise UsageError(f"the simulated device has no call {call!r} that can fail")
         self.context.fail_next(call, error)
 
     def close(self) -> None:

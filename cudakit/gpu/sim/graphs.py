@@ -45,7 +45,7 @@ class SimGraphs:
             )
         queue = self._streams.queue(stream)
         if queue.capture:
-            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
+            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is already capturing")
         capture = self._graphs.make(
             lambda number: Capture(number, self.context.thread, queue.number)
         )
@@ -146,7 +146,8 @@ class SimGraphs:
         if capture.origin != queue.number:
             capture.invalidated = True
             raise cuda_error(
-                Status.STREAM_CAPTURE_UNMATCHED, seen=f"it began in stream {capture.origin}"
+                Status.STREAM_CAPTURE_UNMATCHED,
+                seen=f"the capture began in stream {capture.origin}",
             )
         if capture.thread != self.context.thread:
             raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {queue.number}")

@@ -24,7 +24,7 @@ from cudakit.gpu.api import (
     Ptr,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import forget
+from cudakit.gpu.handles import pop_allocation
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.space import Heap, Region
@@ -123,12 +123,12 @@ class SimIpc:
         known = self.machine.handles.get(handle)
         if known is None:
             seen = (
-                "memory of another process, which may have freed it or ended; a simulated device in another"
-                " Python process cannot be opened"
+                "unknown handle; the exporting process may have freed the memory or ended, and simulated"
+                " devices of another Python process cannot be opened"
             )
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if known.process == self._process:
-            raise cuda_error(Status.INVALID_CONTEXT, seen="the memory is of this process itself")
+            raise cuda_error(Status.INVALID_CONTEXT, seen="this process exported the memory itself")
         for begin, (opened, _) in self.opened.items():
             if opened == handle:
                 self._times[begin] += 1
@@ -139,7 +139,7 @@ class SimIpc:
     def ipc_close(self, ptr: Ptr) -> None:
         self._streams.refuse_in_capture()
         regions = {begin: region for begin, (_, region) in self.opened.items()}
-        region = forget(regions, ptr, "nothing that is open")
+        region = pop_allocation(regions, ptr, "no open mapping")
         self.context.wait_for_all()
         self._times[ptr] -= 1
         if not self._times[ptr]:
@@ -163,7 +163,7 @@ class SimIpc:
                 return fabric
             if physical.handle is None:
                 raise Unsupported(
-                    "this memory was created without a handle, and other processes cannot open it"
+                    "the memory was created without a shareable handle and cannot be exported"
                 )
             exported = Descriptor(self._process, number, number)
             self.machine.descriptors[exported] = physical
@@ -179,7 +179,9 @@ class SimIpc:
         if isinstance(exported, Fabric):
             there = self.machine.fabric.get(exported.data)
             if there is None or not there.references:
-                raise cuda_error(Status.INVALID_VALUE, seen="memory that was given back")
+                raise cuda_error(
+                    Status.INVALID_VALUE, seen="the exporting process has freed the memory"
+                )
             return self._virtual.backing_of(there)
         if exported.process not in self.machine.alive:
             raise file_descriptors.ended(exported.process)

@@ -130,8 +130,8 @@ class SimKernels:
         found = self._own_host_kernels.get(name) or registered().get(name)
         if found is None:
             raise UsageError(
-                f"the simulated device cannot run kernel {name!r}: it has no host kernel",
-                hint=f'write what it does in numpy, and register it: @host_kernel("{name}")',
+                f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
+                hint=f'implement it in numpy and register it with @host_kernel("{name}")',
             )
         return found
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.queues import Queue
@@ -88,7 +88,7 @@ class SimMemory:
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         queue = self._allocation_queue(stream)
-        region = forget(self.allocated, ptr, f"no allocation of {self.context.name}")
+        region = pop_allocation(self.allocated, ptr, f"no allocation of {self.context.name}")
         size_bytes = len(region.data)
         if queue is None:
             self.context.wait_for_all()
@@ -107,7 +107,7 @@ class SimMemory:
                 memory(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
-            seen = f"{format_bytes(size_bytes)} asked of the host, which has not as much"
+            seen = f"{format_bytes(size_bytes)} of host memory requested, less is available"
             raise cuda_error(Status.OUT_OF_MEMORY, seen=seen) from None
         self._of_host[region.begin] = region
         if pinned:
@@ -122,7 +122,7 @@ class SimMemory:
                 Status.INVALID_VALUE,
                 seen=f"the memory at {ptr:#x} is registered: unregister it first",
             )
-        region = forget(self._of_host, ptr, "no memory of the host")
+        region = pop_allocation(self._of_host, ptr, "no host allocation")
         self.context.wait_for_all()
         self._heap.space.remove(region)
         if region.host is HostMemory.PINNED:
@@ -133,7 +133,7 @@ class SimMemory:
         region = self._of_host.get(ptr)
         if region is None or region.host is not HostMemory.PAGEABLE:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no pageable memory of the host begins at {ptr:#x}"
+                Status.INVALID_VALUE, seen=f"no pageable host allocation begins at {ptr:#x}"
             )
         self._streams.refuse_in_capture()
         region.host = HostMemory.PINNED
@@ -144,7 +144,7 @@ class SimMemory:
     def host_unregister(self, ptr: Ptr) -> None:
         if ptr not in self._registered:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no registered memory of the host begins at {ptr:#x}"
+                Status.INVALID_VALUE, seen=f"no registered host allocation begins at {ptr:#x}"
             )
         self._streams.refuse_in_capture()
         self.context.wait_for_all()
@@ -159,7 +159,7 @@ class SimMemory:
         if region is None or not 0 <= size_bytes <= len(region.data):
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+                seen=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
             )
         return region.data[:size_bytes].data
 
@@ -187,11 +187,13 @@ class SimMemory:
     @driver_call
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"fill value {value} is not a byte (0 to 255)"
+            )
         queue = self._streams.queue(stream)
         regions = self._heap.known(ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}")
         if any(region.host is HostMemory.PAGEABLE for region in regions):
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable memory of the host")
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable host memory")
         if size_bytes == 0:
             return
         job = Job(
@@ -215,7 +217,7 @@ class SimMemory:
         queue = self._streams.queue(stream)
         if queue.capture:
             raise cuda_error(
-                Status.NOT_SUPPORTED, seen="a simulated graph does not allocate or free memory"
+                Status.NOT_SUPPORTED, seen="simulated graphs cannot contain allocations or frees"
             )
         return queue
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, memory, rounded
@@ -34,7 +34,9 @@ class SimPeers:
     @driver_call
     def enable_peer(self, ordinal: int) -> None:
         if ordinal == self.context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"device {ordinal} is no peer of itself")
+            raise cuda_error(
+                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+            )
         self.check_reached_by(ordinal)
         self.enabled.add(ordinal)
 
@@ -47,7 +49,7 @@ class SimPeers:
         ):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"memory of device {self.context.ordinal} from device {ordinal}",
+                seen=f"device {ordinal} to device {self.context.ordinal}",
             )
 
     @driver_call
@@ -64,7 +66,7 @@ class SimPeers:
     def peer_free(self, ordinal: int, ptr: Ptr) -> None:
         self._streams.refuse_in_capture()
         of_peer = {at: one for at, one in self._of_peers.items() if one.peer == ordinal}
-        region = forget(of_peer, ptr, f"no allocation of device {ordinal}")
+        region = pop_allocation(of_peer, ptr, f"no allocation of device {ordinal}")
         self.context.wait_for_all()
         del self._of_peers[ptr]
         self._heap.space.remove(region)
@@ -89,11 +91,15 @@ class SimPeers:
 
     def _charge_peer(self, ordinal: int, size_bytes: int) -> None:
         if ordinal == self.context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"device {ordinal} is no peer of itself")
+            raise cuda_error(
+                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+            )
         known = self.context.device(ordinal).fields.get("usable_memory_bytes")
         capacity_bytes = known if isinstance(known, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_of_peers[ordinal]
         if rounded(size_bytes) > free_bytes:
             seen = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} asked, {seen}")
+            raise cuda_error(
+                Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} requested, {seen}"
+            )
         self._used_of_peers[ordinal] += rounded(size_bytes)

@@ -62,8 +62,7 @@ def image_of(source: str) -> bytes:
         raise CudaError(
             6,
             "NVRTC_ERROR_COMPILATION",
-            "CUDA C++ does not compile: the simulated compiler sees no function, "
-            "or brackets that do not match",
+            "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
     types = _types(text)
     kernels = {name: _sizes(parameters, types) for name, parameters in _KERNEL.findall(text)}
@@ -74,7 +73,7 @@ def signatures_of(image: bytes) -> Signatures:
     """Return the signatures of an image. Raises CUDA_ERROR_INVALID_IMAGE for other images."""
     if not image.startswith(_MAGIC):
         raise cuda_error(
-            Status.INVALID_IMAGE, seen="a simulated device loads what it compiled itself"
+            Status.INVALID_IMAGE, seen="a simulated device only loads images that it compiled"
         )
     kernels = json.loads(image.removeprefix(_MAGIC))
     return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}

@@ -164,9 +164,7 @@ class Heap:
             self._context.wait_for_all()  # stream-ordered frees may give enough back
         if rounded(size_bytes) > self.free_bytes:
             free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            seen = (
-                f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
-            )
+            seen = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
             raise cuda_error(Status.OUT_OF_MEMORY, seen=seen)
         self._used_bytes += rounded(size_bytes)
 
@@ -191,7 +189,7 @@ class Heap:
         """Return a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
         regions = self._live(ptr, size_bytes, what)
         if not all(map(self._is_reached, regions)):
-            whose = "pageable memory of the host, or of a device that is out of reach"
+            whose = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
             )
@@ -205,7 +203,9 @@ class Heap:
         """Return the regions of a range given to a call, live or not. Raises CUDA_ERROR_INVALID_VALUE."""
         regions = self.space.within(ptr, max(size_bytes, 1))
         if size_bytes < 0 or regions is None:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{seen} is not all allocated memory")
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"{seen}: not all of the range is allocated"
+            )
         return regions
 
     def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
@@ -213,7 +213,7 @@ class Heap:
         if regions is None or not all(region.live for region in regions):
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
             )
         return regions
 

@@ -123,7 +123,7 @@ class SimStreams:
         first, last = self._timed(begin), self._timed(end)
         if not self.context.schedule.reached((first, last)):
             raise cuda_error(
-                Status.NOT_READY, seen=f"events {begin} and {end} must both be reached"
+                Status.NOT_READY, seen=f"events {begin} and {end} must both be complete"
             )
         self.context.emit(facts.EventQueryOk(begin))
         self.context.emit(facts.EventQueryOk(end))
@@ -226,7 +226,7 @@ class SimStreams:
         state = self._uncaptured_event(event)
         if not state.timing:
             raise cuda_error(
-                Status.INVALID_HANDLE, seen=f"event {event} was made with timing=False"
+                Status.INVALID_HANDLE, seen=f"event {event} was created with timing=False"
             )
         if state.task is None:
             raise cuda_error(Status.INVALID_HANDLE, seen=f"event {event} was never recorded")

@@ -96,7 +96,7 @@ class SimVirtualMemory:
         physical = self.backings[backing]
         _check_size(size_bytes)
         if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
-            raise _refused(ptr, size_bytes, "more than the backing has, or not reserved")
+            raise _refused(ptr, size_bytes, "larger than the physical memory, or not reserved")
         if ptr % _GRANULARITY_BYTES or not self._heap.space.is_empty(ptr, size_bytes):
             raise _refused(ptr, size_bytes, "not aligned, or memory is mapped there already")
         peer = None if physical.ordinal == self.context.ordinal else physical.ordinal
@@ -160,7 +160,7 @@ class SimVirtualMemory:
         place, end = ptr, ptr + size_bytes
         while place < end:
             if place not in self.mapped or self.mapped[place][0].end > end:
-                raise _refused(ptr, size_bytes, "not mapped, or a part of what was mapped at once")
+                raise _refused(ptr, size_bytes, "not mapped, or part of a larger mapping")
             yield self.mapped[place]
             place = self.mapped[place][0].end
 
@@ -169,7 +169,7 @@ def _check_size(size_bytes: int) -> None:
     if size_bytes <= 0 or size_bytes % _GRANULARITY_BYTES:
         raise cuda_error(
             Status.INVALID_VALUE,
-            seen=f"{size_bytes} bytes, of which {_GRANULARITY_BYTES} must be a divisor",
+            seen=f"{size_bytes} bytes requested; sizes are positive multiples of {_GRANULARITY_BYTES}",
         )
 
 

@@ -63,7 +63,7 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (GemmSettings(workspace_bytes=0), "of workspace, and 0 B are allowed"),
+        (GemmSettings(workspace_bytes=0), "of workspace, 0 B is allowed"),
         (GemmSettings(deterministic=True), "is not deterministic"),
     ],
 )
@@ -78,7 +78,7 @@ def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason:
 
 
 def test_unknown_algorithm_is_refused(sim: Sim) -> None:
-    with pytest.raises(Unsupported, match="no algorithm for this product is") as caught:
+    with pytest.raises(Unsupported, match="no such algorithm for this GEMM") as caught:
         sim.blas().multiplication(a_gemm(), USUAL, Algorithm(id=99))
     assert caught.value.hint
 

@@ -83,7 +83,9 @@ def test_peer_memory_has_size_of_its_facts() -> None:
     gpu = Sim("h200x2")
     half = 80 << 30
     ptr = gpu.peer_malloc(1, half)
-    with pytest.raises(CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB asked, .* free on device 1"):
+    with pytest.raises(
+        CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB requested, .* free on device 1"
+    ):
         gpu.peer_malloc(1, half)
     gpu.peer_free(1, ptr)
 
