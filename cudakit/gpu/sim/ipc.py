@@ -5,6 +5,7 @@ CUDA Driver API, "Memory Management" (cuIpc*) and "Virtual Memory Management" (s
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -45,9 +46,14 @@ class _Handle:
 
 
 class IpcRegistry:
-    """The processes of one simulated machine and the handles that they exported."""
+    """The processes of one simulated machine and the handles that they exported.
+
+    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this
+    one.
+    """
 
     def __init__(self) -> None:
+        self.boot = secrets.randbits(48)
         self.lock = threading.Lock()
         self.alive: set[ProcessId] = set()
         self.handles: dict[bytes, _Handle] = {}
@@ -59,9 +65,14 @@ class IpcRegistry:
         """Register a new process; return its id."""
         with self.lock:
             number = next(self.numbers)
-            process = ProcessId(_FIRST_PID + number, number)
+            process = ProcessId(_FIRST_PID + number, self.boot + number)
             self.alive.add(process)
             return process
+
+    def handle(self, kind: str, number: int) -> bytes:
+        """Return the handle with this number, of HANDLE_BYTES bytes."""
+        text = f"simulated {kind} handle {self.boot:x}.{number}"
+        return text.encode().ljust(HANDLE_BYTES, b"\0")
 
 
 class SimIpc:
@@ -101,7 +112,7 @@ class SimIpc:
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if ptr not in self._handles:
             with self.registry.lock:
-                handle = _handle_bytes("ipc", next(self.registry.numbers))
+                handle = self.registry.handle("ipc", next(self.registry.numbers))
                 self.registry.handles[handle] = _Handle(self._process, self.context.ordinal, region)
             self._handles[ptr] = handle
         return self._handles[ptr]
@@ -111,7 +122,10 @@ class SimIpc:
         self._streams.refuse_in_capture()
         known = self.registry.handles.get(handle)
         if known is None:
-            seen = "unknown handle; the exporting process may have freed the memory or ended"
+            seen = (
+                "unknown handle; the exporting process may have freed the memory or ended, and simulated"
+                " devices of another Python process cannot be opened"
+            )
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if known.process == self._process:
             raise cuda_error(Status.INVALID_CONTEXT, seen="this process exported the memory itself")
@@ -144,7 +158,7 @@ class SimIpc:
         with self.registry.lock:
             number = next(self.registry.numbers)
             if physical.handle == "fabric":
-                fabric = Fabric(_handle_bytes("fabric", number))
+                fabric = Fabric(self.registry.handle("fabric", number))
                 self.registry.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
@@ -215,7 +229,3 @@ class SimIpc:
             physical = self.registry.descriptors.pop(exported, None)
             if physical is not None:
                 physical.release()
-
-
-def _handle_bytes(kind: str, number: int) -> bytes:
-    return f"simulated {kind} handle {number}".encode().ljust(HANDLE_BYTES, b"\0")

@@ -60,8 +60,12 @@ def test_opened_memory_has_one_address_until_last_close(giver: Sim, taker: Sim) 
 
 
 def test_process_of_other_machine_cannot_open_handle(giver: Sim) -> None:
-    with pytest.raises(CudaError, match="INVALID_VALUE"):
-        Sim().ipc_open(giver.ipc_handle(giver.malloc(MIB)))
+    other = Sim(capacity_bytes=64 * MIB)
+    other.ipc_handle(other.malloc(MIB))
+
+    assert other.process != giver.process
+    with pytest.raises(CudaError, match="of another Python process cannot be opened"):
+        other.ipc_open(giver.ipc_handle(giver.malloc(MIB)))
 
 
 @pytest.mark.parametrize("ends", [False, True])
