@@ -30,8 +30,6 @@ from cudakit.run.supervise import supervise
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
 
-NOTHING_RECORDED = "No GPU work was recorded; nothing was checked."
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -85,6 +83,7 @@ def run_program(spec: RunSpec) -> int:
                 settings=prepared.settings,
                 consume=monitor.consume,
                 notify=monitor.notify,
+                stopping=monitor.stopping,
             )
             code = _report_findings(spec, prepared, shell_status(status))
     except Exception as error:
@@ -107,8 +106,8 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     )
     outputs = stack.enter_context(open_outputs(spec.output))
     memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
-    if command.unwatched:
-        monitor.add_note(command.unwatched)
+    if command.not_instrumented:
+        monitor.add_note(command.not_instrumented)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
@@ -200,6 +199,7 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
 
 def _report(result: SanitizeResult) -> Report:
     from cudakit.core.sanitize.present import report
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
     from cudakit.render import html, sarif
 
     def page() -> Text:
@@ -214,7 +214,7 @@ def _report(result: SanitizeResult) -> Report:
     return Report(
         result=result,
         document=lambda: report(result),
-        exports={"html": page, "sarif": log} | ({"txt": nothing} if _is_empty(result) else {}),
+        exports={"html": page, "sarif": log} | ({"txt": nothing} if _found_nothing(result) else {}),
         brief=lambda: _brief(result),
     )
 
@@ -222,15 +222,16 @@ def _report(result: SanitizeResult) -> Report:
 def _brief(result: SanitizeResult) -> tuple[str, ...]:
     """Return the verdict and the races, or that nothing was checked."""
     from cudakit.core.sanitize.present import report
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
     from cudakit.document import Note, walk
 
     document = report(result)
-    empty = _is_empty(result)
+    empty = _found_nothing(result)
     races = (node.text for node in walk(document.nodes) if isinstance(node, Note) and node.finding)
     return (NOTHING_RECORDED,) if empty else (document.title, *races)
 
 
-def _is_empty(result: SanitizeResult) -> bool:
-    seen = result.coverage
-    enqueued = seen.launches or seen.copies or seen.fills or seen.graph_launches
-    return not (enqueued or result.races or result.gaps)
+def _found_nothing(result: SanitizeResult) -> bool:
+    from cudakit.core.sanitize.present.coverage import is_empty
+
+    return is_empty(result) and not result.races
