@@ -154,7 +154,7 @@ def test_a_process_that_is_watched_already_is_not_watched_twice() -> None:
     run("""
 import os
 os.environ["CUDAKIT_SPOOL"] = "/nowhere"
-refused(lambda: SANITIZE).__enter__(), "watched already")
+refused(lambda: SANITIZE).__enter__(), "already recorded")
 """)
 
 
