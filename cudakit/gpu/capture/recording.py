@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
-from cudakit.gpu.sim.recorder import VARIABLE as SPOOL
+from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]

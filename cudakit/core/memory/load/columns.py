@@ -88,9 +88,9 @@ def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
 def _event_warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> Warnings:
     found = []
     if n := int(np.count_nonzero(broken)):
-        found.append(f"{n:,} trace entries have no usable address or size and are passed over")
+        found.append(f"{n:,} trace entries without a valid address or size were skipped")
     if n := int(np.count_nonzero(action == Action.UNKNOWN)):
-        found.append(f"{n:,} trace entries have an action that is not known and are passed over")
+        found.append(f"{n:,} trace entries with an unknown action were skipped")
     return tuple(found)
 
 
@@ -178,7 +178,7 @@ def _requested(
 
 def _block_warnings(state: npt.NDArray[np.uint8]) -> Warnings:
     if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
-        return (f"{n:,} blocks are in a state that is not known and count as free",)
+        return (f"{n:,} blocks with an unknown state count as free",)
     return ()
 
 
@@ -230,5 +230,5 @@ def _refuse_impossible_place(address: npt.NDArray[np.int64], size: _Sizes, *, wh
     if wrong.any():
         place = int(address.view(np.uint64)[wrong][0])
         raise SnapshotError(
-            f"a {what} at {place:#x} lies beyond every address space: the file is damaged"
+            f"a {what} at {place:#x} is outside any address space: the file is damaged"
         )

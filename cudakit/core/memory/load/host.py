@@ -66,7 +66,7 @@ def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnin
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
     kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
     left = len(handles) - len(kept)
-    warning = f"{left:,} host segments have no usable address or size and are passed over"
+    warning = f"{left:,} host segments without a valid address or size were skipped"
     return handles[kept], address[kept], size[kept], (warning,) if left else ()
 
 
@@ -80,7 +80,7 @@ def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnin
         BlockState.INACTIVE,
     )
     n = int(np.count_nonzero(~said))
-    warning = f"{n:,} host segments do not say whether they are in use, and count as such"
+    warning = f"{n:,} host segments without a state count as in use"
     return state.astype(np.uint8), (warning,) if n else ()
 
 

@@ -11,25 +11,25 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from cudakit.core.memory.load.machine import Machine
+from cudakit.core.memory.load.source import HINT_DUMP
 from cudakit.core.memory.load.tree import ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
 if TYPE_CHECKING:
     from cudakit.core.memory.load.native import NativeTree
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 _HINT_COPY = "copy the file again, or take the snapshot again"
 
 _CALLS = re.compile(r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID")
 _DAMAGES = {
-    "stack": "needs values that are not there",
-    "mark": "needs a MARK that is not there",
-    "target": "adds to a value of another kind",
+    "stack": "needs more values than the stack has",
+    "mark": "needs a MARK, and the stack has none",
+    "target": "adds items to a value that cannot hold them",
     "pairs": "has a key without a value",
-    "memo": "asks for a value that was not stored",
-    "far": "stores under a number greater than its place in the file",
-    "argument": "has an argument that makes no sense",
-    "protocol": "names a protocol above 5",
+    "memo": "reads a memo entry that was not stored",
+    "far": "stores a memo entry whose index is too large for its position in the file",
+    "argument": "has an invalid argument",
+    "protocol": "declares a protocol above 5",
 }
 
 
@@ -74,17 +74,16 @@ def _read_objects(content: bytes) -> Any:
 def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
     if why == "cut":
         return SnapshotError(
-            f"the file ends in the middle, after {len(content):,} bytes: "
-            "the copy or the dump was cut short",
+            f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
     name = _opcode_name(content[offset])
     if why == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=_HINT_DUMP)
+        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=HINT_DUMP)
     doubt = "" if content.startswith(b"\x80") else ", or no pickle at all"
     return SnapshotError(
         f"byte {offset:,}: opcode {name} {_DAMAGES[why]}: the file is damaged{doubt}",
-        hint=_HINT_COPY if not doubt else _HINT_DUMP,
+        hint=_HINT_COPY if not doubt else HINT_DUMP,
     )
 
 

@@ -124,7 +124,9 @@ def _ordinals(counts: Any, owner: Any) -> list[int]:
     found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
     for ordinal in (found[0], found[-1]):
         if not 0 <= ordinal < _MOST_DEVICES:
-            raise SnapshotError(f"the file has a device {ordinal}, which cannot be: it is damaged")
+            raise SnapshotError(
+                f"the file has a device {ordinal}, which is impossible: it is damaged"
+            )
     return found
 
 

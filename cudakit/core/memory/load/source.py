@@ -23,7 +23,9 @@ _CHUNK = 1 << 20
 _MOST_EXPANSION = 200
 _ALWAYS_ALLOWED = 4 << 20
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+HINT_DUMP = (
+    "write one with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,16 @@ def read(path: str) -> Source:
     packed = sys.stdin.buffer.read() if path == "-" else _read_file(Path(path))
     name = "standard input" if path == "-" else path
     if not packed:
-        raise SnapshotError(f"{name} is empty", hint=f"the dump did not finish; {_HINT_DUMP}")
+        raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
     if packed.startswith(_ZIP):
         raise SnapshotError(
             f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
-            hint=_HINT_DUMP,
+            hint=HINT_DUMP,
         )
     content = _unpack(packed, name)
     if not content:
         raise SnapshotError(
-            f"{name} unpacks to nothing", hint=f"the dump did not finish; {_HINT_DUMP}"
+            f"{name} is empty after decompression", hint=f"writing it did not finish; {HINT_DUMP}"
         )
     return Source(name, content)
 
@@ -110,9 +112,9 @@ def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> b
             content.write(chunk)
             if content.tell() > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * taken.tell()):
                 raise SnapshotError(
-                    f"{name} unpacks to more than {_MOST_EXPANSION} times its size: "
-                    "no snapshot packs that well",
-                    hint="unpack it yourself if you trust it",
+                    f"{name} expands to more than {_MOST_EXPANSION} times its size; "
+                    "no snapshot compresses that well",
+                    hint="if you trust the file, decompress it first",
                 )
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged(name, error) from None
@@ -126,5 +128,5 @@ def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> b
 
 def _damaged(name: str, error: Exception) -> SnapshotError:
     return SnapshotError(
-        f"{name} is compressed and damaged or cut short: {error}", hint="copy the file again"
+        f"{name} is compressed, and damaged or truncated: {error}", hint="copy the file again"
     )

@@ -201,7 +201,7 @@ def check_size(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> No
         if not below:
             return
         level, left = below, left - len(below)
-    raise SnapshotError("the file is nested deeper than 100 levels, which no memory snapshot is")
+    raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
 
 
 def wrong_kind(wanted: str, found: str) -> SnapshotError:
@@ -212,8 +212,7 @@ def wrong_kind(wanted: str, found: str) -> SnapshotError:
 def multiplied(size_bytes: int) -> SnapshotError:
     """Return the error for containers that are shared so often that reading them would not end."""
     return SnapshotError(
-        f"the file says more than its {size_bytes:,} bytes can hold: "
-        "lists in it are shared to multiply"
+        f"the file shares its lists so often that they expand to more than its {size_bytes:,} bytes"
     )
 
 
