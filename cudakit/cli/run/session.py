@@ -94,6 +94,7 @@ def run_program(spec: RunSpec) -> int:
                 settings=prepared.settings,
                 consume=monitor.consume,
                 notify=monitor.notify,
+                stopping=monitor.stopping,
             )
             code = _report_findings(spec, prepared, shell_status(status))
     except Exception as error:
@@ -116,8 +117,8 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     )
     files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
     memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
-    if command.unwatched:
-        monitor.add_note(command.unwatched)
+    if command.not_instrumented:
+        monitor.add_note(command.not_instrumented)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
