@@ -336,7 +336,7 @@ def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, acces
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 
     assert run.exit_code == 1
-    assert "accesses are assumed" not in run.stderr
+    assert "accesses are inferred" not in run.stderr
     (race,) = json.loads((here.path / "races.json").read_text())["races"]
     assert race["confidence"] == "certain"
 
@@ -353,7 +353,9 @@ def test_missing_ptxas_refuses_only_explicit_exact_accesses(
 
     run = here.run("--sanitize", here.program(text=TELLTALE))
     assert run.exit_code == 0
-    assert run.stderr.startswith("cudakit: accesses are assumed from arguments: CUDAKIT_PTXAS is ")
+    assert run.stderr.startswith(
+        "cudakit: accesses are inferred from kernel arguments: CUDAKIT_PTXAS is "
+    )
     assert (here.path / "started").exists()
 
 
