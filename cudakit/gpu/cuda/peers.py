@@ -31,7 +31,7 @@ class CudaPeers:
         if not _can_access(other.device, self._context.device):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"{other.name} to {self._context.name}",
+                seen=f"access from {other.name} to memory of {self._context.name}",
             )
 
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:

@@ -55,7 +55,7 @@ _TYPE_BYTES = {
 def image_of(source: str) -> bytes:
     """Return an image of CUDA C++ source: its ``extern "C"`` kernels and their parameter sizes.
 
-    Raises a compiler's error for what is clearly not CUDA C++, and finds no other mistakes.
+    Raises a CudaError for text without functions or with unbalanced brackets; other errors are not detected.
     """
     text = _COMMENT.sub(" ", source)
     if not _looks_like_cuda(text):
@@ -108,7 +108,7 @@ def _size(parameter: str, types: Mapping[str, int]) -> int | None:
 
 def _plain(words: str) -> str:
     kept = [word for word in words.split() if word not in _QUALIFIERS]
-    # ``short int`` is ``short``, and so on; ``signed`` alone is ``int``.
+    # "short int" is "short"; "signed" alone is "int".
     if len(kept) > 1 and kept[-1] == "int" and kept[-2] != "unsigned":
         kept.pop()
     return " ".join(kept) or "int"

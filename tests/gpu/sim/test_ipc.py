@@ -31,7 +31,7 @@ def giver() -> Sim:
 
 @pytest.fixture
 def taker(giver: Sim) -> Sim:
-    return Sim(capacity_bytes=64 * MIB, beside=giver)
+    return Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
 
 
 def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: Sim) -> None:
@@ -96,7 +96,7 @@ def test_use_of_memory_freed_by_owner_is_illegal_address(giver: Sim, taker: Sim)
 
 @pytest.mark.parametrize("kind", ["descriptor", "fabric"])
 def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKind) -> None:
-    taker = Sim(capacity_bytes=64 * MIB, beside=giver)
+    taker = Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
     base, backing = giver.reserve(PAGE), giver.create(PAGE, kind)
     giver.map(base, backing, PAGE)
     giver.fill(base, 9, PAGE, LEGACY)
@@ -133,4 +133,4 @@ def test_exports_are_distinct(giver: Sim) -> None:
     backing = giver.create(PAGE, "descriptor")
 
     assert giver.export(backing) != giver.export(backing)
-    assert giver.process != Sim(beside=giver).process
+    assert giver.process != Sim(same_machine_as=giver).process

@@ -32,7 +32,7 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
     assert gpu.peers.nvlinks(1) == 18
     taken_ns = took_ns(gpu, (there, here, stream))
     assert taken_ns == pytest.approx(
-        SIZE / 18 / 20e9 * 1e9 + gpu.costs.least_ns, abs=2 * dispatch_ns
+        SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
 
 
