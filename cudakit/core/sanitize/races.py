@@ -24,12 +24,8 @@ class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
     CERTAIN = "certain"  # both accesses are exact
-    LIKELY = (
-        "likely"  # one access is exact, the other is assumed: a pointer argument into its bytes
-    )
-    POSSIBLE = (
-        "possible"  # both accesses are assumed, or an assumed one ends before the other begins
-    )
+    LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
+    POSSIBLE = "possible"  # both are assumed, or the assumed pointer is at a lower address
 
     @property
     def is_finding(self) -> bool:
@@ -102,7 +98,7 @@ class Race:
     previous: Operation
     allocation: Allocation | None = None
     last_sync: Sync | None = None
-    approximate: bool = False  # the bytes are an upper bound: segments of shadow memory were merged
+    approximate: bool = False  # the bytes are an upper bound: segments were merged
 
 
 class Grade(IntEnum):
@@ -124,13 +120,9 @@ class Coverage:
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels
-    accesses_summary: int = (
-        0  # accesses of kernels in merged ranges: there were too many to keep apart
-    )
+    accesses_summary: int = 0  # accesses of kernels in merged ranges: there were too many ranges
     accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
-    accesses_uncertain: int = (
-        0  # accesses assumed from a pointer table among the arguments: may be stale
-    )
+    accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
     graph_launches: int = 0  # launches of CUDA graphs
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes

@@ -21,9 +21,7 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: (
-        str  # name of the operation, as in the report: kernel NAME, copy, fill, allocation, free
-    )
+    operation: str  # as in the report: kernel NAME, copy, fill, allocation or free
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -61,9 +59,7 @@ class LastSync:
 
     kind: SyncKind  # by an event, by the host, or by the rules of the default stream
     sentence: str  # why it does not cover the earlier operation
-    recorded_seq: (
-        int  # number of the event record, or of the host's wait: it covers the work enqueued before
-    )
+    recorded_seq: int  # number of the event record or of the host's wait: earlier work is covered
     recorded_stack: tuple[Frame, ...]  # call stack of that call
     recorded_site: int  # index of the call site in `recorded_stack`
     waited_seq: int  # number of the call that waited
@@ -90,9 +86,7 @@ class FoundRace:
     last_sync: (
         LastSync | None
     )  # the last synchronization of the two streams; null if there was none
-    approximate: (
-        bool  # whether the bytes are an upper bound: adjacent ranges were merged to save memory
-    )
+    approximate: bool  # whether the bytes are an upper bound: ranges were merged
     process: int  # process of the first occurrence
 
 
