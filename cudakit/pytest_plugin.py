@@ -138,7 +138,7 @@ class _Sanitizer:
             accesses=config.getoption("--cuda-sanitize-accesses"),
             on_missing=config.getoption("--cuda-sanitize-on-missing"),
         )
-        self._recording.watch_simulated(wanted=True)
+        self._recording.record_simulated(wanted=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
@@ -218,7 +218,7 @@ class _Sanitizer:
     @contextmanager
     def _settled(self) -> Iterator[None]:
         """Check all work enqueued so far; nothing is recorded inside the block."""
-        with self._recording.settled():
+        with self._recording.synchronized():
             for trace, races in self._detector.finish(self._report).items():
                 self._share(self._calls[trace], races)
             yield

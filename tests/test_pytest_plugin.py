@@ -182,7 +182,7 @@ def test_already_recorded_run_is_a_usage_error(
     found = run(pytester, f"@pytest.mark.cuda_sanitize\n{RACING}", options=options)
 
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: this process is watched already*"])
+    found.stderr.fnmatch_lines(["ERROR: this process is already recorded*"])
 
 
 @pytest.mark.gpu
@@ -196,7 +196,7 @@ def test_run_without_recorder_is_refused_with_a_hint(
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: CUDA_INJECTION64_PATH *", "hint: *"])
     told.assert_outcomes(passed=1)
-    told.stdout.fnmatch_lines(["CUDA was not watched: *"])
+    told.stdout.fnmatch_lines(["CUDA was not recorded: *"])
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")

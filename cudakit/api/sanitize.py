@@ -98,17 +98,17 @@ class _Session:
                 "cudakit.sanitize() cannot be nested",
                 hint="remove the inner block: the outer one reports the races of both",
             )
-        with self._recording.settled():
+        with self._recording.synchronized():
             self._detector.finish(self._report)
             self._report = report
-        self._recording.watch_simulated(wanted=True)
+        self._recording.record_simulated(wanted=True)
 
     def leave(self) -> None:
-        self._recording.watch_simulated(wanted=False)
+        self._recording.record_simulated(wanted=False)
         self._report = self._outside
 
     def result(self, report: Report) -> SanitizeResult:
-        with self._recording.settled():
+        with self._recording.synchronized():
             self._detector.finish(self._report)
             return self._detector.result(report, notes=self._recording.cuda.notes)
 

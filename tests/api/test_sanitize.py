@@ -154,7 +154,7 @@ def test_already_recorded_process_is_refused() -> None:
     run("""
 import os
 os.environ["CUDAKIT_SPOOL"] = "/nowhere"
-refused(lambda: SANITIZE).__enter__(), "watched already")
+refused(lambda: SANITIZE).__enter__(), "already recorded")
 """)
 
 

@@ -84,16 +84,18 @@ def test_synchronized_program_has_no_races(here: Here) -> None:
     assert run.stderr.startswith("no races found")
 
 
-def test_quiet_prints_one_line_for_races(here: Here) -> None:
+def test_quiet_prints_the_verdict_and_a_line_for_each_race(here: Here) -> None:
     program = here.program()
     racing, clean = (
         here.run("--sanitize", "-q", program),
         here.run("--sanitize", "-q", program, "fixed"),
     )
 
-    assert (racing.exit_code, racing.stderr.count("\n")) == (1, 1)
-    assert "1 race between streams" in racing.stderr
-    assert (clean.exit_code, clean.stderr) == (0, "")
+    verdict, race = racing.stderr.splitlines()
+    assert racing.exit_code == 1
+    assert verdict.startswith("1 race between streams")
+    assert "stream" in race
+    assert (clean.exit_code, clean.stderr) == (0, "no races found, on a simulated device\n")
 
 
 def test_exit_code_of_the_program_overrides_races(here: Here) -> None:
@@ -118,7 +120,9 @@ def test_program_without_gpu_work_is_reported_as_unchecked(here: Here) -> None:
     assert here.run("--sanitize", program) == CliRun(
         0, "", "cudakit: no GPU work was recorded; nothing was checked\n"
     )
-    assert here.run("--sanitize", "-q", program) == CliRun(0, "", "")
+    assert here.run("--sanitize", "-q", program) == CliRun(
+        0, "", "no GPU work was recorded; nothing was checked\n"
+    )
 
 
 def test_child_processes_are_checked_unless_no_follow(here: Here) -> None:
@@ -150,6 +154,27 @@ def test_output_format_follows_the_suffix(here: Here) -> None:
     assert json.loads(log)["version"] == "2.1.0"
 
 
+def test_json_goes_to_stderr_instead_of_the_report(here: Here) -> None:
+    run = here.process("--sanitize", "--json", here.program("print('mine')"))
+
+    assert (run.returncode, run.stdout) == (1, "mine\n")
+    assert json.loads(run.stderr)["schema"] == "cudakit.sanitize/1"
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--sanitize", "--json", "--frobnicate"]])
+def test_json_of_an_error_goes_to_stderr(here: Here, options: list[str]) -> None:
+    run = here.run(*options, here.program(text=TELLTALE))
+
+    assert (run.exit_code, run.stdout) == (125, "")
+    assert json.loads(run.stderr)["error"]["kind"] == "UsageError"
+
+
+def test_json_behind_the_program_is_its_own_argument(here: Here) -> None:
+    run = here.run("--sanitize", "--frobnicate", here.program(text=TELLTALE), "--json")
+
+    assert run.stderr.startswith("cudakit: error: ")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_races_are_printed_if_the_output_file_fails(here: Here) -> None:
     (here.path / "races.json").symlink_to("/dev/full")
@@ -164,8 +189,8 @@ def test_arguments_after_the_program_belong_to_the_program(here: Here) -> None:
     words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
     program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")
 
-    assert here.run("--sanitize", "-q", program, *words) == CliRun(0, "", "")
-    assert here.run("--sanitize", "-q", "--", program, *words) == CliRun(0, "", "")
+    assert here.run("--sanitize", program, *words).exit_code == 0
+    assert here.run("--sanitize", "--", program, *words).exit_code == 0
 
 
 def test_module_code_and_command_can_be_run(here: Here) -> None:
@@ -215,18 +240,16 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     ("options", "said"),
     [
         ([], "--sanitize finds races, --memory records"),
-        (["--memory", "-o", "races.json"], "-o writes the races"),
-        (["--sanitize", "-o", "races.txt"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "races"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "-"], "standard output belongs to the program"),
+        (["--memory", "-o", "races.json"], "-o and --json write the races"),
+        (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
+        (["--sanitize", "-o", "races"], "no suffix of a known format"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
         (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
-        (["--sanitize", "--json"], "--json"),
-        (["--sanitize", "-m", "-c"], "not both"),
+        (["--sanitize", "-m", "-c"], "exclude each other"),
     ],
 )
 def test_invalid_command_line_ends_with_125_and_starts_nothing(
@@ -313,7 +336,7 @@ def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, acces
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 
     assert run.exit_code == 1
-    assert "accesses are assumed" not in run.stderr
+    assert "accesses are inferred" not in run.stderr
     (race,) = json.loads((here.path / "races.json").read_text())["races"]
     assert race["confidence"] == "certain"
 
@@ -330,7 +353,9 @@ def test_missing_ptxas_refuses_only_explicit_exact_accesses(
 
     run = here.run("--sanitize", here.program(text=TELLTALE))
     assert run.exit_code == 0
-    assert run.stderr.startswith("cudakit: accesses are assumed from arguments: CUDAKIT_PTXAS is ")
+    assert run.stderr.startswith(
+        "cudakit: accesses are inferred from kernel arguments: CUDAKIT_PTXAS is "
+    )
     assert (here.path / "started").exists()
 
 
