@@ -117,7 +117,7 @@ accounting_mode bool nvmlDeviceGetAccountingMode Whether process accounting is o
 accounting_buffer_size - nvmlDeviceGetAccountingBufferSize
     Maximum number of processes in the accounting buffer
 virtualization_mode - nvmlDeviceGetVirtualizationMode Virtualization mode
-host_vgpu_mode - nvmlDeviceGetHostVgpuMode vGPU mode of the host
+host_vgpu_mode - nvmlDeviceGetHostVgpuMode Host vGPU mode
 operation_mode - nvmlDeviceGetGpuOperationMode[0] GPU operation mode
 mig_mode bool nvmlDeviceGetMigMode[0] Whether the GPU is divided into MIG instances
 mig_mode_pending bool nvmlDeviceGetMigMode[1] Whether MIG is on after the next reset
