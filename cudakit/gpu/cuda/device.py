@@ -70,7 +70,7 @@ class Cuda(Device):
             json.loads(json.dumps(found)), None, visible_devices=None, device_order=None
         )
         if not isinstance(view, CudaView) or self.ordinal >= len(view.devices):
-            raise EnvironmentUnusable(f"the driver says nothing of {self.name}: {view}")
+            raise EnvironmentUnusable(f"the driver reports nothing about {self.name}: {view}")
         return view.devices[self.ordinal]
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:

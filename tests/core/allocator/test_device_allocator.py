@@ -75,7 +75,7 @@ def test_closed_allocator_refuses_other_processes_and_devices(call: str) -> None
 def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None:
     giving = Sim()
     giver = opened(giving, owned=False)
-    sim = Sim(beside=giving)
+    sim = Sim(same_machine_as=giving)
     memory = opened(sim).open_shared(giver.share(giver.alloc(1000)))
     gc.collect()
     assert not is_closed(sim)

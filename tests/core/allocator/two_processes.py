@@ -20,7 +20,7 @@ class Pair:
 
     def __init__(self, settings: Settings = PLAIN, *, shares: bool = True) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)
-        self.second = Sim(capacity_bytes=CAPACITY, beside=self.first)
+        self.second = Sim(capacity_bytes=CAPACITY, same_machine_as=self.first)
         upstream = GpuUpstream(self.first, shares=shares)
         self.giver = CachingAllocator(upstream, settings)
         self.taker = CachingAllocator(GpuUpstream(self.second))
