@@ -28,7 +28,7 @@ class Calls:
 
     if TYPE_CHECKING:
         _alloc: Callable[[int, int], int]
-        _free: Callable[[int, int], None]
+        _free: Callable[..., None]
 
     def allocate(self, size: int, *, stream: Stream) -> Buffer:
         """Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."""
