@@ -11,9 +11,8 @@ from rich.text import Text
 from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
-from cudakit.render.console.plain import ascii_drawing
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import cut, escaped, wrapped
+from cudakit.render.console.text import ascii_drawing, cut, escaped, wrapped
 from cudakit.render.values import SYMBOLS
 
 _INDENT = 2
