@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cudakit.gpu.api.facts import NOT_ASKED, CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.units import Unavailable
 
-_NOT_GATHERED = Unavailable("was not looked at")
+_NOT_GATHERED = Unavailable("not read")
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 the mount point of POSIX shared memory; nothing is written there
 MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIRECTORY
@@ -127,6 +127,7 @@ class Software:
     libraries: tuple[Library, ...] | Unavailable = ()  # in the order of the dynamic loader
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
+    missing_extensions: tuple[str, ...] = ()  # of cudakit's own: "core/allocator/_fast"
 
 
 @dataclass(frozen=True, slots=True)
