@@ -38,7 +38,7 @@ PACKAGES = {
     "trace": {"units", "errors"},
     "serialize": {"units"},
     "gpu": {"trace", "serialize", "units", "errors"},
-    "kernels": {"gpu", "errors"},
+    "kernels": {"gpu.api", "errors"},
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
     "core.memory": FEATURE,

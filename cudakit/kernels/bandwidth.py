@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.errors import UsageError
 from cudakit.gpu.api import ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element, Floats, decode
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORD_BYTES = 4

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
-from cudakit.gpu.sim import Launch, host_kernel
-from cudakit.gpu.sim.host_kernels import HostKernel
+from cudakit.gpu.api.host_kernels import HostKernel, Launch, host_kernel
 from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 

@@ -14,7 +14,7 @@ import numpy as np
 from cudakit.gpu.api import Argument, ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Matrix
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 _NO_NUMBER, _FAR_BELOW = 0xFF, 0x80

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 SOURCE = r"""
@@ -72,7 +72,7 @@ def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
     def give_up() -> None:
         launch.write(late, np.uint32)[:] = 1
 
-    launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
+    launch.poll(lambda: bool(word[0]), int(limit_ns), give_up)
 
 
 @host_kernel("cudakit_spin_for")

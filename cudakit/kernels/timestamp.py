@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.sim import Launch, host_kernel
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 # Two words per SM: cycles and nanoseconds, each since some origin; 0 if none was written.

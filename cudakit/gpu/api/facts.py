@@ -16,7 +16,7 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
-NOT_ASKED = Unavailable("nobody was there to ask")
+NOT_ASKED = Unavailable("not queried")
 
 
 @dataclass(frozen=True, slots=True)

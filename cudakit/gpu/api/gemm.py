@@ -277,9 +277,9 @@ class Blas(Protocol):
 
 def _check_name(what: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
     if name not in known:
-        raise InputError(f"no such {what}: {name!r}", hint=f"there are {', '.join(known)}")
+        raise InputError(f"unknown {what} {name!r}", hint=f"choose from {', '.join(known)}")
 
 
 def _check_least(what: str, value: int, least: int) -> None:
     if value < least:
-        raise InputError(f"{what} is {value}, and must be at least {least}")
+        raise InputError(f"{what} is {value}, must be at least {least}")

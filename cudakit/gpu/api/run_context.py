@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cudakit.gpu.api.facts import NOT_ASKED, CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.units import Unavailable
 
-_NOT_GATHERED = Unavailable("not read")
+_NOT_GATHERED = Unavailable("not gathered")
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 the mount point of POSIX shared memory; nothing is written there
 MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIRECTORY

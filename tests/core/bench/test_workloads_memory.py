@@ -14,8 +14,8 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import OPERATIONS, MemorySpec
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import Ptr
+from cudakit.gpu.api.host_kernels import registered
 from cudakit.gpu.sim import Launch, Sim
-from cudakit.gpu.sim.host_kernels import registered
 from cudakit.units import Unavailable
 
 BUFFERS = {"read": 1, "write": 1, "copy": 2, "scale": 2, "triad": 3}

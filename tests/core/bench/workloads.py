@@ -10,8 +10,8 @@ import numpy as np
 
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
+from cudakit.gpu.api.host_kernels import HostKernel
 from cudakit.gpu.sim import Launch, Sim
-from cudakit.gpu.sim.host_kernels import HostKernel
 from cudakit.kernels.bandwidth import Bandwidth
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill

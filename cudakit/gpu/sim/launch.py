@@ -1,63 +1,26 @@
-"""Host kernels: Python functions that do to simulated memory what kernels do to a device's.
-
-    @host_kernel("saxpy")
-    def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
-        launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
-
-A host kernel does at once what all threads of the launch do together.
-"""
+"""The ``Launch`` that is passed to host kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.gpu.api import Dim3
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.schedule import Hold
+from cudakit.gpu.sim.schedule import Poll
 from cudakit.gpu.sim.space import Bytes, Span
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Mode
 
-HostKernel: TypeAlias = Callable[..., None]
-_F = TypeVar("_F", bound=HostKernel)
-
-# Filled by the decorator when a module with host kernels is imported.
-_REGISTERED: dict[str, HostKernel] = {}
-
-
-def host_kernel(name: str) -> Callable[[_F], _F]:
-    """Run a function in place of the kernels of that name, on every simulated device.
-
-    The function is called with a Launch and the kernel's arguments: pointers as addresses, numbers as numpy
-    scalars.
-    """
-
-    def register(function: _F) -> _F:
-        _REGISTERED[name] = function
-        return function
-
-    return register
-
-
-def registered() -> Mapping[str, HostKernel]:
-    """Return every registered host kernel by the name of its kernel."""
-    return MappingProxyType(_REGISTERED)
-
 
 @dataclass(slots=True)
-class Launch:
-    """A running launch: its shape, and its access to memory.
-
-    Arrays are views of device memory from an address on: ``count`` elements, ``step_bytes`` apart or by
-    default adjacent. Access to unallocated memory fails the launch as on a device.
-    """
+class SimLaunch:
+    """Implements ``api.host_kernels.Launch`` on the memory of a simulated device."""
 
     name: str
     grid: Dim3
@@ -67,7 +30,7 @@ class Launch:
     begin_ns: int = 0  # in virtual time
     clock_khz: int = 1_000_000  # of the SMs
     busy_ns: int = 0
-    held: Hold | None = None
+    poll_loop: Poll | None = None
     accesses: list[Access] = field(default_factory=list)
     _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
 
@@ -107,12 +70,11 @@ class Launch:
         """Add to the duration of the kernel, beyond that of its accesses."""
         self.busy_ns += int(nanoseconds)
 
-    def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
-        """Keep the kernel running until a condition is met: a kernel that polls memory.
-
-        After ``limit_ns``, ``give_up`` is called, and the kernel ends.
-        """
-        self.held = Hold(is_over, limit_ns, give_up)
+    def poll(
+        self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
+    ) -> None:
+        """Keep the kernel running until a condition is met, or call ``on_timeout`` after ``timeout_ns``."""
+        self.poll_loop = Poll(is_done, timeout_ns, on_timeout)
 
     @property
     def begin_cycles(self) -> int:
@@ -120,7 +82,7 @@ class Launch:
         return self.begin_ns * self.clock_khz // 1_000_000
 
     def finish(self) -> None:
-        """Write back ranges that span several regions."""
+        """Write back the copies of ranges that span several regions."""
         for span, copy in self._copies:
             span.scatter(copy)
 
@@ -136,7 +98,7 @@ class Launch:
         size_bytes = step * (count - 1) + dtype.itemsize
         found = self.span(ptr, size_bytes, self.name)
         content = found.gather()
-        if len(found.pieces) > 1 and mode != Mode.READ:
+        if len(found.parts) > 1 and mode != Mode.READ:
             self._copies.append((found, content))
         strided = step != dtype.itemsize
         self.accesses.append(
