@@ -23,11 +23,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "devices": (
         "cudakit.cli.devices:devices",
-        "Show which GPU is which, and how each one fares.",
+        "List GPUs with their CUDA, NVML and PCI indices and current state.",
     ),
     "doctor": (
         "cudakit.cli.doctor:doctor",
-        "Say why CUDA does not work here, or not well.",
+        "Diagnose the CUDA set-up and GPU health.",
+    ),
+    "explain": (
+        "cudakit.cli.explain:explain",
+        "Explain an error code, Xid number, check or environment variable.",
     ),
     "memviz": (
         "cudakit.cli.memviz:memviz",

@@ -44,6 +44,16 @@ class Explained:
     topics: tuple[Topic, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckExplanation:
+    """The explanation of a check, as ``doctor --explain ID --json`` writes it."""
+
+    schema: ClassVar[str] = "cudakit.doctor.explanation/1"
+    id: str
+    title: str  # the statement that holds if the check passes
+    explanation: str
+
+
 def explain(term: str, cuda_errors: Sequence[Topic]) -> Explained:
     """Return the topics that a term names: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
 
@@ -55,6 +65,14 @@ def explain(term: str, cuda_errors: Sequence[Topic]) -> Explained:
     if not found:
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term, topics))
     return Explained(term, found)
+
+
+def check_explanation(result: Explained) -> CheckExplanation | None:
+    """Return the form of ``doctor --explain`` if the term is a check, else None."""
+    (topic, *others) = result.topics
+    if others or topic.kind != "check":
+        return None
+    return CheckExplanation(topic.name, topic.meaning, topic.explanation)
 
 
 def names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
@@ -70,7 +88,7 @@ def _matches(term: str, topic: Topic) -> bool:
         return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
     xid, check = _XID.fullmatch(term), _CHECK.fullmatch(term)
     if xid or check:
-        number = int((xid or check or [0, 0])[1])
+        number = int((xid or check or ["", "0"])[1])
         return topic.code == number and topic.kind == ("Xid" if xid else "check")
     known = [name.upper() for name in (topic.name, *topic.other_names)]
     return term in known or any(f"{prefix}{term}" in known for prefix in _PREFIXES)

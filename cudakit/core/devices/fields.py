@@ -61,7 +61,9 @@ def named(names: Sequence[str]) -> tuple[FieldInfo, ...]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             suggestion = f"did you mean {' or '.join(near)}? " if near else ""
-            raise UsageError(f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields")
+            raise UsageError(
+                f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
+            )
     return tuple(known[name] for name in names)
 
 

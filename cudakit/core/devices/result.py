@@ -15,7 +15,9 @@ class Device:
     """One GPU or MIG instance: the facts of NVML and CUDA, merged by UUID."""
 
     cuda_index: int | Unavailable  # CUDA index; null if the device is not visible to CUDA
-    nvml_index: int | Unavailable  # NVML index, as in nvidia-smi; of a MIG instance, its number on its GPU
+    nvml_index: (
+        int | Unavailable
+    )  # NVML index, as in nvidia-smi; of a MIG instance, its number on its GPU
     parent: int | None  # the NVML index of the GPU of a MIG instance; null for a GPU
     uuid: str | Unavailable  # GPU-… or MIG-…, the same in every library
     pci_bus_id: str | Unavailable  # domain:bus:device.function

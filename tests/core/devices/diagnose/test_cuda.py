@@ -111,7 +111,7 @@ def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
     found = judged("CK014", machine(cuda=visible("0,7,1", 0)))
 
     assert found.status is WARN
-    assert "there is no device 7" in found.summary
+    assert "no device has index 7" in found.summary
     assert found.evidence["visible devices"] == "1 of 3"
 
 
