@@ -118,7 +118,7 @@ def program_page() -> str:
         f"# cudakit\n\n{program.help}",
         commands,
         f"## Options\n\n{options(program_context())}",
-        f"## Environment and completion\n\n```\n{epilog.strip()}\n```",
+        f"## Environment\n\n```\n{epilog.strip()}\n```",
     )
 
 

@@ -189,12 +189,3 @@ def test_without_any_stdout_nothing_breaks(command: list[str]) -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_completion_knows_the_commands_without_importing_them(command: list[str]) -> None:
-    words = {"COMP_WORDS": "cudakit ", "COMP_CWORD": "1", "_CUDAKIT_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, **words}
-    )
-
-    assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]

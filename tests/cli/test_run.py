@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -411,37 +410,3 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
-
-
-Complete = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def complete(here: Here) -> Complete:
-    def complete(line: str) -> list[str]:
-        words = line.split(" ")
-        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-        run = subprocess.run(
-            here.command,
-            env=os.environ | environment | {"_CUDAKIT_COMPLETE": "bash_complete"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return run.stdout.split()
-
-    return complete
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("cudakit run --st", "plain,--stop-on-first"),
-        ("cudakit run --show pos", "plain,possible"),
-        ("cudakit run --sanitize trai", "file,trai"),
-    ],
-)
-def test_shell_completes_options_values_and_program(
-    complete: Complete, line: str, found: str
-) -> None:
-    assert complete(line) == [found]
