@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "explain": (
         "cudakit.cli.explain:explain",
-        "What does an error code, Xid number, check or environment variable mean?",
+        "What does an error code, Xid, check or variable mean?",
     ),
     "memviz": (
         "cudakit.cli.memviz:memviz",
