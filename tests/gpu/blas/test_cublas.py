@@ -86,10 +86,10 @@ def test_a_workspace_that_was_given_back_is_set_again_though_it_looks_the_same(
 ) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
-    blas.adopt(1, Ptr(0x2000), 4096, 0)
+    blas.set_state(1, Ptr(0x2000), 4096, 0)
     blas.multiplication(GEMM, USUAL).close()
     cublas.state.clear()
-    blas.adopt(1, Ptr(0x2000), 4096, 0)
+    blas.set_state(1, Ptr(0x2000), 4096, 0)
     assert cublas.state == {"stream": 1, "workspace": (0x2000, 4096), "math": 0}
 
 

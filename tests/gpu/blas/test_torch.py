@@ -11,7 +11,7 @@ import pytest
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import LAYOUTS, Gemm, GemmSettings
 from cudakit.gpu.blas.frameworks import View, attribute, run_with, views
-from cudakit.gpu.blas.torch import _switches
+from cudakit.gpu.blas.torch import _framework_settings
 from cudakit.gpu.blas.torch_calls import TensorSet, choose_call
 
 GEMM = Gemm(dtype="fp64", m=5, n=3, k=4)
@@ -88,9 +88,9 @@ def test_torchs_settings_are_those_of_the_product_and_as_before_when_it_is_enque
     matmul = torch.backends.cuda.matmul
     before = {name: getattr(matmul, name) for name in wanted}
     during: dict[str, Any] = {}
-    switches = _switches(torch, gemm, settings)
+    required = _framework_settings(torch, gemm, settings)
     run_with(
-        tuple(switches.values()),
+        tuple(required.values()),
         lambda: during.update({name: getattr(matmul, name) for name in wanted}),
     )
     assert during == wanted
@@ -103,11 +103,11 @@ def test_torch_is_deterministic_only_with_a_fixed_workspace(
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     settings = GemmSettings(deterministic=True)
     with pytest.raises(Unsupported, match="CUBLAS_WORKSPACE_CONFIG"):
-        _switches(torch, GEMM, settings)
+        _framework_settings(torch, GEMM, settings)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    switch = _switches(torch, GEMM, settings)["use_deterministic_algorithms"]
+    setting = _framework_settings(torch, GEMM, settings)["use_deterministic_algorithms"]
     seen: list[bool] = []
-    run_with([switch], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    run_with([setting], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 
