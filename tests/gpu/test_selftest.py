@@ -117,7 +117,7 @@ def line(name: str) -> str:
     return json.dumps({"name": name, "error": "", "hint": "", "seen": {"cuda:0": "well"}})
 
 
-def test_crashing_child_fails_its_step() -> None:
+def test_crash_fails_current_step() -> None:
     crash = f"import os; print({line('context')!r}, flush=True); os.abort()"
 
     steps = run_self_test(command=python(crash))
@@ -128,7 +128,7 @@ def test_crashing_child_fails_its_step() -> None:
     assert steps[1].error == "step 'compile' crashed: exit code -6"
 
 
-def test_hanging_child_fails_its_step() -> None:
+def test_timeout_fails_current_step() -> None:
     hang = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
 
     steps = run_self_test(command=python(hang), seconds=1)

@@ -26,7 +26,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_program_over_time_limit_is_killed_with_children(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     run = judge_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
 
@@ -39,7 +39,7 @@ def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> 
     assert not is_running(process)
 
 
-def test_the_status_of_a_program_is_as_a_shell_has_it() -> None:
+def test_program_status_follows_shell_convention() -> None:
     assert judge_races.timed(["sh", "-c", "exit 3"], 10).exit_code == 3
     assert judge_races.timed(["sh", "-c", "kill -9 $$"], 10).exit_code == 137
 
@@ -53,7 +53,7 @@ def test_the_status_of_a_program_is_as_a_shell_has_it() -> None:
         ({}, ["only 0.0%"]),
     ],
 )
-def test_a_verdict_counts_only_where_nearly_all_launches_are_exact(
+def test_verdict_needs_exact_coverage_of_launches(
     counts: dict[str, Any], complaint: list[str]
 ) -> None:
     run = Run(0, 1.0, "", {**CLEAN, "coverage": {"launches": 100, "accesses_exact": 7, **counts}})
@@ -62,7 +62,7 @@ def test_a_verdict_counts_only_where_nearly_all_launches_are_exact(
     assert [each.partition(" of the launches")[0] for each in found] == complaint
 
 
-def test_a_log_that_is_too_large_is_left_out_and_said(tmp_path: Path) -> None:
+def test_oversized_log_is_omitted_with_message(tmp_path: Path) -> None:
     script = judge_races.ROOT / "examples/races/sim_kernels_race.py"
     log, output = tmp_path / "log.npz", tmp_path / "races.json"
     command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]

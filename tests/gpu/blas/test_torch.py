@@ -29,7 +29,7 @@ def torch() -> Any:
     [("none", 1), ("bias", 1), ("relu-bias", 1), ("gelu-bias", 1), ("none", 3), ("bias", 3)],
 )
 @pytest.mark.parametrize("padding", [0, 2])
-def test_torch_computes_the_product_into_its_place(
+def test_torch_writes_result_in_place(
     torch: Any, layout: str, epilogue: str, batch: int, padding: int
 ) -> None:
     gemm = replace(GEMM, layout=layout, epilogue=epilogue, batch=batch, padding=padding)
@@ -81,7 +81,7 @@ def test_torch_multiplies_integers(torch: Any) -> None:
         ("fp64", USUAL, "", {}),
     ],
 )
-def test_torchs_settings_are_those_of_the_product_and_as_before_when_it_is_enqueued(
+def test_torch_settings_apply_during_enqueue_only(
     torch: Any, dtype: str, settings: GemmSettings, accumulate: str, wanted: dict[str, Any]
 ) -> None:
     gemm = Gemm(dtype=dtype, m=8, n=8, k=8, accumulate=accumulate)
@@ -97,7 +97,7 @@ def test_torchs_settings_are_those_of_the_product_and_as_before_when_it_is_enque
     assert {name: getattr(matmul, name) for name in wanted} == before
 
 
-def test_torch_is_deterministic_only_with_a_fixed_workspace(
+def test_torch_determinism_needs_fixed_workspace(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
@@ -112,7 +112,7 @@ def test_torch_is_deterministic_only_with_a_fixed_workspace(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_setting_is_put_back_where_the_work_fails() -> None:
+def test_setting_is_restored_after_failure() -> None:
     class Holder:
         value = 1
 
