@@ -1,4 +1,4 @@
-"""When a profiler collects.
+"""When a profiler garbage_collects.
 
 ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off`` wait for it.
 """
