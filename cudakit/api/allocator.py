@@ -10,7 +10,7 @@ from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
 from cudakit.core.allocator.state import InvalidPointer, InvalidSize
-from cudakit.errors import UsageError
+from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
 from cudakit.torch_rules.setting_rules import SettingRefused
@@ -38,10 +38,8 @@ class CachingAllocator(DeviceAllocator):
     ``device`` is CUDA's number of one, the current one by default, or ``"sim"`` or ``"sim:MODEL"`` for
     a simulated one, or a device of cudakit, which is not closed. Streams are the driver's handles.
     ``settings`` is a string as in PYTORCH_CUDA_ALLOC_CONF; without one the first that is set of
-    CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` is for
-    installations without a compiler: it keeps up to N freed blocks of each size for requests of exactly
-    that size, which are faster then, with other addresses than torch's. The compiled calls are faster
-    without it, and ignore it. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
+    CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` has no
+    effect any more. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
     segments are never shared with other processes; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 nothing is
     cached, until ``enable_caching`` is told otherwise.
 
@@ -62,13 +60,14 @@ class CachingAllocator(DeviceAllocator):
         settings: str | None = None,
         front_cache: int = 0,
     ) -> None:
+        if front_cache < 0:
+            raise InputError(f"a front cache of {front_cache} blocks", hint="leave front_cache out")
         chosen = _settings(settings)  # before a context is made for what cannot be
         gpu, number, owned = _opened(device)
         super().__init__(
             gpu,
             chosen,
             device=number,
-            front_cache=front_cache,
             owned=owned,
             shares=_shares_pages(),
         )

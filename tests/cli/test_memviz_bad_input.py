@@ -141,12 +141,12 @@ def test_an_error_is_a_json_object_where_json_was_asked_for(cli: Cli, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "option", ["-o", "--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
+    "suffix", ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
 )
-def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, option: str) -> None:
+def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(b"hello")
-    refusal(cli("memviz", path, option, tmp_path / "output"), str(path))
+    refusal(cli("memviz", path, "-o", tmp_path / f"output.{suffix}"), str(path))
     assert list(tmp_path.iterdir()) == [path]
 
 

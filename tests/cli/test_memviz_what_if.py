@@ -55,9 +55,10 @@ def test_the_report_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     [
         (("--what-if", "expandable_segments:Yes"), "--what-if, character 21"),
         (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
-        (("--what-if", "", "--diff", OOM), "ask one at a time"),
+        (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
         (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
-        (("--what-if", "", "--csv", "all.csv"), "--csv writes one snapshot, not a replay"),
+        (("--what-if", "", "-o", "all.csv"), "all.csv has no suffix of a known format"),
+        (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
         (("--what-if-limit", "1GiB"), "needs --what-if"),
         (("--what-if", "per_process_memory_fraction:0.5"), "does not record the size"),

@@ -133,8 +133,8 @@ class Engine:
 
         Without ``expands`` blocks of expandable segments are skipped.
         """
-        if self.collects_garbage:
-            pool.searches += 1
+        if self.collects_garbage and pool.id == self.default.id:
+            pool.stats.blocks.searches += 1
         free = pool.by_stream.get(stream)
         if free is None:
             return None

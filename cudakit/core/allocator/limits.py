@@ -200,7 +200,7 @@ class Limits:
                 f"{name!r} is no name of a class of streams",
                 hint="it is not empty, and has no ',', ':', '[', ']' and no space",
             )
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             if name:
                 self._state.engine.stream_classes[stream_number(stream)] = name
             else:
@@ -212,7 +212,7 @@ class Limits:
 
     def address_space(self) -> AddressSpace:
         """Say how many addresses are set aside now."""
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             expandable = self._state.engine.expandable
             reserved = expandable.segments if expandable else ()
             return AddressSpace(len(reserved), sum(each.size for each in reserved))

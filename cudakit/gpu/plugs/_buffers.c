@@ -1,15 +1,18 @@
-/* The two calls of cuda.core's Buffers (buffers.py), in the form that cuda.core itself uses: the stream is the
- * only keyword. Other forms, and failures, are left to the calls in Python.
+/* allocate and deallocate of a memory resource of cuda.core: the Calls of buffers.py, in C.
  *
- * The Python frames of these two functions would take half of the time of a Buffer.
- */
+ * cuda.core calls them for each Buffer that is created and closed, and two Python functions would take half of the
+ * time of a Buffer. Only the form that cuda.core itself uses is written in C: `stream` is the only keyword. Calls
+ * in other forms are passed to the functions in Python.
+ *
+ * The resource has the functions of its allocator in the attributes _alloc and _free, which saves the look-up of a
+ * method for each call. A stream is given as an object with the method __cuda_stream__ (cuda.core's protocol). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <stdbool.h>
 
-/* X(name): of attributes. */
-#define NAMES(X) X(_allocator) X(alloc) X(free) X(__cuda_stream__)
+/* X(name): the names of attributes. */
+#define NAMES(X) X(_alloc) X(_free) X(__cuda_stream__)
 
 #define X(name) static PyObject *name_##name;
 NAMES(X)
@@ -27,16 +30,13 @@ static PyObject *handle_of(PyObject *stream)
     return handle;
 }
 
-/* Call a method of the allocator with two arguments. */
-static PyObject *ask(PyObject *self, PyObject *method, PyObject *first, PyObject *second)
+/* Call _alloc or _free of a resource with two arguments. */
+static PyObject *call(PyObject *self, PyObject *name, PyObject *first, PyObject *second)
 {
-    PyObject *allocator = PyObject_GetAttr(self, name__allocator);
-    if (!allocator)
-        return NULL;
-    PyObject *args[] = {allocator, first, second};
-    PyObject *found = PyObject_VectorcallMethod(method, args, 3, NULL);
-    Py_DECREF(allocator);
-    return found;
+    PyObject *function = PyObject_GetAttr(self, name), *args[] = {first, second};
+    PyObject *result = function ? PyObject_Vectorcall(function, args, 2, NULL) : NULL;
+    Py_XDECREF(function);
+    return result;
 }
 
 static bool is_usual(Py_ssize_t count, Py_ssize_t wanted, PyObject *names)
@@ -69,7 +69,7 @@ static void take_back(PyObject *self, PyObject *ptr)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
 #endif
-    PyObject *none = ask(self, name_free, ptr, Py_None);
+    PyObject *none = call(self, name__free, ptr, Py_None);
     if (!none)
         PyErr_WriteUnraisable(self);
     Py_XDECREF(none);
@@ -85,7 +85,7 @@ static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t coun
     if (!is_usual(count, 1, names))
         return in_python(allocate_in_python, self, args, count, names);
     PyObject *size = args[0], *stream = args[1], *handle = handle_of(stream);
-    PyObject *ptr = handle ? ask(self, name_alloc, size, handle) : NULL;
+    PyObject *ptr = handle ? call(self, name__alloc, size, handle) : NULL;
     Py_XDECREF(handle);
     if (!ptr)
         return NULL;
@@ -102,7 +102,7 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (!is_usual(count, 2, names))
         return in_python(deallocate_in_python, self, args, count, names);
     PyObject *handle = handle_of(args[2]);
-    PyObject *none = handle ? ask(self, name_free, args[0], handle) : NULL;
+    PyObject *none = handle ? call(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
     if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* counted as an invalid free */
         PyErr_Clear();

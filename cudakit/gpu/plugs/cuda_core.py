@@ -29,6 +29,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
+        self._alloc, self._free = allocator.alloc, allocator.free
         self._device = allocator.device
 
     @property
