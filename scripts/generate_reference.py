@@ -68,7 +68,7 @@ RESULTS = {
     ),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
-        "memviz AFTER --diff BEFORE_TRACE --json",
+        "memviz AFTER --diff BEFORE --json",
         "cudakit.core.memory.result:DiffResult",
     ),
     "memviz-what-if-json.md": (

@@ -56,7 +56,7 @@ def memviz(
 
 
 def memviz_diff(before: Path, after: Path) -> DiffResult:
-    """Compare two memory snapshots: what ``cudakit memviz AFTER --diff BEFORE_TRACE --json`` prints.
+    """Compare two memory snapshots: what ``cudakit memviz AFTER --diff BEFORE --json`` prints.
 
     >>> diff = memviz_diff("examples/train_python.pkl.gz", "examples/oom.pkl.gz")
     >>> diff.grew_beyond(0.05)

@@ -1,4 +1,4 @@
-"""When a profiler garbage_collects.
+"""When a profiler collects.
 
 ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off`` wait for it.
 """

@@ -15,8 +15,8 @@ from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tr
 
 _Ints = npt.NDArray[np.int64]
 
-# Slices for a million allocations, each on its own wait_stream, are unreadable. Allocations below this share
-# of the peak appear in the curves only, so that there are at most 200 wait_streams.
+# Slices for a million allocations, each on its own track, are unreadable. Allocations below this share
+# of the peak appear in the curves only, so that there are at most 200 tracks.
 _LEAST_SHARE = 1 / 200
 
 

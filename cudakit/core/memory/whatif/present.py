@@ -37,9 +37,22 @@ def report(result: WhatIfResult) -> Document:
     return Document(f"GPU memory of {shown} under other settings", tuple(nodes))
 
 
+def brief(result: WhatIfResult) -> tuple[str, ...]:
+    """Return the headline and the warnings of each device, one line each."""
+    several = len(result.devices) > 1
+    return tuple(
+        f"{device.file} cuda:{device.device}: {note.text}" if several else note.text
+        for device in result.devices
+        for note in (_headline(device), *_shortages(device), _reliability(device))
+    )
+
+
+def _headline(device: DeviceWhatIf) -> Note:
+    return Note("info" if device.best is None else "ok", f"{device.headline}.")
+
+
 def _sections(device: DeviceWhatIf) -> Iterator[Node]:
-    helps = device.best is not None
-    yield Note("ok" if helps else "info", f"{device.headline}.")
+    yield _headline(device)
     yield from _shortages(device)
     yield _reliability(device)
     if device.limit is not None:
