@@ -41,7 +41,7 @@ def test_the_name_of_a_file_says_what_it_holds(
     assert texts["csv"].startswith("name,m,n,k,dtype,median_s,")
     assert texts["md"].startswith("# bench gemm, NVIDIA H200\n")
     assert texts["html"].startswith("<!DOCTYPE html>")
-    assert 'class="wait_streams spread"' in texts["html"]
+    assert 'class="lanes spread"' in texts["html"]
 
 
 def test_every_file_of_a_simulated_run_says_so(
