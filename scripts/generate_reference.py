@@ -31,6 +31,7 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
+from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.units import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
@@ -60,8 +61,9 @@ RESULTS = {
     "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.check:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
-        "cudakit.core.devices.diagnose.check:Explanation",
+        "cudakit.core.devices.explain:CheckExplanation",
     ),
+    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explained"),
     "run-json.md": (
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",
@@ -91,6 +93,7 @@ def pages() -> dict[str, str]:
     """Return the text of every page by its name."""
     made = {
         "checks.md": checks_page(),
+        "environment-variables.md": variables_page(),
         "cudakit.md": program_page(),
         "errors.md": errors(),
         "exit-codes.md": exit_codes(),
@@ -208,16 +211,32 @@ def checks_page() -> str:
     ]
     rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in listed)
     intro = (
-        "What [`cudakit doctor`](doctor.md) looks at. An id never changes its question. "
-        "The checks of the last theme use the GPU, and are made with `--deep` only."
+        "The checks of [`cudakit doctor`](doctor.md). The meaning of an id never changes. "
+        "The checks of the last theme use the GPU and run with `--deep` only. CK020 to CK024 know these "
+        "[environment variables](environment-variables.md)."
     )
     return sections(
         f"# Checks\n\n{intro}",
-        table(("Check", "Theme", "What holds where all is well"), rows),
+        table(("Check", "Theme", "Passes if"), rows),
         *(
             f"## {check.id}\n\n**{check.title}**\n\n{plain(check.explanation)}"
             for _, check in listed
         ),
+    )
+
+
+def variables_page() -> str:
+    rows = (
+        (f"`{row.name}`", row.library, row.effect, row.source, row.check)
+        for row in known_variables().values()
+    )
+    intro = (
+        "The environment variables that `cudakit doctor --all` lists if they are set, and that "
+        "`cudakit explain NAME` explains. The named check warns while a variable is on."
+    )
+    return sections(
+        f"# Environment variables\n\n{intro}",
+        table(("Variable", "Read by", "Effect", "Source", "Check"), rows),
     )
 
 

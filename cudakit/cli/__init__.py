@@ -33,6 +33,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.doctor:doctor",
         "Why does CUDA not work here, or not well?",
     ),
+    "explain": (
+        "cudakit.cli.explain:explain",
+        "What does an error code, Xid, check or variable mean?",
+    ),
     "memviz": (
         "cudakit.cli.memviz:memviz",
         "Where did the GPU memory go, and why did it run out?",

@@ -15,6 +15,8 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
 # Of ``run`` and of timeout(1), env(1) and nohup(1) for their own failures: no program is likely to end so.
 _NOT_STARTED = 125
+# A message may quote a file; a longer line hides the reason.
+_LONGEST_LINE = 500
 
 
 class ExitCode(IntEnum):
@@ -74,14 +76,20 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
     if json_to_stderr:
         standard_error().write(_as_json(known))
         return known.exit_code
-    click.echo(f"cudakit: error: {printable(known.message)}", err=True)
+    click.echo(f"cudakit: error: {_short(known.message)}", err=True)
     if known.hint:
-        click.echo(f"hint: {printable(known.hint)}", err=True)
+        click.echo(f"hint: {_short(known.hint)}", err=True)
     if as_json and sys.stdout is not None:
         # The error is on stderr already: a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
             standard_output().write(_as_json(known))
     return known.exit_code
+
+
+def _short(text: str) -> str:
+    from cudakit.render.escape import shortened
+
+    return shortened(printable(text), _LONGEST_LINE)
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -37,8 +37,8 @@ class Report:
     # The verdict and the findings, one line each; by default the title and the notes of the document.
     brief: Callable[[], Sequence[str]] | None = None
 
-    def text(self, form: str, *, width: int, color: bool = False) -> Text:
-        """Return the report in a format."""
+    def text(self, form: str, target: Output) -> Text:
+        """Return the report in a format, for a place to write it."""
         if form in self.exports:
             return self.exports[form]()
         if form == "json":
@@ -48,7 +48,12 @@ class Report:
         if form == "txt":
             from cudakit.render import console
 
-            return console.render(self.document(), width=width, color=color)
+            return console.render(
+                self.document(),
+                width=target.width,
+                color=target.color,
+                ascii_only=target.ascii_only,
+            )
         name = {"html": "html", "md": "markdown"}[form]
         text: str = import_module(f"cudakit.render.{name}").render(self.document())
         return text
@@ -93,7 +98,7 @@ class Outputs:
         EnvironmentUnusable if a disk is full.
         """
         for form, file in self._files:
-            file.write(report.text(form, width=file.width))
+            file.write(report.text(form, file))
         self._opened.close()
         self._print(report, terminal or standard_output())
         self.close()
@@ -114,10 +119,10 @@ class Outputs:
 
     def _print(self, report: Report, terminal: Output) -> None:
         if self._options.json:
-            terminal.write(report.text("json", width=terminal.width))
+            terminal.write(report.text("json", terminal))
         elif self._on_terminal:
             for form in self._on_terminal:
-                terminal.write(report.text(form, width=terminal.width, color=terminal.color))
+                terminal.write(report.text(form, terminal))
         else:
             self._print_brief(report, terminal)
 

@@ -153,7 +153,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
         prepared.outputs.write(races, terminal=stderr)
     except EnvironmentUnusable:
         # No file has the findings: print all of them.
-        stderr.write(races.text("txt", width=stderr.width, color=stderr.color))
+        stderr.write(races.text("txt", stderr))
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
 

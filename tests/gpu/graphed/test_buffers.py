@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cudakit.errors import UsageError
-from cudakit.gpu.graphed.buffers import DLPACK_DEVICES, Form, buffer_of, check_contents
+from cudakit.gpu.graphed.buffers import DLPACK_DEVICES, Layout, buffer_of, check_contents
 
 CUDA, HOST = 2, 1
 
@@ -53,11 +53,11 @@ def views(draw: st.DrawFn) -> npt.NDArray[Any]:
 @given(views())
 def test_an_array_is_the_same_by_either_protocol(array: npt.NDArray[Any]) -> None:
     dense = array.flags.c_contiguous
-    expected = Form(array.dtype.name, array.shape, array.nbytes, dense)
+    expected = Layout(array.dtype.name, array.shape, array.nbytes, dense)
     for given_ in (Tensor(array), Array(array)):
         buffer = buffer_of(given_, 0)
         assert buffer.ptr == array.ctypes.data
-        assert buffer.form == expected
+        assert buffer.layout == expected
 
 
 def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
@@ -70,7 +70,7 @@ def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
 
 def test_managed_memory_is_of_a_device_and_memory_of_the_host_is_not() -> None:
     (managed,) = DLPACK_DEVICES - {CUDA}
-    assert buffer_of(Tensor(np.zeros(2), managed), 0).form is not None
+    assert buffer_of(Tensor(np.zeros(2), managed), 0).layout is not None
     with pytest.raises(UsageError, match="in host memory"):
         buffer_of(Tensor(np.zeros(2), HOST), 0)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.graphed.capture import refusal, status_of
+from cudakit.gpu.graphed.capture import capture_failure, status_of
 
 SPOILED = cuda_error(Status.STREAM_CAPTURE_INVALIDATED)
 
@@ -37,7 +37,7 @@ class OfCuPy(RuntimeError):
     ],
 )
 def test_the_error_of_any_library_becomes_the_drivers(raised: Exception, status: Status) -> None:
-    found = refusal(raised, SPOILED)
+    found = capture_failure(raised, SPOILED)
 
     assert (found.code, found.name) == (status, f"CUDA_ERROR_{status.name}")
     assert str(raised).partition("\n")[0] in found.message
