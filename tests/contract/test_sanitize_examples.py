@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES, PROGRAMS = ROOT / "examples/races", ROOT / "tests/sanitize_programs"
-JUDGE = ROOT / "scripts/judge_races.py"
+CHECK = ROOT / "scripts/check_races.py"
 
 
 def expected(folder: Path) -> dict[str, dict[str, Any]]:
@@ -31,7 +31,7 @@ def names() -> Iterator[Any]:
 @pytest.mark.parametrize("name", list(names()))
 def test_command_reports_race_and_accepts_fixed_variant(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(JUDGE), name], capture_output=True, text=True, check=False
+        [sys.executable, str(CHECK), name], capture_output=True, text=True, check=False
     )
 
     if done.stdout.endswith("0 of 0 as expected, 2 skipped\n"):

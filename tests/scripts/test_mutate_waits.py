@@ -9,8 +9,8 @@ from pathlib import Path
 import mutate_waits
 import pytest
 import race_logs
+from check_races import Case
 from core.sanitize.brute_force import Found, unordered
-from judge_races import Case
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 from race_logs import Chain
 
@@ -121,8 +121,8 @@ def test_inexact_run_proves_nothing() -> None:
 def test_disagreement_is_miss_or_false_positive() -> None:
     (pair,) = unordered(unpack(RACE.records, RACE.strings)).pairs
 
-    assert compared(race_logs.analysed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert compared(race_logs.analysed([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert compared(race_logs.analyzed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
+    assert compared(race_logs.analyzed([RACE]), Found([], Counter())).verdict == "ALARM"
 
 
 def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:
