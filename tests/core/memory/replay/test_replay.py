@@ -157,7 +157,7 @@ def test_skipped_kind_of_event_is_counted(action: Action, history: History) -> N
         (Action.ALLOC, "lost_allocations"),
     ],
 )
-def test_every_kind_of_contradiction_is_tested(action: Action, kind: str) -> None:
+def test_skipped_action_is_counted_by_its_kind(action: Action, kind: str) -> None:
     entries = [
         segment_alloc(BASE, 2 * MIB),
         *(entry for _ in range(3) for entry in (alloc(BASE, 512), *freed(BASE, 512))),
