@@ -43,7 +43,7 @@ def differences(case: Case, log: Path) -> list[str]:
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted({case.name for case in PROGRAMS.values()}))
-def test_command_finds_the_race_and_reports_nothing_of_the_fixed_variant(name: str) -> None:
+def test_command_reports_race_and_accepts_fixed_variant(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(CHECK), f"sanitize_corpus/{name}", "--accesses", "exact", "--all"],
         capture_output=True,
@@ -57,7 +57,7 @@ def test_command_finds_the_race_and_reports_nothing_of_the_fixed_variant(name: s
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_log_of_a_gpu_run_gives_the_expected_report(name: str) -> None:
+def test_gpu_log_gives_expected_report(name: str) -> None:
     log = LOGS / f"{PROGRAMS[name].label}.npz"
     if not log.exists():
         pytest.skip(
@@ -78,7 +78,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return logs
 
 
-def test_log_gives_the_report_of_the_run(simulated: Path) -> None:
+def test_log_reproduces_report(simulated: Path) -> None:
     cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
     race, fixed = (simulated / f"sim_kernels_{variant}.npz" for variant in ("race", "fixed"))
 
@@ -91,7 +91,7 @@ def test_log_gives_the_report_of_the_run(simulated: Path) -> None:
     )
 
 
-def test_race_of_other_kernels_or_another_kind_is_wrong(simulated: Path) -> None:
+def test_unexpected_race_is_reported_as_wrong(simulated: Path) -> None:
     race = simulated / "sim_kernels_race.npz"
     case = next(case for case in check_races.cases() if case.name == "sim_kernels")
 
@@ -140,7 +140,7 @@ def test_every_program_is_listed_with_its_expected_report() -> None:
         assert set(case.kinds) <= {kind.name.lower() for kind in RaceKind}
 
 
-def test_every_log_is_of_a_program() -> None:
+def test_every_log_belongs_to_program() -> None:
     assert {path.stem for path in LOGS.iterdir()} <= set(PROGRAMS)
 
 
@@ -152,7 +152,7 @@ def test_every_framework_has_three_pairs() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({case.name for case in PROGRAMS.values()}))
-def test_program_is_short_and_its_docstring_describes_both_variants(name: str) -> None:
+def test_program_is_short_and_documents_both_variants(name: str) -> None:
     source = (CORPUS / f"{name}.py").read_text(encoding="utf-8")
 
     docstring = ast.get_docstring(ast.parse(source)) or ""
@@ -232,7 +232,7 @@ def pieces(row: np.void) -> Pieces:
 
 
 @pytest.mark.parametrize(("log", "kernel"), MUST_TOUCH)
-def test_kernel_touched_the_bytes_that_its_source_names(log: str, kernel: str) -> None:
+def test_recorded_accesses_match_kernel_source(log: str, kernel: str) -> None:
     found = [touched for name, touched in did(log) if kernel in name]
 
     assert found

@@ -26,7 +26,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_program_over_time_limit_is_killed_with_children(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     run = check_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
 
