@@ -5,10 +5,10 @@ The file begins with 32 bytes: ``cudakit\\n``, the version of the format, the si
 because a mapped file is larger than its content. Blocks follow, each after a header of 16 bytes: a tag of
 four letters, the number of items, the size in bytes. All numbers are little-endian.
 
-* ``text``: strings, each with its length in bytes, in UTF-8. The first string of a file has the number 1; 0 is
-  the empty string.
-* ``stak``: Python call stacks, innermost frame first: the number of frames, then function, file and line of each,
-  the first two as numbers of strings. The first stack has the number 1; 0 is the unknown stack.
+* ``text``: strings, each with its length in bytes, in UTF-8. The first string of a file has the number 1;
+  0 is the empty string.
+* ``stak``: Python call stacks, innermost frame first: the number of frames, then function, file and line of
+  each, the first two as numbers of strings. The first stack has the number 1; 0 is the unknown stack.
 * ``rcds``: records (``layout.RECORD``). The strings and stacks that they refer to are in earlier blocks.
 
 A trace may continue in another file, which continues the numbers of strings and stacks.
