@@ -1,4 +1,4 @@
-"""Train a bidirectional LSTM by cuDNN, which uses streams of its own; ``race`` does not wait for the copy of its input."""
+"""Train a bidirectional LSTM by cuDNN; ``race`` does not wait for the copy of its input."""
 
 import sys
 
