@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,49 @@ def test_report_goes_to_a_file_and_its_summary_to_stderr(
     run = cli("memviz", snapshot, "-o", target)
     assert (run.exit_code, run.stdout) == (0, "")
     assert target.read_text().startswith("GPU memory of")
-    first, *_, last = run.stderr.splitlines()
-    assert first == f"GPU memory of {snapshot}"
-    assert last == f"Wrote {target}"
-    assert len(run.stderr.splitlines()) <= 4
+    finding, holder, next_step, written = run.stderr.splitlines()
+    assert finding.startswith("Allocating ")
+    assert holder.startswith("Largest call site at the peak: ")
+    assert next_step.startswith("Next step: ")
+    assert written == f"Wrote {target}"
+
+
+def test_quiet_prints_the_answer_of_one_file_in_three_lines(cli: Cli, snapshot: Path) -> None:
+    run = cli("memviz", snapshot, "-q")
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert len(run.stdout.splitlines()) == 3
+
+
+def test_quiet_prints_one_finding_per_file(cli: Cli, snapshot: Path) -> None:
+    run = cli("memviz", snapshot, OOM, "-q")
+    first, second = run.stdout.splitlines()
+    assert first.startswith(f"{snapshot} cuda:0: Allocating")
+    assert second.startswith(f"{OOM} cuda:0: Allocating 96.0 MiB failed")
+
+
+def test_quiet_prints_the_headline_of_a_replay(cli: Cli) -> None:
+    run = cli("memviz", OOM, "--what-if", "max_split_size_mb:128", "-q")
+    assert run.stdout.splitlines()[0] == (
+        "max_split_size_mb:128 would not have let the failed requests succeed."
+    )
+
+
+def test_without_the_compiled_reader_a_note_names_the_remedy(snapshot: Path) -> None:
+    script = (
+        "import sys; sys.modules['cudakit.core.memory.load._pickled'] = None;"
+        "from cudakit.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "memviz", snapshot],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert run.stderr == (
+        "note: the slower Python reader was used; for the compiled one, install a C compiler and"
+        " reinstall cudakit\n"
+    )
 
 
 def test_dash_prints_the_report_as_well(cli: Cli, snapshot: Path, tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in (*FP8, "int8")])
-def test_a_product_is_right_in_every_layout(
+def test_gemm_is_correct_in_every_layout(
     bench: Workbench, blas: Blas, dtype: str, layout: str
 ) -> None:
     assert_right(bench, blas, a_gemm(dtype, layout=layout))
 
 
 @pytest.mark.parametrize("dtype", [*FP8, "int8"])
-def test_a_product_of_eight_bits_is_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+def test_8_bit_gemm_is_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, layout="tn"))
 
 
@@ -120,9 +120,7 @@ def test_gemm_sizes_may_be_odd(bench: Workbench, blas: Blas, dtype: str, layout:
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_batch_is_computed_and_padding_is_left_alone(
-    bench: Workbench, blas: Blas, dtype: str
-) -> None:
+def test_batched_gemm_does_not_write_padding(bench: Workbench, blas: Blas, dtype: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, batch=3, padding=16))
 
 
@@ -133,12 +131,12 @@ def test_padding_is_left_out_in_every_layout(bench: Workbench, blas: Blas, layou
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
-def test_an_epilogue_is_right(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
+def test_epilogue_is_correct(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, epilogue=epilogue))
 
 
 @pytest.mark.parametrize("output", ["bf16", "fp16", "fp32"])
-def test_a_bias_beside_fp8_is_right(bench: Workbench, blas: Blas, output: str) -> None:
+def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) -> None:
     assert_right(bench, blas, a_gemm("fp8_e4m3", epilogue="bias", output=output))
 
 
@@ -150,12 +148,12 @@ def test_another_epilogue_is_right_or_refused(
     assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
 
 
-def test_a_bias_is_the_same_for_every_matrix_of_a_batch(bench: Workbench, blas: Blas) -> None:
+def test_bias_applies_to_every_matrix_of_batch(bench: Workbench, blas: Blas) -> None:
     assert_right(bench, blas, a_gemm("bf16", epilogue="relu-bias", batch=3, padding=8))
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in FP8])
-def test_cublas_computes_the_same(bench: Workbench, dtype: str) -> None:
+def test_cublas_matches_cublaslt(bench: Workbench, dtype: str) -> None:
     with closing(opened(bench.gpu, "cublas")) as blas:
         assert_right(bench, blas, a_gemm(dtype, padding=16))
         assert_right(bench, blas, a_gemm(dtype, batch=3))
@@ -184,9 +182,7 @@ def test_unsupported_gemm_is_refused_with_reason(
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
-def test_fp8_is_refused_in_other_layouts_before_blackwell(
-    bench: Workbench, blas: Blas, layout: str
-) -> None:
+def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layout: str) -> None:
     if capability(bench.gpu) >= BLACKWELL:
         pytest.skip("this device multiplies fp8 in every layout")
     with pytest.raises(Unsupported) as caught:
@@ -225,9 +221,7 @@ def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
-def test_every_algorithm_that_is_recommended_is_right(
-    bench: Workbench, blas: Blas, dtype: str
-) -> None:
+def test_heuristic_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
     found = blas.heuristics(gemm, settings, 8)
 
@@ -237,7 +231,7 @@ def test_every_algorithm_that_is_recommended_is_right(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_the_algorithms_that_are_listed_are_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
     found = list(islice(blas.algorithms(gemm, settings), 20))
 
@@ -256,7 +250,7 @@ def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
             assert replace(chosen, workspace_bytes=wanted.workspace_bytes) == wanted
 
 
-def test_without_a_workspace_no_algorithm_needs_one(bench: Workbench, blas: Blas) -> None:
+def test_zero_workspace_excludes_algorithms_that_need_one(bench: Workbench, blas: Blas) -> None:
     gemm, settings = a_gemm("fp32", k=4096), GemmSettings(workspace_bytes=0)
 
     for algorithm in islice(blas.algorithms(gemm, settings), 20):
@@ -265,7 +259,7 @@ def test_without_a_workspace_no_algorithm_needs_one(bench: Workbench, blas: Blas
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_deterministic_product_has_the_same_bits_every_time(
+def test_deterministic_gemm_is_bitwise_reproducible(
     bench: Workbench, blas: Blas, dtype: str
 ) -> None:
     gemm, settings = a_gemm(dtype, k=4096), GemmSettings(deterministic=True)
@@ -298,7 +292,7 @@ def test_second_close_has_no_effect(bench: Workbench) -> None:
     bench.gpu.sync()
 
 
-def test_closed_multiplication_frees_its_memory(bench: Workbench, blas: Blas) -> None:
+def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
     multiplication = blas.multiplication(gemm, USUAL)
     run(bench, multiplication, Problem(gemm))
@@ -309,7 +303,7 @@ def test_closed_multiplication_frees_its_memory(bench: Workbench, blas: Blas) ->
     assert before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
 
 
-def test_several_products_share_a_library(bench: Workbench, blas: Blas) -> None:
+def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
     first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
     with (
         closing(blas.multiplication(first.gemm, USUAL)) as one,

@@ -140,7 +140,7 @@ def test_an_unknown_stream_is_refused_with_the_known_streams(
 ) -> None:
     with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
         narrowed(two_streams(), stream=stream)
-    assert caught.value.hint == "its streams are numbered 0 to 3"
+    assert caught.value.hint == "streams: 0 to 3"
 
 
 def test_an_unknown_pool_is_refused_with_the_known_pools() -> None:

@@ -74,7 +74,7 @@ def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrac
     addresses = addresses + layout.block_offset.astype(np.uint64)
     assert layout.segments.address.tolist() == trace.segments.address.tolist()
     assert sorted(addresses.tolist()) == sorted(trace.blocks.address[active].tolist())
-    assert layout.hole_size.sum() == trace.blocks.size[~active].sum()
+    assert layout.free_size.sum() == trace.blocks.size[~active].sum()
 
 
 def test_the_layout_at_every_moment_adds_up_to_the_curves(

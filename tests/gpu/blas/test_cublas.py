@@ -25,7 +25,7 @@ def device() -> Iterator[Device]:
         yield device
 
 
-def test_one_product_is_a_call_of_gemm_ex(device: Device) -> None:
+def test_single_gemm_calls_gemm_ex(device: Device) -> None:
     cublas = FakeCublas()
     Cublas(device, vendor(cublas=cublas)).multiplication(GEMM, USUAL).enqueue(Places(), LEGACY)
     ((name, arguments, _),) = cublas.calls
@@ -38,7 +38,7 @@ def test_one_product_is_a_call_of_gemm_ex(device: Device) -> None:
     assert (compute, algo) == (cublas.ComputeType.COMPUTE_32F, -1)
 
 
-def test_a_batch_has_strides_and_a_count(device: Device) -> None:
+def test_batch_passes_strides_and_count(device: Device) -> None:
     cublas = FakeCublas()
     gemm = replace(GEMM, batch=5, padding=8)
     Cublas(device, vendor(cublas=cublas)).multiplication(gemm, USUAL).enqueue(Places(), LEGACY)
@@ -49,14 +49,14 @@ def test_a_batch_has_strides_and_a_count(device: Device) -> None:
     assert arguments[18:21] == (72, 72 * 32, 5)
 
 
-def test_sizes_beyond_32_bits_take_the_wide_function(device: Device) -> None:
+def test_sizes_above_32_bits_use_64_bit_function(device: Device) -> None:
     cublas = FakeCublas()
     gemm = replace(GEMM, m=2**31)
     Cublas(device, vendor(cublas=cublas)).multiplication(gemm, USUAL).enqueue(Places(), LEGACY)
     assert cublas.calls[0][0] == "gemm_ex_64"
 
 
-def test_every_product_works_with_its_own_workspace_and_mode(device: Device) -> None:
+def test_every_gemm_sets_own_workspace_and_mode(device: Device) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
     exact = blas.multiplication(GEMM, GemmSettings(reduced_precision=False, workspace_bytes=4096))
@@ -81,15 +81,15 @@ def test_unchanged_cublas_state_is_not_set_again(device: Device) -> None:
     assert cublas.state["stream"] == "untouched"
 
 
-def test_a_workspace_that_was_given_back_is_set_again_though_it_looks_the_same(
+def test_reallocated_workspace_at_same_address_is_set_again(
     device: Device,
 ) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
-    blas.adopt(1, Ptr(0x2000), 4096, 0)
+    blas.set_state(1, Ptr(0x2000), 4096, 0)
     blas.multiplication(GEMM, USUAL).close()
     cublas.state.clear()
-    blas.adopt(1, Ptr(0x2000), 4096, 0)
+    blas.set_state(1, Ptr(0x2000), 4096, 0)
     assert cublas.state == {"stream": 1, "workspace": (0x2000, 4096), "math": 0}
 
 

@@ -83,7 +83,7 @@ def _columns(ptr: Ptr, rows: int, count: int, mode: Mode) -> Access:
     return Access(ptr, end, mode, stride_bytes=step, count=count)
 
 
-def test_captured_gemm_is_a_named_node() -> None:
+def test_captured_gemm_is_named_node() -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm, stream = a_gemm(), bench.gpu.stream()
@@ -187,7 +187,7 @@ def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
             call(gemm, USUAL)
 
 
-def test_closing_the_device_closes_its_blas() -> None:
+def test_closed_device_rejects_blas_calls() -> None:
     sim, gemm = Sim(), a_gemm(k=4096)
     blas = sim.blas()
     multiplication = blas.multiplication(gemm, USUAL, split(gemm))
@@ -207,7 +207,7 @@ def test_closing_the_device_closes_its_blas() -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_torch_and_cupy_need_a_real_device(sim: Sim, library: Library) -> None:
+def test_torch_and_cupy_need_real_gpu(sim: Sim, library: Library) -> None:
     with pytest.raises(Unsupported) as caught:
         sim.blas(library)
     assert f"{library} needs a real GPU" in caught.value.message
@@ -240,7 +240,7 @@ def test_old_device_error_lists_supported_types() -> None:
         (a_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, fp32 was"),
     ],
 )
-def test_refusal_names_the_request(sim: Sim, gemm: Gemm, reason: str) -> None:
+def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> None:
     blas = sim.blas()
     for ask in (blas.multiplication, blas.algorithms):
         with pytest.raises(Unsupported) as caught:
@@ -266,7 +266,7 @@ def test_cublas_refuses_algorithms(sim: Sim) -> None:
 # --- bits
 
 
-def test_every_model_gives_the_same_bits() -> None:
+def test_every_model_computes_same_bits() -> None:
     problem = Problem(a_gemm("bf16", k=4096))
     contents = set()
     for model, seed in product(("h200", "a100-mig"), (None, 1, 2)):

@@ -119,5 +119,5 @@ def test_snapshots_without_a_common_device_are_refused(trained: Snapshot) -> Non
     before = replace(trained, devices=(replace(device, device=0), replace(device, device=1)))
     after = replace(trained, devices=(replace(device, device=2), replace(device, device=3)))
 
-    with pytest.raises(UsageError, match="no device in common"):
+    with pytest.raises(UsageError, match="no common device"):
         diff(before, after, MemorySpec())

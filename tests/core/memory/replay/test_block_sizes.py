@@ -10,7 +10,7 @@ from core.memory.strategies import LAW, recordings
 from hypothesis import given
 
 from cudakit.core.memory.replay import replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.snapshot import DeviceTrace
 
 BASE = 0x7F00_0000_0000
@@ -103,5 +103,5 @@ def test_an_old_block_that_nothing_shows_the_end_of_keeps_its_rounded_size() -> 
     entries = [*freed(BASE, 5 * MIB + 200 * KIB), alloc(behind, 2 * MIB), *freed(behind, 2 * MIB)]
     trace = builders.trace(entries, [Segment(BASE, 20 * MIB)])
     found = replay(builders.snapshot(trace), trace).allocations
-    assert found.size[found.begin == BEFORE].tolist() == [5 * MIB + 200 * KIB]
+    assert found.size[found.begin == BEFORE_TRACE].tolist() == [5 * MIB + 200 * KIB]
     assert not found.size_known.any()

@@ -28,8 +28,8 @@ def blocks(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def holes(layout: Layout) -> list[tuple[int, int]]:
-    address = layout.segments.address[layout.hole_segment] + layout.hole_offset.astype(np.uint64)
-    return sorted(zip(address.tolist(), layout.hole_size.tolist(), strict=True))
+    address = layout.segments.address[layout.free_segment] + layout.free_offset.astype(np.uint64)
+    return sorted(zip(address.tolist(), layout.free_size.tolist(), strict=True))
 
 
 def gaps(segment: Segment) -> list[tuple[int, int]]:
@@ -87,7 +87,7 @@ def test_inconsistent_traces_can_be_laid_out(trace: DeviceTrace) -> None:
     replayed = replay(builders.snapshot(trace), trace)
     for moment in range(len(trace.events) + 1):
         layout = replayed.layout_at(moment)
-        assert (layout.hole_size > 0).all()
+        assert (layout.free_size > 0).all()
         assert (layout.block_offset >= 0).all()
         assert (layout.free_by_segment() <= layout.segments.size).all()
 
@@ -119,7 +119,7 @@ def test_blocks_outside_of_segments_are_left_out() -> None:
 
 def test_without_segments_there_is_nothing_to_lay_out() -> None:
     layout = lay_out(builders.trace([alloc(BASE, 512)]), 1)
-    assert len(layout.segments) == len(layout.allocation) == len(layout.hole_size) == 0
+    assert len(layout.segments) == len(layout.allocation) == len(layout.free_size) == 0
 
 
 def test_blocks_give_an_expandable_segment_its_unknown_kind() -> None:

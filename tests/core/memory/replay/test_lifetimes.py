@@ -1,4 +1,4 @@
-"""Steps at addresses, cut into lifetimes."""
+"""Steps at addresses, split into lifetimes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cudakit.core.memory.replay.lifetimes import (
     COMPLETE,
     REQUEST,
     Lifetimes,
-    Rows,
-    cut,
-    order,
+    LifetimeSteps,
+    sorted_by_address,
+    split_into_lifetimes,
 )
 
 Step = tuple[int, int]  # address and step
 
 
-def ordered(steps: list[Step]) -> Rows:
-    return order(
+def ordered(steps: list[Step]) -> LifetimeSteps:
+    return sorted_by_address(
         np.arange(len(steps)),
         np.array([address for address, _ in steps], np.uint64),
         np.array([step for _, step in steps], np.uint8),
@@ -30,7 +30,7 @@ def ordered(steps: list[Step]) -> Rows:
 
 
 def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
-    found = cut(ordered(steps))
+    found = split_into_lifetimes(ordered(steps))
     columns = (found.begin, found.request, found.complete)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -79,7 +79,9 @@ def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
 
 
 def test_the_oldest_and_the_newest_lifetime_of_each_address_are_marked() -> None:
-    found: Lifetimes = cut(ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)]))
+    found: Lifetimes = split_into_lifetimes(
+        ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)])
+    )
     assert found.oldest.tolist() == [True, True, False, False]
     assert found.newest.tolist() == [True, False, False, True]
 

@@ -12,7 +12,7 @@ from core.memory.strategies import LAW, garbage, recordings
 from hypothesis import given
 
 from cudakit.core.memory.replay.mapped_ranges import mapped_ranges
-from cudakit.core.memory.replay.segments import SegmentLives, segment_history
+from cudakit.core.memory.replay.segments import SegmentLifetimes, segment_history
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 
@@ -33,8 +33,8 @@ def final(page: int, pages: int = 1, *blocks: Block, stream: int = 0, pool: int 
     return Segment(address, pages * PAGE, blocks, stream=stream, pool=pool, expandable=True)
 
 
-def mapped_at(trace: DeviceTrace, moment: int) -> SegmentLives:
-    return segment_history(trace).runs_at(moment)
+def mapped_at(trace: DeviceTrace, moment: int) -> SegmentLifetimes:
+    return segment_history(trace).expandable_at(moment)
 
 
 def pages_at(trace: DeviceTrace, moment: int) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.replay.lifetimes import BEFORE, Contradictions
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE, Contradictions
 from cudakit.core.memory.snapshot import HOST, BlockState, DeviceTrace
 from cudakit.torch_rules.actions import Action
 
@@ -192,7 +192,7 @@ def test_without_events_there_is_one_moment_and_all_is_from_before() -> None:
     assert found.n_events == 0
     assert found.curves.requested.tolist() == [100]
     assert found.curves.reserved.tolist() == [2 * MIB]
-    assert intervals(found.allocations) == [(BEFORE, 0, 0)]
+    assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 0)]
 
 
 def test_nothing_at_all_is_complete() -> None:
@@ -211,14 +211,14 @@ def test_an_address_that_is_used_again_is_another_allocation() -> None:
 
 def test_a_block_freed_without_a_recorded_allocation_is_from_before() -> None:
     found = replayed(builders.trace(freed(BASE, 100), [Segment(BASE, 2 * MIB)]))
-    assert intervals(found.allocations) == [(BEFORE, 0, 1)]
+    assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 1)]
     assert found.inconsistencies.total == 0
     assert not found.begins_complete
 
 
 def test_a_free_requested_before_the_trace_may_complete_in_it() -> None:
     found = replayed(builders.trace([free_completed(BASE, 100)], [Segment(BASE, 2 * MIB)]))
-    assert intervals(found.allocations) == [(BEFORE, BEFORE, 0)]
+    assert intervals(found.allocations) == [(BEFORE_TRACE, BEFORE_TRACE, 0)]
     assert found.curves.allocated.tolist() == [0, 0]
     assert found.curves.active.tolist() == [512, 0]
 
@@ -227,7 +227,7 @@ def test_a_free_that_is_pending_from_before_the_trace_to_its_end_counts_as_activ
     pending = Block(BASE, 512, 100, BlockState.PENDING_FREE)
     trace = builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB, [pending])])
     found = replayed(trace)
-    assert intervals(found.allocations) == [(BEFORE, BEFORE, 1)]
+    assert intervals(found.allocations) == [(BEFORE_TRACE, BEFORE_TRACE, 1)]
     assert found.curves.allocated.tolist() == [0, 0]
     assert found.curves.active.tolist() == [512, 512]
     assert found.inconsistencies.total == 0
@@ -332,7 +332,7 @@ def test_a_lost_allocation_begins_at_the_free_before_it() -> None:
     entries = [*freed(BASE, 512), *freed(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert found.inconsistencies == Contradictions(lost_allocations=2, lost_requests=1)
-    assert intervals(found.allocations) == [(BEFORE, 0, 1), (1, 2, 3), (3, 4, 4)]
+    assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 1), (1, 2, 3), (3, 4, 4)]
 
 
 def test_a_free_that_completes_unasked_means_that_a_request_was_lost() -> None:

@@ -8,8 +8,8 @@ from core.memory.history import History
 from core.memory.strategies import LAW, recordings
 from hypothesis import given
 
-from cudakit.core.memory.replay.lifetimes import BEFORE
-from cudakit.core.memory.replay.segments import SegmentLives, segment_history
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
+from cudakit.core.memory.replay.segments import SegmentLifetimes, segment_history
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 
@@ -19,8 +19,8 @@ OTHER = BASE + 64 * MIB
 Row = tuple[int, ...]
 
 
-def whole(trace: DeviceTrace) -> SegmentLives:
-    return segment_history(trace).whole
+def plain_segments(trace: DeviceTrace) -> SegmentLifetimes:
+    return segment_history(trace).plain
 
 
 def contradictions(trace: DeviceTrace) -> int:
@@ -28,7 +28,7 @@ def contradictions(trace: DeviceTrace) -> int:
 
 
 def lives(trace: DeviceTrace) -> list[Row]:
-    found = whole(trace)
+    found = plain_segments(trace)
     columns = (found.address, found.size, found.begin, found.end)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -37,7 +37,7 @@ def lives(trace: DeviceTrace) -> list[Row]:
 @given(recordings(pools=3))
 def test_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     names = ("address", "size", "stream", "pool", "kind")
-    found = whole(history.trace())
+    found = plain_segments(history.trace())
     for moment, truth in enumerate(history.truths):
         now = found.at(moment)
         rows = zip(*(getattr(now, name).tolist() for name in names), strict=True)
@@ -53,7 +53,7 @@ def test_no_segment_contradicts_itself_in_what_an_allocator_wrote(history: Histo
 
 def test_a_segment_without_events_was_there_before_and_stays() -> None:
     assert lives(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
-        (BASE, 2 * MIB, BEFORE, 1)
+        (BASE, 2 * MIB, BEFORE_TRACE, 1)
     ]
 
 
@@ -67,7 +67,7 @@ def test_an_address_that_is_reserved_again_is_another_segment() -> None:
     trace = builders.trace(entries, [Segment(BASE + 2 * MIB, 2 * MIB)])
     assert lives(trace) == [
         (BASE, 2 * MIB, 1, 3),
-        (BASE, 20 * MIB, BEFORE, 0),
+        (BASE, 20 * MIB, BEFORE_TRACE, 0),
         (BASE + 2 * MIB, 2 * MIB, 2, 4),
     ]
     assert contradictions(trace) == 0
@@ -80,18 +80,18 @@ def test_the_pool_of_a_segment_that_is_gone_is_the_default_one_unless_an_event_s
         segment_alloc(OTHER, 2 * MIB, pool=2),
         segment_free(OTHER, 2 * MIB, pool=2),
     ]
-    assert whole(builders.trace(entries)).pool.tolist() == [0, 2]
+    assert plain_segments(builders.trace(entries)).pool.tolist() == [0, 2]
 
 
 def test_only_the_small_pool_has_segments_of_2_mib() -> None:
     entries = [segment_free(BASE, 2 * MIB), segment_free(OTHER, 20 * MIB)]
-    found = whole(builders.trace(entries))
+    found = plain_segments(builders.trace(entries))
     assert found.kind.tolist() == [SegmentKind.SMALL, SegmentKind.LARGE]
 
 
 def test_kind_and_pool_of_a_final_segment_come_from_the_file() -> None:
     kept = Segment(BASE, 2 * MIB, kind=SegmentKind.LARGE, pool=2)
-    found = whole(builders.trace([segment_alloc(BASE, 2 * MIB)], [kept]))
+    found = plain_segments(builders.trace([segment_alloc(BASE, 2 * MIB)], [kept]))
     assert found.kind.tolist() == [SegmentKind.LARGE]
     assert found.pool.tolist() == [2]
 
@@ -132,4 +132,4 @@ def test_a_final_segment_began_with_its_last_reservation_or_before_the_trace() -
         segment_alloc(BASE, 2 * MIB),
     ]
     final = [Segment(BASE, 2 * MIB), Segment(OTHER, 2 * MIB)]
-    assert segment_history(builders.trace(entries, final)).final_begin.tolist() == [2, BEFORE]
+    assert segment_history(builders.trace(entries, final)).final_begin.tolist() == [2, BEFORE_TRACE]

@@ -40,10 +40,10 @@ def again(program: Program) -> dict[str, int]:
     """Play what a program did under its own settings, and return the statistics."""
     snapshot = program.snapshot()
     (trace,) = snapshot.devices
-    collects = program.settings.garbage_collection_threshold > 0
+    garbage_collects = program.settings.garbage_collection_threshold > 0
     recording = recording_of(snapshot, trace)
     played, _ = replay(
-        program_of(recording, collects=collects),
+        program_of(recording, garbage_collects=garbage_collects),
         program.settings,
         new_allocator,
         limit_bytes=program.capacity,
