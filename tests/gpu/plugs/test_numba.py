@@ -20,8 +20,8 @@ from cudakit.gpu.plugs.numba import (
     UNUSED_STREAM,
     manager_of,
     memory_manager,
-    unpickle_handle,
     source_of,
+    unpickle_handle,
 )
 
 MemoryInfo = namedtuple("MemoryInfo", "free, total")
