@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,16 +83,18 @@ def test_synchronized_program_has_no_races(here: Here) -> None:
     assert run.stderr.startswith("no races found")
 
 
-def test_quiet_prints_one_line_for_races(here: Here) -> None:
+def test_quiet_prints_the_verdict_and_a_line_for_each_race(here: Here) -> None:
     program = here.program()
     racing, clean = (
         here.run("--sanitize", "-q", program),
         here.run("--sanitize", "-q", program, "fixed"),
     )
 
-    assert (racing.exit_code, racing.stderr.count("\n")) == (1, 1)
-    assert "1 race between streams" in racing.stderr
-    assert (clean.exit_code, clean.stderr) == (0, "")
+    verdict, race = racing.stderr.splitlines()
+    assert racing.exit_code == 1
+    assert verdict.startswith("1 race between streams")
+    assert "stream" in race
+    assert (clean.exit_code, clean.stderr) == (0, "no races found, on a simulated device\n")
 
 
 def test_exit_code_of_the_program_overrides_races(here: Here) -> None:
@@ -118,7 +119,9 @@ def test_program_without_gpu_work_is_reported_as_unchecked(here: Here) -> None:
     assert here.run("--sanitize", program) == CliRun(
         0, "", "cudakit: no GPU work was recorded; nothing was checked\n"
     )
-    assert here.run("--sanitize", "-q", program) == CliRun(0, "", "")
+    assert here.run("--sanitize", "-q", program) == CliRun(
+        0, "", "no GPU work was recorded; nothing was checked\n"
+    )
 
 
 def test_child_processes_are_checked_unless_no_follow(here: Here) -> None:
@@ -150,6 +153,27 @@ def test_output_format_follows_the_suffix(here: Here) -> None:
     assert json.loads(log)["version"] == "2.1.0"
 
 
+def test_json_goes_to_stderr_instead_of_the_report(here: Here) -> None:
+    run = here.process("--sanitize", "--json", here.program("print('mine')"))
+
+    assert (run.returncode, run.stdout) == (1, "mine\n")
+    assert json.loads(run.stderr)["schema"] == "cudakit.sanitize/1"
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--sanitize", "--json", "--frobnicate"]])
+def test_json_of_an_error_goes_to_stderr(here: Here, options: list[str]) -> None:
+    run = here.run(*options, here.program(text=TELLTALE))
+
+    assert (run.exit_code, run.stdout) == (125, "")
+    assert json.loads(run.stderr)["error"]["kind"] == "UsageError"
+
+
+def test_json_behind_the_program_is_its_own_argument(here: Here) -> None:
+    run = here.run("--sanitize", "--frobnicate", here.program(text=TELLTALE), "--json")
+
+    assert run.stderr.startswith("cudakit: error: ")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_races_are_printed_if_the_output_file_fails(here: Here) -> None:
     (here.path / "races.json").symlink_to("/dev/full")
@@ -164,8 +188,8 @@ def test_arguments_after_the_program_belong_to_the_program(here: Here) -> None:
     words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
     program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")
 
-    assert here.run("--sanitize", "-q", program, *words) == CliRun(0, "", "")
-    assert here.run("--sanitize", "-q", "--", program, *words) == CliRun(0, "", "")
+    assert here.run("--sanitize", program, *words).exit_code == 0
+    assert here.run("--sanitize", "--", program, *words).exit_code == 0
 
 
 def test_module_code_and_command_can_be_run(here: Here) -> None:
@@ -215,18 +239,16 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     ("options", "said"),
     [
         ([], "--sanitize finds races, --memory records"),
-        (["--memory", "-o", "races.json"], "-o writes the races"),
-        (["--sanitize", "-o", "races.txt"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "races"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "-"], "standard output belongs to the program"),
+        (["--memory", "-o", "races.json"], "-o and --json write the races"),
+        (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
+        (["--sanitize", "-o", "races"], "no suffix of a known format"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
-        (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
-        (["--sanitize", "--json"], "--json"),
-        (["--sanitize", "-m", "-c"], "not both"),
+        (["--sanitize", "-m", "-c"], "exclude each other"),
     ],
 )
 def test_invalid_command_line_ends_with_125_and_starts_nothing(
@@ -266,12 +288,12 @@ def test_force_replaces_a_file(here: Here) -> None:
     assert json.loads((here.path / "races.json").read_text())["races"]
 
 
-# --- where CUDA cannot be watched ------------------------------------------------------------------
+# --- if CUDA cannot be recorded -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def _another_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every machine one on which CUDA cannot be watched."""
+    """Make CUDA unrecordable, as if another tool were in the process."""
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
 
 
@@ -281,7 +303,7 @@ def test_without_gpu_simulated_devices_are_checked(here: Here) -> None:
     run = here.run("--sanitize", "-q", here.program())
 
     assert run.exit_code == 1
-    assert "not watched" not in run.stderr
+    assert "not recorded" not in run.stderr
 
 
 @pytest.mark.gpu
@@ -300,7 +322,7 @@ def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
     run = here.run("--sanitize", "-q", "--on-missing", "run", here.program(text=TELLTALE))
 
     assert run.exit_code == 0
-    assert "CUDA is not watched" in run.stderr
+    assert "CUDA is not recorded" in run.stderr
     assert (here.path / "started").exists()
 
 
@@ -377,7 +399,7 @@ def test_program_without_torch_reports_no_snapshot(here: Here) -> None:
     run = here.run("--memory", here.program(text="pass"))
 
     assert run.exit_code == 0
-    assert "no memory was recorded" in run.stderr
+    assert "no memory snapshot was written" in run.stderr
 
 
 # --- the command line -------------------------------------------------------------------------------
@@ -388,37 +410,3 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
-
-
-Complete = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def complete(here: Here) -> Complete:
-    def complete(line: str) -> list[str]:
-        words = line.split(" ")
-        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-        run = subprocess.run(
-            here.command,
-            env=os.environ | environment | {"_CUDAKIT_COMPLETE": "bash_complete"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return run.stdout.split()
-
-    return complete
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("cudakit run --st", "plain,--stop-on-first"),
-        ("cudakit run --show pos", "plain,possible"),
-        ("cudakit run --sanitize trai", "file,trai"),
-    ],
-)
-def test_shell_completes_options_values_and_program(
-    complete: Complete, line: str, found: str
-) -> None:
-    assert complete(line) == [found]

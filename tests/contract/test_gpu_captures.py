@@ -68,7 +68,7 @@ def test_concurrent_captures_have_distinct_ids(bench: Workbench) -> None:
         assert not ancestors(gpu, first) & ancestors(gpu, second)
 
 
-def test_next_node_depends_on_last_of_its_stream(bench: Workbench) -> None:
+def test_next_captured_node_depends_on_last_node_of_stream(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     with capturing(gpu, stream):
         assert gpu.capture_ends(stream) == ()

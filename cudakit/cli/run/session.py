@@ -1,11 +1,10 @@
-"""One run: check everything, start the program, report the findings."""
+"""Run a program: check options and environment, start it, report the findings."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,15 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.failure import ExitCode, before_the_start, report
-from cudakit.cli.output import (
-    Files,
-    Output,
-    open_by_name,
-    printable,
-    terminal_width,
-    wants_color,
-)
+from cudakit.cli.failure import ExitCode, before_the_start, report_error
+from cudakit.cli.options import OutputOptions
+from cudakit.cli.output import printable, standard_error
+from cudakit.cli.report import Outputs, Report, Text, open_outputs
 from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
@@ -36,9 +30,6 @@ from cudakit.run.supervise import supervise
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
 
-# The files of -o, by their suffix.
-_FORMATS = ("html", "json", "sarif")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -47,9 +38,7 @@ class RunSpec:
     words: tuple[str, ...]
     sanitize: bool
     memory: bool
-    outputs: tuple[str, ...]
-    force: bool
-    quiet: bool
+    output: OutputOptions
     show: Literal["likely", "possible"]
     suppress: tuple[str, ...]
     accesses: Literal["exact", "arguments"] | None
@@ -63,13 +52,13 @@ class RunSpec:
     def __post_init__(self) -> None:
         if not self.sanitize and not self.memory:
             raise UsageError(
-                "nothing is to be watched",
-                hint="--sanitize finds races, --memory records who holds torch's memory",
+                "nothing to record",
+                hint="--sanitize finds races, --memory records GPU memory",
             )
-        if self.outputs and not self.sanitize:
+        if (self.output.targets or self.output.json) and not self.sanitize:
             raise UsageError(
-                "-o writes the races that --sanitize finds",
-                hint="add --sanitize; --snapshot FILE is where --memory writes",
+                "-o and --json write the races that --sanitize finds",
+                hint="add --sanitize; --snapshot FILE is the file of --memory",
             )
 
 
@@ -78,15 +67,15 @@ class _Prepared:
     command: Command
     settings: Settings
     monitor: Monitor
-    files: Files
+    outputs: Outputs
 
 
 def run_program(spec: RunSpec) -> int:
-    """Run the program; return its exit code, or 1 for races, or end by the signal that ended it."""
+    """Run the program; return its exit code or 1 for races, or end by the signal that ended the program."""
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
-            with before_the_start():
+            with before_the_start(as_json=spec.output.json):
                 prepared = _prepare(spec, stack)
             monitor = prepared.monitor
             status = supervise(
@@ -101,7 +90,7 @@ def run_program(spec: RunSpec) -> int:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        code = report(error, as_json=False)
+        code = report_error(error, json_to_stderr=spec.output.json)
     return code if monitor.stopped or not status else finish(status)
 
 
@@ -113,14 +102,14 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         suppress=spec.suppress,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
-        warn=_warn,
+        warn=_ignore if spec.output.json else _warn,
     )
-    files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
-    memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
+    outputs = stack.enter_context(open_outputs(spec.output))
+    memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        monitor.add_note("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
+        monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
@@ -128,7 +117,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         if why_not:
             monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())
-    return _Prepared(command, settings, monitor, files)
+    return _Prepared(command, settings, monitor, outputs)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -139,12 +128,12 @@ def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
-        monitor.add_note(f"CUDA is not watched: {found.message}; {found.hint}")
+        monitor.add_note(f"CUDA is not recorded: {found.message}; {found.hint}")
     return None
 
 
 def _has_device() -> bool:
-    """Return whether the machine has a device: without one there is nothing to record."""
+    """Return whether the machine has a CUDA device."""
     from cudakit.gpu.cuda.current import device_count
 
     return device_count() > 0
@@ -153,18 +142,18 @@ def _has_device() -> bool:
 def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
     """Print and write the findings; return 1 for races."""
     monitor = prepared.monitor
-    if spec.memory and not spec.quiet:
+    if spec.memory and not spec.output.json:
         _print_snapshots(monitor.snapshots)
     if not spec.sanitize:
         return ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status)
-    _print_races(result, quiet=spec.quiet)
+    races, stderr = _report(result), standard_error()
     try:
-        _write_outputs(prepared.files, result)
+        prepared.outputs.write(races, terminal=stderr)
     except EnvironmentUnusable:
-        if spec.quiet:
-            _print_races(result, quiet=False)  # the only output of the findings
+        # No file has the findings: print all of them.
+        stderr.write(races.text("txt", stderr))
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
 
@@ -177,48 +166,19 @@ def _warn(line: str) -> None:
     click.echo(f"cudakit: {printable(line)}", err=True)
 
 
-def _print_races(result: SanitizeResult, *, quiet: bool) -> None:
-    """Write the report; with ``quiet`` one line if there are races."""
-    from cudakit.core.sanitize.present import report, title
-    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED, is_empty
-    from cudakit.render import console
-
-    if quiet:
-        if result.races:
-            _warn(title(result))
-    elif is_empty(result) and not result.races:
-        _warn(NOTHING_RECORDED)
-    else:
-        width, color = terminal_width(sys.stderr), wants_color(sys.stderr)
-        text = console.render(report(result), width=width, color=color)
-        Output(sys.stderr, "standard error", width, color).write(text)
+def _ignore(line: str) -> None:
+    """Do not print a line: the JSON document has it among its notes."""
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
     """Print the paths of memory snapshots, and the command that reads them."""
     for path in paths:
-        _warn(f"memory recorded; look at it with: cudakit memviz {path}")
+        _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory was recorded: torch did not use CUDA in this program")
+        _warn("no memory snapshot was written: the program did not use CUDA through PyTorch")
 
 
 # --- files
-
-
-def _open_outputs(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files]:
-    """Open every file of ``-o``. Raises UsageError for an unknown suffix."""
-    if "-" in paths:
-        raise UsageError(
-            "standard output belongs to the program", hint="name a file, as in -o races.json"
-        )
-    return open_by_name(paths, _FORMATS, force=force)
-
-
-def _write_outputs(files: Files, result: SanitizeResult) -> None:
-    """Write the races into every file. Raises EnvironmentUnusable if a disk is full."""
-    for form, file in files:
-        file.write(_rendered(result, form))
-        file.flush()
 
 
 def _snapshot_file(path: str, *, force: bool) -> Path:
@@ -226,22 +186,54 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
     target = Path(path)
     stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
-        raise UsageError(f"there is no directory {target.parent}", hint="make it, or name another")
+        raise UsageError(
+            f"no such directory: {target.parent}", hint="create it, or choose another file"
+        )
     if target.is_dir():
-        raise UsageError(f"{path} is a directory", hint="name a file in it: --snapshot FILE")
+        raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
     for name in (path, f"{stem}-oom{suffix}"):
         if Path(name).exists() and not force:
             raise UsageError(
-                f"{name} exists", hint="use --force to replace it, or --snapshot FILE for another"
+                f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
             )
     return target
 
 
-def _rendered(result: SanitizeResult, form: str) -> str:
+def _report(result: SanitizeResult) -> Report:
     from cudakit.core.sanitize.present import report
-    from cudakit.render import html, json, sarif
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
+    from cudakit.render import html, sarif
 
-    if form == "json":
-        return json.render(result)
-    document = report(result, top=0)
-    return html.render(document) if form == "html" else sarif.render(document, root=os.getcwd())
+    def page() -> Text:
+        return html.render(report(result, top=0))
+
+    def log() -> Text:
+        return sarif.render(report(result, top=0), root=os.getcwd())
+
+    def nothing() -> Text:
+        return f"cudakit: {NOTHING_RECORDED}\n"
+
+    return Report(
+        result=result,
+        document=lambda: report(result),
+        exports={"html": page, "sarif": log} | ({"txt": nothing} if _found_nothing(result) else {}),
+        brief=lambda: _brief(result),
+    )
+
+
+def _brief(result: SanitizeResult) -> tuple[str, ...]:
+    """Return the verdict and the races, or that nothing was checked."""
+    from cudakit.core.sanitize.present import report
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
+    from cudakit.document import Note, walk
+
+    document = report(result)
+    empty = _found_nothing(result)
+    races = (node.text for node in walk(document.nodes) if isinstance(node, Note) and node.finding)
+    return (NOTHING_RECORDED,) if empty else (document.title, *races)
+
+
+def _found_nothing(result: SanitizeResult) -> bool:
+    from cudakit.core.sanitize.present.coverage import is_empty
+
+    return is_empty(result) and not result.races

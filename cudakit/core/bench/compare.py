@@ -91,7 +91,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     if differences and not force:
         raise InputError(
             f"the two runs are not alike: {'; '.join(differences)}",
-            hint="measure both on one machine in one way, or compare anyway with --force",
+            hint="measure both on one machine in one way, or compare anyway with --ignore-mismatch",
         )
     return Comparison(
         simulated=before.simulated or after.simulated,

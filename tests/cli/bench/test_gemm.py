@@ -136,7 +136,7 @@ def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
     options = [word for place in places for word in ("-o", str(place))]
     run = cli(*ON_SIM, "16", "32", "--dtype", "bf16,int8", "--epilogue", "bias,none", *options)
 
-    assert (run.exit_code, run.stderr) == (0, "")
+    assert (run.exit_code, run.stdout) == (0, "")
     texts = {place.suffixes[0]: place.read_text() for place in places}
     assert texts[".csv"].count("\n") == 1 + 2 * 2 * 2
     assert "| int8 |" in texts[".md"]

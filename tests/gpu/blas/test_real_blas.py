@@ -22,10 +22,10 @@ from cudakit.gpu.api.gemm import (
     Algorithm,
     Blas,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
     Matrix,
-    Multiplication,
 )
 from cudakit.gpu.open import open_gpu
 from cudakit.units import Unavailable
@@ -69,7 +69,7 @@ class Bench:
             bias=self._put(bias, gemm.bias),
         )
 
-    def check(self, product: Multiplication) -> None:
+    def check(self, product: GemmPlan) -> None:
         """Compute once on a stream, and compare all of D."""
         self.poison()
         product.enqueue(self.operands, self.stream)
@@ -153,7 +153,7 @@ def lt(opened: Callable[[Library], Blas]) -> Blas:
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_a_product_is_the_one_that_numpy_computes(
+def test_gemm_matches_numpy(
     gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, layout: str, epilogue: str
 ) -> None:
     gemm = Gemm(dtype=dtype, m=M, n=N, k=K, layout=layout, epilogue=epilogue)
@@ -195,7 +195,7 @@ def test_batches_and_padding_are_right(
     ids=["full precision", "deterministic", "fast", "no workspace"],
 )
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_settings_change_no_result_of_whole_numbers(
+def test_settings_do_not_change_integer_results(
     gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, settings: GemmSettings
 ) -> None:
     _check_or_skip(gpu, blas, owned, Gemm(dtype=dtype, m=M, n=N, k=K), settings)
@@ -231,7 +231,7 @@ def test_cublaslt_has_every_epilogue_of_bf16(
     bench.check(_ready(lt, gemm, owned))
 
 
-def test_a_product_is_captured_and_replayed(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
+def test_captured_gemm_can_be_replayed(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
     bench = Bench(gpu, Gemm(dtype="fp16", m=M, n=N, k=K), owned)
     product = _ready(blas, bench.gemm, owned)
     bench.check(product)
@@ -259,7 +259,7 @@ def test_heuristic_algorithm_is_rebuilt_from_numbers(
     bench = Bench(gpu, Gemm(dtype=dtype, m=512, n=512, k=512), owned)
     proposed = lt.heuristics(bench.gemm, USUAL, 16)
     assert proposed
-    assert lt.multiplication(bench.gemm, USUAL).algorithm == proposed[0]
+    assert lt.prepare(bench.gemm, USUAL).algorithm == proposed[0]
     for algorithm in proposed:
         product = _ready(lt, bench.gemm, owned, algorithm)
         assert _configuration(product.algorithm) == _configuration(algorithm)
@@ -267,7 +267,7 @@ def test_heuristic_algorithm_is_rebuilt_from_numbers(
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_every_configuration_that_is_yielded_runs_and_is_right(
+def test_every_yielded_configuration_is_correct(
     gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
 ) -> None:
     bench = Bench(gpu, Gemm(dtype=dtype, m=256, n=256, k=128), owned)
@@ -277,7 +277,7 @@ def test_every_configuration_that_is_yielded_runs_and_is_right(
     # Of fp8 an architecture may have a single algorithm.
     assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
     for algorithm in _sampled(found, 40):
-        with closing(lt.multiplication(bench.gemm, USUAL, algorithm)) as product:
+        with closing(lt.prepare(bench.gemm, USUAL, algorithm)) as product:
             bench.check(product)
 
 
@@ -288,13 +288,11 @@ def test_heuristic_algorithms_are_among_all_algorithms(lt: Blas) -> None:
     assert any(_configuration(each) in everything for each in proposed)
 
 
-def test_a_deterministic_product_has_the_same_bits_every_time(
-    gpu: Gpu, blas: Blas, owned: ExitStack
-) -> None:
+def test_deterministic_gemm_is_bitwise_reproducible(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
     settings = GemmSettings(deterministic=True)
     bench = Bench(gpu, Gemm(dtype="fp32", m=M, n=N, k=16 * K), owned)
     try:
-        product = owned.enter_context(closing(blas.multiplication(bench.gemm, settings)))
+        product = owned.enter_context(closing(blas.prepare(bench.gemm, settings)))
     except Unsupported as error:
         pytest.skip(error.message)
     results = []
@@ -304,7 +302,7 @@ def test_a_deterministic_product_has_the_same_bits_every_time(
     assert len(set(results)) == 1
 
 
-def test_the_settings_of_torch_are_left_as_they_were(gpu: Gpu, owned: ExitStack) -> None:
+def test_torch_settings_are_restored(gpu: Gpu, owned: ExitStack) -> None:
     torch = pytest.importorskip("torch")
     before = torch.get_float32_matmul_precision(), torch.cuda.current_stream()
     bench = Bench(gpu, Gemm(dtype="tf32", m=M, n=N, k=K), owned)
@@ -318,7 +316,7 @@ def _check_or_skip(
     gpu: Gpu, blas: Blas, owned: ExitStack, gemm: Gemm, settings: GemmSettings = USUAL
 ) -> None:
     try:
-        product = owned.enter_context(closing(blas.multiplication(gemm, settings)))
+        product = owned.enter_context(closing(blas.prepare(gemm, settings)))
         Bench(gpu, gemm, owned).check(product)
     except Unsupported as error:
         pytest.skip(error.message)
@@ -326,8 +324,8 @@ def _check_or_skip(
 
 def _ready(
     blas: Blas, gemm: Gemm, owned: ExitStack, algorithm: Algorithm | None = None
-) -> Multiplication:
-    return owned.enter_context(closing(blas.multiplication(gemm, USUAL, algorithm)))
+) -> GemmPlan:
+    return owned.enter_context(closing(blas.prepare(gemm, USUAL, algorithm)))
 
 
 def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:

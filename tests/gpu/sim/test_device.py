@@ -41,7 +41,7 @@ def test_simulator_imports_no_vendor_library() -> None:
     assert not {"cuda", "pynvml", "nvtx", "torch"} & set(done.stdout.split("'"))
 
 
-def test_device_has_facts_of_its_model() -> None:
+def test_device_has_facts_of_model() -> None:
     gpu = Sim("h200")
 
     assert gpu.facts().fields["name"] == "NVIDIA H200"
@@ -89,7 +89,7 @@ def test_clock_advances_with_calls_and_work_only(desk: Desk) -> None:
     assert gpu.clock.now_ns >= enqueued + 1_000_000
 
 
-def test_two_streams_overlap_and_one_stream_is_serial(desk: Desk) -> None:
+def test_streams_overlap_and_each_stream_is_serial(desk: Desk) -> None:
     gpu, streams = desk.gpu, [desk.gpu.stream() for _ in range(2)]
 
     def took_ns(first: int, second: int) -> int:
@@ -103,7 +103,7 @@ def test_two_streams_overlap_and_one_stream_is_serial(desk: Desk) -> None:
     assert took_ns(0, 0) > 2_000_000
 
 
-def test_work_begins_after_running_work_of_its_stream(desk: Desk) -> None:
+def test_work_begins_after_earlier_work_of_stream(desk: Desk) -> None:
     gpu = desk.gpu
     begin = gpu.clock.now_ns
     desk.spin(1_000_000)
@@ -136,7 +136,7 @@ def test_sync_waits_for_running_work(desk: Desk, wait: Callable[[Sim, Ptr], obje
     assert gpu.clock.now_ns - begin > 1_000_000
 
 
-def test_copies_of_one_direction_serialize_and_of_two_overlap(desk: Desk) -> None:
+def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: Desk) -> None:
     gpu, size = desk.gpu, 8 << 20
     streams = [gpu.stream(blocking=False) for _ in range(2)]
     pinned = [gpu.host_malloc(size) for _ in range(2)]
@@ -250,7 +250,7 @@ def test_host_kernel_read_view_is_read_only() -> None:
         gpu.sync()
 
 
-def test_exception_in_host_kernel_fails_the_launch(desk: Desk) -> None:
+def test_exception_in_host_kernel_fails_launch(desk: Desk) -> None:
     desk.launch("fail")
 
     with pytest.raises(CudaError) as caught:
@@ -260,7 +260,7 @@ def test_exception_in_host_kernel_fails_the_launch(desk: Desk) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_strided_write_changes_one_column_only(desk: Desk) -> None:
+def test_strided_write_changes_single_column(desk: Desk) -> None:
     table = desk.ints(6)
     args = (np.int32(3), np.int32(2), np.int32(9))
 

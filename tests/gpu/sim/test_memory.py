@@ -143,7 +143,7 @@ def test_kernel_accesses_range_of_several_mappings(before: int, rows: int, colum
     assert desk.read(table, rows * columns) == row * rows
 
 
-def test_released_memory_stays_while_mapped() -> None:
+def test_released_memory_lives_while_mapped() -> None:
     desk = Desk()
     backing, base = desk.gpu.create(PAGE), desk.gpu.reserve(PAGE)
     desk.gpu.map(base, backing, PAGE)
@@ -176,7 +176,7 @@ def test_part_of_mapping_cannot_be_unmapped() -> None:
     gpu.unmap(base, 2 * PAGE)
 
 
-def test_reservation_is_returned_whole_and_empty_only() -> None:
+def test_reservation_is_freed_whole_and_unmapped_only() -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
     gpu.map(base, gpu.create(PAGE), PAGE)

@@ -49,7 +49,7 @@ def test_peer_copies_of_two_directions_overlap() -> None:
     assert two_ns - one_ns > SIZE / 18 / 20
 
 
-def test_peer_allocation_is_traced_on_other_device() -> None:
+def test_peer_allocation_is_traced_on_peer() -> None:
     trace: list[Event] = []
     gpu = Sim("h200x2", sink=trace.append)
     here = gpu.malloc(SIZE)
@@ -79,7 +79,7 @@ def test_kernels_access_peer_memory_if_machine_allows() -> None:
     assert desk.read(here) == [5]
 
 
-def test_peer_memory_has_size_of_its_facts() -> None:
+def test_peer_memory_size_is_from_facts() -> None:
     gpu = Sim("h200x2")
     half = 80 << 30
     ptr = gpu.peer_malloc(1, half)

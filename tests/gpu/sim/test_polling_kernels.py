@@ -83,7 +83,7 @@ def test_polling_kernel_lasts_until_host_signals(held: Held) -> None:
     assert 50_000 <= held.gpu.clock.now_ns - begin < 60_000
 
 
-def test_other_streams_run_beside_polling_kernel(held: Held) -> None:
+def test_other_streams_run_during_polling_kernel(held: Held) -> None:
     other, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
     held.put(held.store, value, other)
     held.gpu.sync_stream(other)
@@ -91,7 +91,7 @@ def test_other_streams_run_beside_polling_kernel(held: Held) -> None:
     assert held.words.tolist() == [0, 0, 0]
 
 
-def test_other_stream_can_end_polling_kernel(held: Held) -> None:
+def test_second_stream_can_end_polling_kernel(held: Held) -> None:
     other = held.gpu.stream(blocking=False)
     held.put(held.store, held.go, other)
     held.gpu.sync_stream(held.stream)

@@ -155,7 +155,7 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_launch_is_traced_with_accesses_after_it(seed: int | None) -> None:
+def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
     trace: list[Event] = []
     desk = Desk(sink=trace.append, seed=seed)
     x, y = desk.ints(), desk.ints()
@@ -247,7 +247,7 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
     ]
 
 
-def test_graph_launched_into_capture_becomes_part_of_it() -> None:
+def test_graph_launched_into_capture_is_inlined() -> None:
     def use(desk: Desk) -> None:
         gpu, x, stream = desk.gpu, desk.ints(), desk.gpu.stream()
         gpu.capture_begin(stream)

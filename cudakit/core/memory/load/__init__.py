@@ -1,4 +1,4 @@
-"""From a file to a Snapshot. Nothing in a file is ever looked up as a class or called."""
+"""Load a snapshot file. No class in a file is looked up, and nothing in a file is called."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 # Byte-order marks, the zeros of UTF-16, and white space.
 _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
-# PROTO, or in protocols 0 and 1 the beginning of a list or a dictionary; GLOBAL is refused by its name.
+# PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which the reader rejects by name.
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
 
 
 def load(path: str) -> Snapshot:
     """Read a memory snapshot: pickle (protocols 0 to 5) or JSON, plain, gzip or Zstandard; ``-`` is stdin.
 
-    Raises SnapshotError, with one line of reason, for whatever is not such a file.
+    Raises SnapshotError, with the reason in one line, for any other file.
     """
     file = source.read(path)
     try:
