@@ -11,7 +11,7 @@ from contract.workbench import Workbench
 
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.elements import INT8, Bits, Element, Floats, decode, encode
-from cudakit.gpu.api.gemm import Gemm, Matrix, Multiplication
+from cudakit.gpu.api.gemm import Gemm, GemmPlan, Matrix
 
 # Bytes of D, before anything is written there and behind its end.
 POISON = 0xA5
@@ -143,12 +143,10 @@ def result(bench: Workbench, problem: Problem, where: Places) -> bytes:
     return bench.read_bytes(where.d, problem.gemm.d.size_bytes + TAIL_BYTES)
 
 
-def run(
-    bench: Workbench, multiplication: Multiplication, problem: Problem, stream: Stream | None = None
-) -> bytes:
+def run(bench: Workbench, plan: GemmPlan, problem: Problem, stream: Stream | None = None) -> bytes:
     """Compute a problem once, in fresh memory."""
     where = put(bench, problem)
-    multiplication.enqueue(where, bench.gpu.stream() if stream is None else stream)
+    plan.enqueue(where, bench.gpu.stream() if stream is None else stream)
     content = result(bench, problem, where)
     for ptr in (where.a, where.b, where.d, where.bias):
         bench.gpu.free(ptr)

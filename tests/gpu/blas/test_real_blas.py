@@ -22,10 +22,10 @@ from cudakit.gpu.api.gemm import (
     Algorithm,
     Blas,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
     Matrix,
-    Multiplication,
 )
 from cudakit.gpu.open import open_gpu
 from cudakit.units import Unavailable
@@ -69,7 +69,7 @@ class Bench:
             bias=self._put(bias, gemm.bias),
         )
 
-    def check(self, product: Multiplication) -> None:
+    def check(self, product: GemmPlan) -> None:
         """Compute once on a stream, and compare all of D."""
         self.poison()
         product.enqueue(self.operands, self.stream)
@@ -259,7 +259,7 @@ def test_heuristic_algorithm_is_rebuilt_from_numbers(
     bench = Bench(gpu, Gemm(dtype=dtype, m=512, n=512, k=512), owned)
     proposed = lt.heuristics(bench.gemm, USUAL, 16)
     assert proposed
-    assert lt.multiplication(bench.gemm, USUAL).algorithm == proposed[0]
+    assert lt.prepare(bench.gemm, USUAL).algorithm == proposed[0]
     for algorithm in proposed:
         product = _ready(lt, bench.gemm, owned, algorithm)
         assert _configuration(product.algorithm) == _configuration(algorithm)
@@ -277,7 +277,7 @@ def test_every_yielded_configuration_is_correct(
     # Of fp8 an architecture may have a single algorithm.
     assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
     for algorithm in _sampled(found, 40):
-        with closing(lt.multiplication(bench.gemm, USUAL, algorithm)) as product:
+        with closing(lt.prepare(bench.gemm, USUAL, algorithm)) as product:
             bench.check(product)
 
 
@@ -292,7 +292,7 @@ def test_deterministic_gemm_is_bitwise_reproducible(gpu: Gpu, blas: Blas, owned:
     settings = GemmSettings(deterministic=True)
     bench = Bench(gpu, Gemm(dtype="fp32", m=M, n=N, k=16 * K), owned)
     try:
-        product = owned.enter_context(closing(blas.multiplication(bench.gemm, settings)))
+        product = owned.enter_context(closing(blas.prepare(bench.gemm, settings)))
     except Unsupported as error:
         pytest.skip(error.message)
     results = []
@@ -316,7 +316,7 @@ def _check_or_skip(
     gpu: Gpu, blas: Blas, owned: ExitStack, gemm: Gemm, settings: GemmSettings = USUAL
 ) -> None:
     try:
-        product = owned.enter_context(closing(blas.multiplication(gemm, settings)))
+        product = owned.enter_context(closing(blas.prepare(gemm, settings)))
         Bench(gpu, gemm, owned).check(product)
     except Unsupported as error:
         pytest.skip(error.message)
@@ -324,8 +324,8 @@ def _check_or_skip(
 
 def _ready(
     blas: Blas, gemm: Gemm, owned: ExitStack, algorithm: Algorithm | None = None
-) -> Multiplication:
-    return owned.enter_context(closing(blas.multiplication(gemm, USUAL, algorithm)))
+) -> GemmPlan:
+    return owned.enter_context(closing(blas.prepare(gemm, USUAL, algorithm)))
 
 
 def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:

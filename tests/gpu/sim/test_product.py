@@ -58,8 +58,8 @@ def test_gemm_matches_definition(gemm: Gemm, seed: int) -> None:
     problem = Problem(gemm, seed)
     with closing(Sim()) as sim:
         bench = Workbench(sim, sim.compile(SOURCE))
-        multiplication = sim.blas().multiplication(gemm, GemmSettings())
-        problem.check(run(bench, multiplication, problem))
+        plan = sim.blas().prepare(gemm, GemmSettings())
+        problem.check(run(bench, plan, problem))
 
 
 def dot(
