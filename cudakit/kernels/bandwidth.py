@@ -14,7 +14,7 @@ from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16
-SOUGHT = 0x6B8B4567  # arbitrary
+SENTINEL = 0x6B8B4567  # arbitrary
 # With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s, against 4020 with
 # four vectors and 4230 by cuMemcpyAsync.
 _THREADS = 256
@@ -75,8 +75,8 @@ class Bandwidth:
         self._launch("cudakit_copy", size_bytes, stream, to, from_)
 
     def read(self, sink: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Read; ``sink`` becomes SOUGHT if the exclusive or of a vector's four words is SOUGHT."""
-        self._launch("cudakit_read", size_bytes, stream, sink, from_, np.uint32(SOUGHT))
+        """Read; ``sink`` becomes SENTINEL if the exclusive or of a vector's four words is SENTINEL."""
+        self._launch("cudakit_read", size_bytes, stream, sink, from_, np.uint32(SENTINEL))
 
     def write(self, to: Ptr, word: int, size_bytes: int, stream: Stream) -> None:
         """Write a 32-bit word repeatedly."""

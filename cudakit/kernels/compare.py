@@ -63,7 +63,7 @@ class Compare:
         """Count the 32-bit words in which two buffers differ."""
         return self._count("cudakit_differ", (one, other), size_bytes, stream)
 
-    def count_unlike(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
+    def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
         """Count the 32-bit words that are not the given one."""
         return self._count("cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream)
 

@@ -8,7 +8,7 @@ from cudakit.gpu.api import Argument, Dim3, Kernels, Stream
 
 _BLOCK = 256
 # More blocks only cost scheduling time; kernels stride over the remaining elements.
-_MOST_BLOCKS = 1 << 16
+_MAX_BLOCKS = 1 << 16
 
 
 class LoadedKernels:
@@ -28,7 +28,7 @@ class LoadedKernels:
 
     def launch_over(self, name: str, count: int, args: Sequence[Argument], stream: Stream) -> None:
         """Launch a kernel that strides over ``count`` elements; no elements are no launch."""
-        blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
+        blocks = min(-(-count // _BLOCK), _MAX_BLOCKS)
         if blocks:
             self.launch(name, args, stream, grid=blocks, block=_BLOCK)
 

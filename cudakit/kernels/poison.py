@@ -52,7 +52,7 @@ extern "C" __global__ void cudakit_count_poison(
 """
 
 
-class Traces(NamedTuple):
+class PoisonCounts(NamedTuple):
     """Counts of poison in matrices, in elements."""
 
     unwritten: int  # elements of a matrix that still are poison
@@ -77,7 +77,7 @@ class Poison:
         """Enqueue a fill of ``count`` elements with poison."""
         self._gpu.fill(at, poison_byte(element), count * element.size_bytes, stream)
 
-    def find(self, at: Ptr, matrix: Matrix, pitch: int, count: int, stream: Stream) -> Traces:
+    def find(self, at: Ptr, matrix: Matrix, pitch: int, count: int, stream: Stream) -> PoisonCounts:
         """Count remaining and overwritten poison in ``count`` matrices, and wait for the result.
 
         Matrices are ``pitch`` elements apart; all of them, the last pitch included, were filled with poison.
@@ -91,7 +91,7 @@ class Poison:
         gpu.copy(self._host, self._device, _ANSWER_BYTES, stream)
         gpu.sync_stream(stream)
         found = np.frombuffer(bytes(gpu.host_view(self._host, _ANSWER_BYTES)), np.uint64)
-        return Traces(*map(int, found))
+        return PoisonCounts(*map(int, found))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""

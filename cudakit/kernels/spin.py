@@ -56,7 +56,7 @@ class Spin:
         """Spin for a duration."""
         self._kernels.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
 
-    def not_at_all(self, stream: Stream) -> None:
+    def empty(self, stream: Stream) -> None:
         """Launch an empty kernel, to measure the cost of a launch."""
         self._kernels.launch("cudakit_spin_not", (), stream)
 

@@ -143,7 +143,7 @@ def tuned_algorithms(
     known = load_tuned(path)
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    found = known.products_on(machine)
+    found = known.entries_for(machine)
     _say_missing(path, sum((gemm, settings) not in found for gemm in gemms), len(gemms))
     return known.algorithms_for(machine, settings)
 

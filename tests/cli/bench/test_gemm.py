@@ -38,7 +38,7 @@ def test_a_result_says_how_which_library_and_how_fast(cli: Cli) -> None:
     (case,) = answer(cli, "64", "--seed", "7", "--fill", "normal")["results"]
 
     assert case["axes"] == {"dtype": "bf16", "m": 64, "n": 64, "k": 64, "layout": "tn"}
-    assert (case["verified"], case["contender"], case["operation"]) == (True, "cudakit", "FLOP")
+    assert (case["verified"], case["library"], case["operation"]) == (True, "cudakit", "FLOP")
     assert (case["method"]["fill"], case["method"]["seed"]) == ("normal", 7)
     # What the host does is done once, on one buffer set, where nothing else is asked.
     assert (case["method"]["mode"], case["method"]["cache"]) == ("isolated", "hot")
@@ -90,7 +90,7 @@ def test_a_rival_is_measured_in_turn_and_stands_beside(cli: Cli) -> None:
     own, rival = answer(cli, "32", "--vs", "cublas")["results"]
     report = cli(*ON_SIM, "32", "--vs", "cublas").stdout
 
-    assert (own["contender"], rival["contender"]) == ("cudakit", "cublas")
+    assert (own["library"], rival["library"]) == ("cudakit", "cublas")
     assert own["method"]["interleaved"] == ["cudakit", "cublas"]
     assert own["axes"] == rival["axes"]
     assert "of cublas" in report
@@ -102,7 +102,7 @@ def test_rivals_that_cannot_run_here_have_no_figures_and_say_why(cli: Cli, vs: l
     own, *rivals = answer(cli, "32", "--vs", *vs)["results"]
 
     assert own["verified"]
-    assert [rival["contender"] for rival in rivals] == ["torch", "cupy"]
+    assert [rival["library"] for rival in rivals] == ["torch", "cupy"]
     for rival in rivals:
         assert rival["median_s"] is None
         assert "real device" in rival["unavailable"]["median_s"]

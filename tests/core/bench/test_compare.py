@@ -169,7 +169,7 @@ def test_cases_of_one_run_only_are_named() -> None:
 
 
 def test_a_peer_is_another_case() -> None:
-    found = compare(result(gemm(), gemm(contender="torch")), result(gemm()))
+    found = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
     assert [label(entry) for entry in found.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
     assert found.only_before == ("gemm m=8192 n=8192 k=8192 dtype=bf16 by torch",)

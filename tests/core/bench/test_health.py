@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.core.bench.health import Band, SuiteResult, band, conclude, figure, figure_of, reached
+from cudakit.core.bench.health import Band, SuiteResult, assess, band, figure, figure_of, reached
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import CaseResult
 from cudakit.render import json
@@ -17,7 +17,7 @@ REFUSED = Unavailable("cublaslt does not offer it on this GPU")
 
 def suite(*cases: CaseResult, **changes: Any) -> SuiteResult:
     simulated = all(case.environment.simulated for case in cases)
-    return conclude(
+    return assess(
         result(*cases, bench="suite", simulated=simulated), quick=True, fields={}, **changes
     )
 

@@ -45,7 +45,7 @@ def plain(*, at: str = "", value: object = None) -> Any:
 @pytest.mark.parametrize(
     "made",
     [
-        result(gemm(), gemm(4096, contender="torch"), launch()),
+        result(gemm(), gemm(4096, library="torch"), launch()),
         result(gemm(verification=WRONG), gemm(samples=Samples((), discarded=3))),
         result(simulated=True, complete=False, warnings=("the clock was held down",)),
     ],

@@ -178,7 +178,7 @@ def test_baselines_are_interleaved_and_have_own_results() -> None:
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[against(ByAnother(), ByAnother(library="third"))])
 
-    assert [one.contender for one in result.results] == ["cudakit", "other", "third"]
+    assert [one.library for one in result.results] == ["cudakit", "other", "third"]
     assert {one.name for one in result.results} == {"copy"}
     assert {one.method.interleaved for one in result.results} == {("cudakit", "other", "third")}
     assert [one.settings for one in result.results] == [
@@ -213,7 +213,7 @@ def test_baselines_are_measured_if_own_workload_is_refused() -> None:
         unable = ByAnother(library="ours", offered=False)
         own, rival = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
 
-    assert own.contender == "cudakit"
+    assert own.library == "cudakit"
     assert isinstance(own.median_s, Unavailable)
     assert rival.verified
     assert rival.method.interleaved == ()

@@ -59,10 +59,10 @@ def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None
     spin = Spin(timer.gpu)
 
     def dawdling(stream: Stream) -> None:
-        spin.not_at_all(stream)
+        spin.empty(stream)
         for _ in range(100):  # calls take time at the host
             timer.gpu.memory_info()
-        spin.not_at_all(stream)
+        spin.empty(stream)
 
     blocked, open_ = (timer.time(dawdling, blocked=blocked) for blocked in (True, False))
 

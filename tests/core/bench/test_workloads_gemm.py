@@ -15,7 +15,7 @@ from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.roofline import Limit, Work
 from cudakit.core.bench.spec import FILLS, GemmSpec
 from cudakit.core.bench.workload import Verification
-from cudakit.core.bench.workloads.gemm import GemmWorkload, algorithm_words, gemm_cases
+from cudakit.core.bench.workloads.gemm import GemmWorkload, describe_algorithm, gemm_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
@@ -117,11 +117,11 @@ def test_an_algorithm_that_is_given_is_used() -> None:
             results(gpu, **options)[0] for options in ({}, {"algorithms": {SMALL: last}})
         )
 
-    assert second.settings["algorithm"] == algorithm_words(last) != first.settings["algorithm"]
+    assert second.settings["algorithm"] == describe_algorithm(last) != first.settings["algorithm"]
 
 
 def test_an_algorithm_is_written_without_what_is_zero() -> None:
-    assert algorithm_words(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
+    assert describe_algorithm(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
         "id 66, tile 20, split-k 3"
     )
 
@@ -231,7 +231,7 @@ def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> No
         own, rival = results(gpu, baselines=("cublas",))
         assert gpu.opened == ["cublaslt", "cublas"]
 
-    assert (own.contender, rival.contender) == ("cudakit", "cublas")
+    assert (own.library, rival.library) == ("cudakit", "cublas")
     assert (own.name, own.axes) == (rival.name, rival.axes)
     assert own.method.interleaved == rival.method.interleaved == ("cudakit", "cublas")
     assert len(own.samples_s) == len(rival.samples_s)
@@ -350,7 +350,7 @@ def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
     ]
 
 
-def test_samples_last_long_enough_to_count_energy_unless_something_else_was_asked() -> None:
+def test_samples_last_long_enough_to_measure_energy_unless_something_else_was_asked() -> None:
     with closing(Sim()) as gpu:
         (usual,) = cases(gpu)
         (short,) = cases(gpu, rule=Rule(timeout_s=2.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cudakit.core.bench.load import load_result
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.core.bench.summarize import case_result
 from cudakit.core.bench.workloads.graph_costs import graph_costs, line
 from cudakit.render.json import render
@@ -41,7 +41,7 @@ def costs(*cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
     return graph_costs([case for some in cases for case in some])
 
 
-def payoff(steps: Mapping[str, float]) -> Payoff:
+def payoff(steps: Mapping[str, float]) -> BreakEven:
     ((only,),) = (graph.payoffs for graph in costs(measured(steps)))
     return only
 

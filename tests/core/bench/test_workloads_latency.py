@@ -9,7 +9,7 @@ import pytest
 
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult
-from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec, Opener
+from cudakit.core.bench.spec import CALLS, AllocatorFactory, AllocSpec, LaunchSpec
 from cudakit.errors import CudaError, InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim
@@ -117,7 +117,7 @@ class Bump:
 def test_any_allocator_can_be_measured_beside_them() -> None:
     with closing(Sim()) as gpu:
         bump = Bump(gpu, gpu.malloc(1 << 20))
-        others: Mapping[str, Opener] = {"bump": lambda _: bump}
+        others: Mapping[str, AllocatorFactory] = {"bump": lambda _: bump}
         names = ("driver", "bump")
         spec = AllocSpec(allocators=names, others=others, sizes_bytes=(4096,))
         result = run(spec, gpu)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocSpec, Opener
+from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocatorFactory, AllocSpec
 from cudakit.core.bench.workload import PreparedLatency, Verification
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
@@ -31,7 +31,7 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     )
 
 
-def _openers(spec: AllocSpec) -> dict[str, Opener]:
+def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
     """Return the makers of the requested allocators, by name."""
     known = {**_OF_DRIVER, **spec.others}
     return {name: known[name] for name in spec.allocators or known}
@@ -56,7 +56,7 @@ class Alloc:
 
     allocator: str
     size_bytes: int
-    open: Opener
+    open: AllocatorFactory
     name: str = "alloc"
 
     @property
@@ -73,9 +73,9 @@ class PreparedAlloc(PreparedLatency):
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
         super().__init__()
         self._gpu, self._allocator, self._size_bytes = gpu, allocator, size_bytes
-        self.owned.callback(allocator.close)
-        self._kernels = self.owned.enter_context(closing(Bandwidth(gpu)))
-        self._compare = self.owned.enter_context(closing(Compare(gpu)))
+        self.cleanup.callback(allocator.close)
+        self._kernels = self.cleanup.enter_context(closing(Bandwidth(gpu)))
+        self._compare = self.cleanup.enter_context(closing(Compare(gpu)))
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
@@ -87,7 +87,7 @@ class PreparedAlloc(PreparedLatency):
         ptr = self._allocator.alloc(self._size_bytes, LEGACY)
         try:
             self._kernels.write(ptr, _WORD, size_bytes, LEGACY)
-            wrong = self._compare.count_unlike(ptr, _WORD, size_bytes, LEGACY)
+            wrong = self._compare.count_not_equal(ptr, _WORD, size_bytes, LEGACY)
         finally:
             self._allocator.free(ptr, LEGACY)
             self._gpu.sync()
@@ -169,6 +169,6 @@ class Virtual(_OfGpu):
         self._gpu.unreserve(ptr, whole)
 
 
-_OF_DRIVER: MappingProxyType[str, Opener] = MappingProxyType(
+_OF_DRIVER: MappingProxyType[str, AllocatorFactory] = MappingProxyType(
     {"driver": Driver, "stream-ordered": StreamOrdered, "pinned": Pinned, "virtual": Virtual}
 )

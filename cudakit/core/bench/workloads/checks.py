@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cudakit.core.bench.workload import Verification, verification
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.elements import FP32
-from cudakit.kernels.bandwidth import SOUGHT
+from cudakit.kernels.bandwidth import SENTINEL
 from cudakit.kernels.compare import Compare
 
 # The byte that poisons outputs: as fp32 it is NaN.
@@ -44,7 +44,7 @@ def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Ver
 
 def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the reader found the value in the last place."""
-    missed = compare.count_unlike(at.to, SOUGHT, _WORD_BYTES, LEGACY)
+    missed = compare.count_not_equal(at.to, SENTINEL, _WORD_BYTES, LEGACY)
     detail = "what the last place holds was not read" if missed else ""
     return verification(float(missed), 0.0, "what the last place holds", detail)
 
@@ -53,7 +53,7 @@ def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
     def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-        wrong = compare.count_unlike(at.to, word, size_bytes, LEGACY)
+        wrong = compare.count_not_equal(at.to, word, size_bytes, LEGACY)
         return _of_words(wrong, size_bytes // _WORD_BYTES, "the word written, every word")
 
     return check
@@ -68,7 +68,7 @@ def check_linear(factors: Sequence[float]) -> Check:
         values = compare.sample(at.to, FP32, places, LEGACY)
         read = (compare.sample(source, FP32, places, LEGACY) for source in at.sources)
         expected = sum(f * x for f, x in zip(factors, read, strict=True))
-        unwritten = words - compare.count_unlike(at.to, _POISONED_WORD, size_bytes, LEGACY)
+        unwritten = words - compare.count_not_equal(at.to, _POISONED_WORD, size_bytes, LEGACY)
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
         return verification(error, _ROUNDING, f"fp64, {len(places)} values", detail)

@@ -11,15 +11,15 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.l2_cache import MOST_SETS, is_cold, l2_size_bytes
+from cudakit.core.bench.l2_cache import MAX_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.core.bench.workload import (
     Verification,
-    owned_event,
-    owned_memory,
-    owned_stream,
+    allocate,
+    create_event,
+    create_stream,
     worst,
 )
 from cudakit.core.bench.workloads.checks import POISON, Buffers, check_copy
@@ -115,7 +115,7 @@ def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
 
     Copies too small to fill the cache with any number of buffers take as long as a call, cold or hot.
     """
-    can_be_cold = is_cold(MOST_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
+    can_be_cold = is_cold(MAX_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
     return "rotate" if direction == "d2d" and can_be_cold else "hot"
 
 
@@ -174,13 +174,13 @@ class PreparedCopy:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
         self._ends = _ROUTES[copy.direction]
         self._sets: list[tuple[_Route, ...]] = []
-        with ExitStack() as owned:
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._aside = owned_stream(gpu, owned)
-            self._fork, self._join = owned_event(gpu, owned), owned_event(gpu, owned)
-            self._places = Places(gpu, copy.size_bytes, owned, copy.peer)
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._aside = create_stream(gpu, cleanup)
+            self._fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
+            self._places = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
             self.rotate(1)
-            self._places.owned = self._owned = owned.pop_all()
+            self._places.cleanup = self._cleanup = cleanup.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
@@ -216,7 +216,7 @@ class PreparedCopy:
         return verification
 
     def close(self) -> None:
-        self._owned.close()
+        self._cleanup.close()
 
     def _routes(self) -> Iterator[_Route]:
         return (route for routes in self._sets for route in routes)
@@ -260,11 +260,11 @@ def peers(gpu: _LinkedDevice) -> dict[int, Access]:
     raise AssertionError("devices without end")
 
 
-class Places:
-    """Buffers of one size, in every place; ``owned`` frees them. No method waits for the device."""
+class CopyBuffers:
+    """Buffers of one size, in every place; ``cleanup`` frees them. No method waits for the device."""
 
-    def __init__(self, gpu: Gpu, size_bytes: int, owned: ExitStack, peer: int | None) -> None:
-        self.owned = owned
+    def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
+        self.cleanup = cleanup
         self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
         self._staging: Ptr | None = None
 
@@ -274,12 +274,12 @@ class Places:
         size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if place == "peer" and peer is not None:
             ptr = gpu.peer_malloc(peer, size_bytes)
-            self.owned.callback(gpu.peer_free, peer, ptr)
+            self.cleanup.callback(gpu.peer_free, peer, ptr)
             return ptr
         if place == "device":
-            return owned_memory(gpu, self.owned, size_bytes)
+            return allocate(gpu, self.cleanup, size_bytes)
         ptr = gpu.host_malloc(size_bytes, pinned=place != "pageable")
-        self.owned.callback(gpu.host_free, ptr)
+        self.cleanup.callback(gpu.host_free, ptr)
         return ptr
 
     def poison(self, ptr: Ptr, place: Place) -> None:

@@ -39,7 +39,7 @@ _NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inne
 # Launches take the host so long that the device would idle for much of a shorter sample.
 _SAMPLE_S = 10e-3
 # A power limit needs this long to take effect.
-_LEAST_S = 2.0
+_MIN_S = 2.0
 # Five steps of the energy counter of an H200, each of which is read a few milliseconds late.
 _ENERGY_S = 0.5
 _EDGE = 256
@@ -73,7 +73,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
 def _method(spec: GemmSpec) -> Method:
     method = spec.method(spec.mode, spec.cache, fill=spec.fill)
     if spec.rule.min_time_s == Rule().min_time_s:  # not given
-        least_s = max(spec.rule.min_time_s, min(_LEAST_S, spec.rule.timeout_s / 2))
+        least_s = max(spec.rule.min_time_s, min(_MIN_S, spec.rule.timeout_s / 2))
         method = replace(method, rule=replace(spec.rule, min_time_s=least_s))
     energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
     return replace(method, sample_s=_SAMPLE_S, energy_s=energy_s)
@@ -145,19 +145,19 @@ class PreparedGemm:
         self._made: list[OperandSets] = []
         self._sets: list[OperandSet] = []
         gemm, settings = workload.gemm, workload.settings
-        with ExitStack() as owned:
-            blas = owned.enter_context(closing(gpu.blas(workload.library)))
-            self._multiplication = owned.enter_context(
+        with ExitStack() as cleanup:
+            blas = cleanup.enter_context(closing(gpu.blas(workload.library)))
+            self._multiplication = cleanup.enter_context(
                 closing(blas.multiplication(gemm, settings, workload.algorithm))
             )
             self._version = blas.version
-            self._checker = owned.enter_context(
+            self._checker = cleanup.enter_context(
                 closing(Checker(gpu, gemm, settings, fill=workload.fill, seed=seed))
             )
-            self._owned = owned
+            self._cleanup = cleanup
             self.rotate(1)
             self._try()
-            self._owned = owned.pop_all()
+            self._cleanup = cleanup.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
@@ -180,12 +180,12 @@ class PreparedGemm:
     def settings(self) -> Mapping[str, Axis]:
         """Library, workspace and algorithm, for the record of the result."""
         chosen = self.algorithm
-        algorithm = chosen.reason if isinstance(chosen, Unavailable) else algorithm_words(chosen)
+        algorithm = chosen.reason if isinstance(chosen, Unavailable) else describe_algorithm(chosen)
         return {
             "library": self._workload.library,
             "version": self._version,
             "workspace_bytes": self._workload.settings.workspace_bytes,
-            "asked": asked_words(self._workload.settings),
+            "asked": describe_settings(self._workload.settings),
             **self._multiplication.settings,
             "algorithm": algorithm,
         }
@@ -194,7 +194,7 @@ class PreparedGemm:
         gpu, workload, missing = self._gpu, self._workload, sets - len(self._sets)
         if missing <= 0:
             return
-        made = make_operands(gpu, workload.gemm, missing, self._owned)
+        made = make_operands(gpu, workload.gemm, missing, self._cleanup)
         with closing(Fill(gpu)) as fill:
             fill_operands(fill, made, workload.fill, seed=self._seed, number=len(self._made))
             self._checker.poison(made)
@@ -217,7 +217,7 @@ class PreparedGemm:
         return verification
 
     def close(self) -> None:
-        self._owned.close()
+        self._cleanup.close()
 
     def _try(self) -> None:
         """Compute once: some libraries refuse a GEMM, or load its kernels, only then."""
@@ -227,7 +227,7 @@ class PreparedGemm:
         self._gpu.sync()
 
 
-def asked_words(settings: GemmSettings) -> str:
+def describe_settings(settings: GemmSettings) -> str:
     """Describe the settings that differ from the default."""
     asked = {
         "deterministic": settings.deterministic,
@@ -237,7 +237,7 @@ def asked_words(settings: GemmSettings) -> str:
     return ", ".join(words for words, wanted in asked.items() if wanted)
 
 
-def algorithm_words(algorithm: Algorithm) -> str:
+def describe_algorithm(algorithm: Algorithm) -> str:
     """Describe an algorithm: ``id 66, tile 20, stages 35``; parameters that are 0 are left out."""
     numbers = ((name, getattr(algorithm, name)) for name in _NUMBERS)
     words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)

@@ -34,9 +34,9 @@ from cudakit.kernels.poison import Poison
 
 _Places: TypeAlias = npt.NDArray[np.int64]
 
-_MOST_LINES = 64  # rows, and as many columns
-_LEAST_LINES = 4
-_MOST_MATRICES = 4  # of a batch
+_MAX_LINES = 64  # rows, and as many columns
+_MIN_LINES = 4
+_MAX_MATRICES = 4  # of a batch
 # Elements of A, and of B, that are read for all buffer sets.
 _BUDGET = 1 << 20
 # A single value may differ by this multiple of the tolerance of the root mean square.
@@ -68,10 +68,10 @@ class Checker:
     ) -> None:
         self._gemm, self._seed = gemm, seed
         self._tolerance = tolerance_of(gemm, settings, random=fill not in ("zeros", "ones"))
-        with ExitStack() as owned:
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._poison = owned.enter_context(closing(Poison(gpu)))
-            self._owned = owned.pop_all()
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._poison = cleanup.enter_context(closing(Poison(gpu)))
+            self._cleanup = cleanup.pop_all()
 
     def poison(self, sets: OperandSets) -> None:
         """Enqueue a write of poison over all of D."""
@@ -89,7 +89,7 @@ class Checker:
 
     def close(self) -> None:
         """Release everything."""
-        self._owned.close()
+        self._cleanup.close()
 
     def _check_set(
         self, sample: _Sample, traces: str, found: Floats, expected: Floats, sums: Floats
@@ -125,9 +125,9 @@ class _Sample:
     def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
         self._gemm, self._compare, self._sets = gemm, compare, sets
         random = np.random.default_rng(seed)
-        self._matrices = spread(gemm.batch, _MOST_MATRICES, random)
+        self._matrices = spread(gemm.batch, _MAX_MATRICES, random)
         most = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
-        lines = min(max(most, _LEAST_LINES), _MOST_LINES)
+        lines = min(max(most, _MIN_LINES), _MAX_LINES)
         self.rows, self.columns = (spread(count, lines, random) for count in (gemm.m, gemm.n))
 
     def computed(self) -> Floats:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.core.bench.workload import owned_memory
+from cudakit.core.bench.workload import allocate
 from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
@@ -79,13 +79,13 @@ def operand_bytes(gemm: Gemm) -> int:
     return sum(count * element.size_bytes for element, count in _operands(gemm))
 
 
-def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
-    """Allocate buffer sets; ``owned`` frees them."""
+def make_operands(gpu: Memory, gemm: Gemm, sets: int, cleanup: ExitStack) -> OperandSets:
+    """Allocate buffer sets; ``cleanup`` frees them."""
 
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
         pitch = -(-elements // unit) * unit
-        ptr = owned_memory(gpu, owned, pitch * sets * element.size_bytes)
+        ptr = allocate(gpu, cleanup, pitch * sets * element.size_bytes)
         return Slab(ptr, element, pitch, sets)
 
     a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))

@@ -16,7 +16,7 @@ _FILE_HINT = "write a shape a line: m n k"
 # More digits than any size that fits in memory.
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
-_MOST_QUOTED = 60  # characters
+_MAX_QUOTED = 60  # characters
 _COLUMNS = ("m", "n", "k", "batch")
 _NEEDED = _COLUMNS[:3]
 
@@ -154,7 +154,7 @@ def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
 def _shape(numbers: Sequence[int], where: str) -> Shape:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
-from cudakit.core.bench.sampler import capture
+from cudakit.core.bench.sample_work import capture
 from cudakit.core.bench.spec import GraphSpec
 from cudakit.core.bench.workload import Axis, PreparedLatency, Verification
 from cudakit.core.bench.workloads.graph_nodes import BYTES, Nodes
@@ -27,8 +27,8 @@ _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "hos
 _PAIR = ("replay", "eager")
 # Graphs that a step makes are kept up to this number: destroying each would be part of its time. One sample
 # in this many includes the destruction, which does not move the median.
-_MOST_KEPT = 64
-_MOST_KEPT_NODES = 1 << 16
+_MAX_KEPT = 64
+_MAX_KEPT_NODES = 1 << 16
 
 
 class _GraphDevice(ComputeDevice, Graphs, Protocol):
@@ -93,8 +93,8 @@ class PreparedStep(PreparedLatency):
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
         self.byte = BYTES[0]  # what the nodes write
-        self.most_kept = max(4, min(_MOST_KEPT, _MOST_KEPT_NODES // nodes.count))
-        self.owned.enter_context(closing(nodes))
+        self.most_kept = max(4, min(_MAX_KEPT, _MAX_KEPT_NODES // nodes.count))
+        self.cleanup.enter_context(closing(nodes))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         """Perform the step."""
@@ -105,7 +105,7 @@ class PreparedStep(PreparedLatency):
 
     def verify(self) -> Verification:
         self.finish()
-        missing = self.nodes.take_missing(self.byte)
+        missing = self.nodes.count_missing(self.byte)
         detail = f"{missing} of {self.nodes.count} nodes did not run" if missing else ""
         error = missing / self.nodes.count
         return Verification(not missing, error, 0.0, "what each node writes", detail)
@@ -119,11 +119,11 @@ class PreparedStep(PreparedLatency):
             self.gpu.destroy_stream(stream)
 
     def instantiated(self) -> GraphExec:
-        """Capture and instantiate the nodes; ``owned`` destroys the executable graph."""
+        """Capture and instantiate the nodes; ``cleanup`` destroys the executable graph."""
         graph = self.captured()
         executable = self.gpu.instantiate(graph)
         self.gpu.destroy_graph(graph)
-        self.owned.callback(self.gpu.destroy_graph_exec, executable)
+        self.cleanup.callback(self.gpu.destroy_graph_exec, executable)
         return executable
 
     def run(self, executable: GraphExec) -> None:
@@ -150,7 +150,7 @@ class _Capture(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._made: list[Graph] = []
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(self._destroy)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if len(self._made) >= self.most_kept:
@@ -172,8 +172,8 @@ class _Instantiate(PreparedStep):
         super().__init__(gpu, nodes)
         self._graph = self.captured()
         self._made: list[GraphExec] = []
-        self.owned.callback(gpu.destroy_graph, self._graph)
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(gpu.destroy_graph, self._graph)
+        self.cleanup.callback(self._destroy)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if len(self._made) >= self.most_kept:
@@ -196,7 +196,7 @@ class _Update(PreparedStep):
         self._executable = self.instantiated()
         self._graphs = {byte: self.captured(byte) for byte in BYTES}
         for graph in self._graphs.values():
-            self.owned.callback(gpu.destroy_graph, graph)
+            self.cleanup.callback(gpu.destroy_graph, graph)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         self.byte = BYTES[self.byte == BYTES[0]]
@@ -216,8 +216,8 @@ class _FromFresh(PreparedStep):
         self._graph = self.captured()
         self._fresh: list[GraphExec] = []
         self._used: list[GraphExec] = []
-        self.owned.callback(gpu.destroy_graph, self._graph)
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(gpu.destroy_graph, self._graph)
+        self.cleanup.callback(self._destroy)
         self._make()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002

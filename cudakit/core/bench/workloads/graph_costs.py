@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from cudakit.core.bench.compare import RESOLUTION
-from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.units import Unavailable
 
 _Time = float | Unavailable
@@ -69,16 +69,16 @@ def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 
-def _payoffs(cases: Sequence[CaseResult]) -> Iterable[Payoff]:
+def _payoffs(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
     for nodes in sorted({_nodes(case) for case in cases}):
         steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
         yield _payoff(nodes, steps)
 
 
-def _payoff(nodes: int, steps: Mapping[str, _Time]) -> Payoff:
+def _payoff(nodes: int, steps: Mapping[str, _Time]) -> BreakEven:
     made_s = _total(steps, capture=1, instantiate=1)
     saved_s = _total(steps, eager=1, replay=-1)
-    return Payoff(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
+    return BreakEven(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
 
 
 def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:

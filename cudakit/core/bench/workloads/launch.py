@@ -60,13 +60,13 @@ class _UntilStart:
 
     def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
         self._gpu = gpu
-        self._kernel = prepared.owned.enter_context(closing(Bandwidth(gpu)))
+        self._kernel = prepared.cleanup.enter_context(closing(Bandwidth(gpu)))
         self._place = gpu.host_malloc(WIDTH_BYTES)
-        prepared.owned.callback(gpu.host_free, self._place)
+        prepared.cleanup.callback(gpu.host_free, self._place)
         view = gpu.host_view(self._place, WIDTH_BYTES)
         view[:] = bytes(WIDTH_BYTES)
         self._words = view.cast("I")
-        prepared.owned.callback(self._words.release)
+        prepared.cleanup.callback(self._words.release)
         self._count = 0
 
     def __call__(self, stream: Stream) -> None:
@@ -80,12 +80,12 @@ class _UntilStart:
 
 
 def _nothing(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
-    return prepared.owned.enter_context(closing(Spin(gpu))).not_at_all
+    return prepared.cleanup.enter_context(closing(Spin(gpu))).empty
 
 
 def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     event = gpu.event()
-    prepared.owned.callback(gpu.destroy_event, event)
+    prepared.cleanup.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
 
 

@@ -42,14 +42,14 @@ def test_matrices_that_are_not_square_have_curves_of_their_own_axes() -> None:
 def test_a_peer_has_the_colour_of_the_same_work_of_ours_and_is_told_apart() -> None:
     sizes = (1024, 2048, 4096)
     own = [gemm(size) for size in sizes]
-    peers = [gemm(size, contender="torch") for size in sizes]
+    peers = [gemm(size, library="torch") for size in sizes]
     half = [replace(case, axes={**case.axes, "dtype": "fp16"}) for case in own]
 
     found = pictures(*own, *peers, *half)["sweep m=n=k"]
 
     assert found.text["line"] == ("bf16", "bf16 by torch", "fp16")
     assert found.arrays["colour"].reshape(3, 3)[:, 0].tolist() == [0, 0, 1]
-    assert found.arrays["contender"].reshape(3, 3)[:, 0].tolist() == [0, 1, 0]
+    assert found.arrays["library"].reshape(3, 3)[:, 0].tolist() == [0, 1, 0]
 
 
 def test_many_lines_are_spread_over_few_pictures() -> None:

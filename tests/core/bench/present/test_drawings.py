@@ -58,7 +58,7 @@ def sweep_columns(
     limits: tuple[float, ...] = (5e9, 5e9, 5e9),
     name: str = "size_bytes",
     lines: int = 1,
-    contender: int = 0,
+    library: int = 0,
     fit: float = NAN,
 ) -> Columns:
     amounts = np.tile(SIZES, lines)
@@ -68,8 +68,8 @@ def sweep_columns(
         f"sweep {name}",
         {
             "line": line,
-            "colour": np.where(contender, 0, line),
-            "contender": line * contender,
+            "colour": np.where(library, 0, line),
+            "library": line * library,
             name.partition(": ")[0]: amounts.copy(),
             "median_s": times,
             "ci95_low_s": times * 0.8,
@@ -201,7 +201,7 @@ def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
 
 
 def test_a_peer_has_our_colour_and_dashes() -> None:
-    own, peer = curves(drawn(sweep_columns(lines=2, contender=1)))
+    own, peer = curves(drawn(sweep_columns(lines=2, library=1)))
 
     assert str(own.attributes["class"]) == "line s0 dash0"
     assert str(peer.attributes["class"]) == "line s0 dash1"
@@ -219,7 +219,7 @@ def roofline_columns(
             "case": np.arange(2),
             "kind": np.arange(2),
             "near": np.arange(2),
-            "contender": np.array([0, int(peers)]),
+            "library": np.array([0, int(peers)]),
             "operations_per_byte": np.array(at),
             "operations_per_s": np.array([300e12, reached]),
             "peak_operations_per_s": np.full(2, 800e12),
@@ -230,7 +230,7 @@ def roofline_columns(
             "case": ("bf16 256³", "fp16 8192³"),
             "kind": ("bf16", "fp16"),
             "near": ("256³", "8192³"),
-            "contender": ("cudakit", "torch") if peers else ("cudakit",),
+            "library": ("cudakit", "torch") if peers else ("cudakit",),
             "unit": ("FLOP",),
         },
     )

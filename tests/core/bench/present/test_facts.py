@@ -5,7 +5,7 @@ from dataclasses import replace
 from core.bench.made import gemm, launch
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.present.facts import method_rows, method_words
+from cudakit.core.bench.present.facts import describe_method, method_rows
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Text
 
@@ -85,17 +85,19 @@ def test_interleaved_libraries_and_own_steps_are_named() -> None:
 
     assert words(*steps)[0].endswith("; replay and eager in turn")
     assert words(gemm(method=peers))[0].endswith("; cudakit, torch and cupy in turn")
-    others = method_words([replace(HOT, interleaved=("other algorithms",))])
+    others = describe_method([replace(HOT, interleaved=("other algorithms",))])
     assert others.endswith("; other algorithms in turn")
     assert "turn" not in words(gemm(method=turns))[0]
 
 
 def test_one_execution_is_no_plural() -> None:
-    assert method_words([replace(HOT, executions=1)]).startswith("1 execution between two events")
+    assert describe_method([replace(HOT, executions=1)]).startswith(
+        "1 execution between two events"
+    )
 
 
 def test_every_mode_and_cache_has_words() -> None:
-    assert method_words([HOT]).startswith("500 executions between two events; L2 cache hot; ")
+    assert describe_method([HOT]).startswith("500 executions between two events; L2 cache hot; ")
     for mode in ("isolated", "batch", "graph", "host", "call"):
         for cache in ("rotate", "flush", "hot"):
-            assert "{" not in method_words([Method(mode, cache)])
+            assert "{" not in describe_method([Method(mode, cache)])

@@ -12,7 +12,7 @@ from core.bench.made import gemm, launch, machine, result, times
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.present import present
-from cudakit.core.bench.present.baselines import share_of
+from cudakit.core.bench.present.baselines import relative_rate
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.spec import GemmSpec
@@ -95,7 +95,7 @@ def test_refused_case_renders_in_every_format() -> None:
 
 
 def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:
-    cases = [gemm(), *(refused(gemm(size, contender="cublas")) for size in (1, 2, 3, 4, 5))]
+    cases = [gemm(), *(refused(gemm(size, library="cublas")) for size in (1, 2, 3, 4, 5))]
 
     said = notes(*cases)
 
@@ -107,7 +107,7 @@ def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:
 
 
 def share(own: CaseResult, other: CaseResult) -> Value:
-    return share_of("torch", own, (own, other))
+    return relative_rate("torch", own, (own, other))
 
 
 def shown(own: CaseResult, other: CaseResult) -> str:
@@ -119,7 +119,7 @@ def shown(own: CaseResult, other: CaseResult) -> str:
 def test_the_share_of_a_peer_is_that_of_pairs_so_that_a_common_drift_is_none_of_it() -> None:
     drifting = [1e-3 * (1 + 0.3 * (i % 13) / 13) for i in range(200)]
     own = gemm(samples=Samples(tuple(drifting)))
-    slower = gemm(contender="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
+    slower = gemm(library="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
 
     assert shown(own, slower) == "102.0% ± 0.0%"
 
@@ -128,7 +128,7 @@ def test_the_share_of_a_peer_is_as_sure_as_its_pairs() -> None:
     own = gemm(samples=times(1e-3))
     noisy = Samples(tuple(1e-3 * (1 + 0.1 * ((i * 37 % 64) / 32 - 1)) for i in range(64)))
 
-    share, _, reach = shown(own, gemm(contender="torch", samples=noisy)).partition(" ± ")
+    share, _, reach = shown(own, gemm(library="torch", samples=noisy)).partition(" ± ")
 
     assert share.startswith(("100.", "99."))
     assert 1 < float(reach.rstrip("%")) < 5
@@ -136,26 +136,26 @@ def test_the_share_of_a_peer_is_as_sure_as_its_pairs() -> None:
 
 def test_rounds_of_unlike_length_are_paired_each_by_itself() -> None:
     own = gemm(samples=Samples((1.0, 1.0, 1.0, 2.0), rounds=(3, 1)))
-    other = gemm(contender="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
+    other = gemm(library="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
 
     assert shown(own, other).startswith("110.0%")
 
 
 def test_case_without_figure_has_no_share() -> None:
-    assert share(gemm(), refused(gemm(contender="torch"))) == REFUSED
-    assert share(refused(gemm()), gemm(contender="torch")) == REFUSED
-    assert isinstance(share(gemm(), gemm(4096, contender="torch")), Unavailable)
-    assert share(gemm(contender="torch"), gemm()) == Text("-")
+    assert share(gemm(), refused(gemm(library="torch"))) == REFUSED
+    assert share(refused(gemm()), gemm(library="torch")) == REFUSED
+    assert isinstance(share(gemm(), gemm(4096, library="torch")), Unavailable)
+    assert share(gemm(library="torch"), gemm()) == Text("-")
 
 
 def test_each_peer_that_ran_has_a_column_and_they_are_explained() -> None:
-    cases = (gemm(), gemm(contender="torch"), gemm(contender="cupy"))
+    cases = (gemm(), gemm(library="torch"), gemm(library="cupy"))
 
     assert [name for name in names(*cases) if name.startswith("of ")] == [
         *("of torch", "of cupy", "of limit", "of datasheet")
     ]
     assert "Of torch or cupy is our rate as a share of theirs" in caption(*cases)
-    alone = (gemm(), refused(gemm(contender="torch")))
+    alone = (gemm(), refused(gemm(library="torch")))
     assert "of torch" not in names(*alone)
     assert "theirs" not in caption(*alone)
 
@@ -193,7 +193,7 @@ def test_shapes_that_have_a_name_show_it() -> None:
 def test_the_libraries_are_named_with_what_they_were_allowed() -> None:
     own = {"library": "cublaslt", "version": "13.1.0", "workspace_bytes": 32 << 20, "asked": ""}
     peer = {"library": "torch", "version": "2.15.0", "asked": "deterministic"}
-    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(contender="torch", settings=peer))
+    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(library="torch", settings=peer))
 
     text = markdown.render(present(result(*cases)))
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from cudakit.core.bench.present.graphs import graph_section
-from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Count, Ratio, Seconds, Section, Table, Text
 from cudakit.units import Unavailable
 
 NOTHING = Unavailable("not measured")
 RUN = StepCost("run", 1e-6, 2e-6, 0.01)
-PAYOFF = Payoff(8, 1e-5, 2e-6, 4.3)
+PAYOFF = BreakEven(8, 1e-5, 2e-6, 4.3)
 
 
 def tables(*graphs: GraphCosts) -> tuple[Table, ...]:
@@ -44,6 +44,6 @@ def test_rows_that_say_nothing_are_left_out_and_so_are_tables_of_them() -> None:
     (only,) = tables(GraphCosts("chain", "kernel", (nothing,), (PAYOFF,)))
 
     assert [column.name for column in only.columns][-1] == "pays after"
-    unknown = GraphCosts("chain", "kernel", (nothing,), (Payoff(1, NOTHING, NOTHING, NOTHING),))
+    unknown = GraphCosts("chain", "kernel", (nothing,), (BreakEven(1, NOTHING, NOTHING, NOTHING),))
     assert list(graph_section([unknown])) == []
     assert list(graph_section([])) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
+from cudakit.core.bench.health import LeftOut, SuiteResult, assess
 from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
@@ -20,7 +20,7 @@ WITHOUT = LeftOut("gemm", "nvmath-python is not installed", "pip install 'nvmath
 def suite(*cases: CaseResult, **options: Any) -> SuiteResult:
     simulated = bool(cases) and cases[0].environment.simulated
     measured = result(*cases, bench="suite", simulated=simulated)
-    return conclude(measured, quick=True, fields={}, **options)
+    return assess(measured, quick=True, fields={}, **options)
 
 
 def headline(found: SuiteResult) -> Note:

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 from core.bench.made import gemm, launch
 
-from cudakit.core.bench.present.labels import axis_words, fixed_words, is_cube, short_labels
+from cudakit.core.bench.present.labels import (
+    describe_common_axes,
+    format_axis,
+    is_square,
+    short_labels,
+)
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.workload import Axis
 
@@ -37,10 +42,10 @@ def test_sizes_have_units_and_numbers_say_what_they_are() -> None:
 
 
 def test_a_peer_is_named_and_so_is_the_bench_where_there_are_several() -> None:
-    peers = [gemm(), gemm(contender="torch")]
+    peers = [gemm(), gemm(library="torch")]
 
     assert short_labels(peers) == ["gemm", "gemm by torch"]
-    assert short_labels(peers, contender=False) == ["gemm", "gemm"]
+    assert short_labels(peers, library=False) == ["gemm", "gemm"]
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 
@@ -51,13 +56,13 @@ def test_short_labels_leave_out_given_axes() -> None:
 
 
 def test_a_cube_has_all_its_sizes_and_they_are_the_same() -> None:
-    assert is_cube(product(8, 8, 8))
-    assert not is_cube(product(8, 8, 9))
-    assert not is_cube(launch())
+    assert is_square(product(8, 8, 8))
+    assert not is_square(product(8, 8, 9))
+    assert not is_square(launch())
 
 
 def test_axes_that_are_the_same_everywhere_have_units_too() -> None:
     cases = [replace(gemm(), axes={"direction": way, "size_bytes": 4096}) for way in ("h2d", "d2h")]
 
-    assert fixed_words(cases) == "size 4.00 KiB"
-    assert axis_words("nodes", None) == "-"
+    assert describe_common_axes(cases) == "size 4.00 KiB"
+    assert format_axis("nodes", None) == "-"

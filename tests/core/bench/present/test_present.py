@@ -20,7 +20,7 @@ Golden = Callable[[str, str], None]
 CUBES = result(
     *(gemm(size, rate=rate) for size, rate in ((1024, 3e14), (4096, 7e14), (8192, 79e13)))
 )
-AGAINST_TORCH = result(gemm(), gemm(contender="torch", rate=795e12), gemm(4096, rate=7e14))
+AGAINST_TORCH = result(gemm(), gemm(library="torch", rate=795e12), gemm(4096, rate=7e14))
 SLOWER = result(
     gemm(1024, rate=27e13),
     gemm(4096, rate=702e12),

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.tuning.search import FINALISTS, LEAST_ITERATIONS, Limits
-from cudakit.core.bench.tuning.significance import LEVEL, chance, is_above, middle, ratio_interval
+from cudakit.core.bench.tuning.search import FINALISTS, MIN_ITERATIONS, Limits
+from cudakit.core.bench.tuning.significance import (
+    FALSE_POSITIVE_RATE,
+    chance,
+    is_above,
+    middle,
+    ratio_interval,
+)
 from cudakit.errors import InputError
 
 
@@ -60,9 +66,9 @@ def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
 
 
 def test_the_fewest_iterations_can_decide_a_final() -> None:
-    pairs = LEAST_ITERATIONS // 2 // 3 * 3
+    pairs = MIN_ITERATIONS // 2 // 3 * 3
 
-    assert ratio_interval([0.9] * pairs, LEVEL / FINALISTS) is not None
+    assert ratio_interval([0.9] * pairs, FALSE_POSITIVE_RATE / FINALISTS) is not None
 
 
 @pytest.mark.parametrize("changes", [{"time_s": 0.0}, {"time_s": float("nan")}, {"iterations": 19}])
